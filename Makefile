@@ -1,0 +1,40 @@
+# Every target sets up what it needs; `make help` lists them. What they do stands in scripts/, one file a target.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON_OF_VENV := .venv/bin/python
+ARGS ?=
+
+.PHONY: help setup demo test check format protos release-protos bench constraints clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Make .venv and install Gangline with all extras into it (at once when nothing changed)
+	@scripts/setup
+
+demo: setup ## Bring a cluster up, train the digits example over two agents, take the cluster down
+	@$(PYTHON_OF_VENV) scripts/demo.py
+
+test: setup ## Run all tests; ARGS="tests/unit -k name" narrows it down
+	@scripts/test $(ARGS)
+
+check: setup ## Format, lint, types, layers, protos and size
+	@$(PYTHON_OF_VENV) scripts/check.py $(ARGS)
+
+format: setup ## Write all Python files as the formatter wants them
+	@.venv/bin/ruff check --fix-only --quiet . && .venv/bin/ruff format .
+
+protos: setup ## Generate gangline/v1 from protos/
+	@scripts/generate_protos .
+
+release-protos: setup ## At a release: make the present protos the ones that later changes may not break
+	@.venv/bin/buf build --exclude-source-info -o protos/released.binpb
+
+bench: setup ## Print every figure of the README beside its peer's; ARGS="start" runs one
+	@$(PYTHON_OF_VENV) scripts/bench.py $(ARGS)
+
+constraints: setup ## Write constraints.txt from what is installed in .venv
+	@$(PYTHON_OF_VENV) scripts/write_constraints.py
+
+clean: ## Remove what the other targets made
+	rm -rf .venv .venv-protos .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Figures, each beside a peer's in the same run. Every file here is a program: `python -m benchmarks.NAME`."""

@@ -1,0 +1,31 @@
+"""A cluster of its own for one benchmark: `gangline up` in a temporary folder, and `gangline down` after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gangline.client import Client
+
+GANGLINE = Path(sys.executable).parent / "gangline"
+
+
+@contextmanager
+def running_cluster(agents: int, slots: int) -> Iterator[tuple[Client, Path]]:
+    """A client of a fresh cluster and the folder that holds its data. slots: artificial ones of each agent."""
+    with tempfile.TemporaryDirectory(prefix="gl-bench-") as folder:
+        home, data = Path(folder, "home"), Path(folder, "data")
+        environment = {**os.environ, "GANGLINE_HOME": str(home)}
+        up = [str(GANGLINE), "up", "--agents", str(agents), "--slots", str(slots), "--data-dir", str(data)]
+        subprocess.run(up, check=True, env=environment, stdout=subprocess.DEVNULL)
+        os.environ["GANGLINE_HOME"] = str(home)
+        try:
+            with Client() as client:
+                yield client, data
+        finally:
+            subprocess.run([GANGLINE, "down", "--data-dir", data], check=True, env=environment)

@@ -1,0 +1,90 @@
+"""What each service of an idle cluster costs: resident memory and processor time over a minute, five times.
+
+The cluster has two agents of two slots, no experiment, and nobody asks it anything. Memory is the proportional set
+size, so that pages which processes share are counted once in the sum. The peer is a bare process that has imported
+torch, which every rank of a training needs anyway. Run it with `python -m benchmarks.idle`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.cluster import running_cluster
+from benchmarks.machine import describe_machine
+from gangline.local.layout import Layout
+from gangline.local.process_table import load_table
+
+BARE = "import sys, torch, torch._dynamo; print('up', flush=True); sys.stdin.read()"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long each of the five samples lasts")
+    arguments = parser.parse_args()
+    print(describe_machine())
+    with running_cluster(agents=2, slots=2) as (_, data):
+        bare = subprocess.Popen([sys.executable, "-c", BARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert bare.stdout
+        bare.stdout.readline()
+        processes = {**_find_processes(data), "peer: import torch": psutil.Process(bare.pid)}
+        _wait_until_quiet(processes)
+        samples = [_sample(processes, arguments.seconds) for _ in range(5)]
+        bare.communicate()
+    for name in processes:
+        cpu = [sample[name][0] for sample in samples]
+        memory = [sample[name][1] for sample in samples]
+        print(
+            f"{name:32} memory {statistics.median(memory):7.1f} MiB   processor {statistics.median(cpu) * 100:6.3f} % "
+            f"of a core ({min(cpu) * 100:.3f} to {max(cpu) * 100:.3f})"
+        )
+
+
+def _find_processes(data: Path) -> dict[str, psutil.Process]:
+    """Every process that `gangline up` started, by name, each with the processes below it."""
+    found: dict[str, psutil.Process] = {}
+    table = load_table(Layout(data).processes)
+    assert table is not None
+    found["supervisor"] = psutil.Process(table.supervisor.pid)
+    for service in table.services:
+        process = psutil.Process(service.pid)
+        found[service.name] = process
+        for child in process.children(recursive=True):
+            found[f"{service.name}, {_warmth(child)}"] = child
+    return found
+
+
+def _warmth(child: psutil.Process) -> str:
+    """Which of an agent's two warm processes this is."""
+    return "warm for ranks" if any("rank-template" in word for word in child.cmdline()) else "warm for runners"
+
+
+def _wait_until_quiet(processes: dict[str, psutil.Process]) -> None:
+    """Until nothing imports any more: below 5 % of a core a process over two seconds; a minute at most."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if sum(cpu for cpu, _ in _sample(processes, 2.0).values()) < 0.05 * len(processes):
+            return
+
+
+def _sample(processes: dict[str, psutil.Process], seconds: float) -> dict[str, tuple[float, float]]:
+    """Cores used over so many seconds, and MiB of memory at their end."""
+    before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+    time.sleep(seconds)
+    return {
+        name: (
+            (sum(process.cpu_times()[:2]) - before[name]) / seconds,
+            process.memory_full_info().pss / 2**20,
+        )
+        for name, process in processes.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

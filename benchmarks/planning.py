@@ -1,0 +1,164 @@
+"""Measures planning passes: how long `plan(snapshot, now)` takes for queues and clusters of several sizes.
+
+Run as `python -m benchmarks.planning`. Every figure is the median of five runs with their spread, in processor time
+(which other work on the machine does not stretch) and in wall-clock time; cases that differ in size by a factor show
+how the cost grows. A case with a budget fails the run when its median processor time exceeds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from benchmarks.machine import describe_machine
+from benchmarks.statistic import summarise
+from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolConfig, Running, Snapshot, plan
+
+RUNS = 5
+NOW = 100_000.0
+SLOTS = 8
+POOL = "default"
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    make: Callable[[], Snapshot]
+    budget_seconds: float | None = None
+
+
+def agents(count: int, used: int = 0) -> tuple[AgentRoom, ...]:
+    return tuple(AgentRoom(f"a{n}", POOL, SLOTS, used, labels={"rack": f"r{n // 16}"}) for n in range(count))
+
+
+def pending(count: int, seed: int = 1, priorities: tuple[int, ...] = (42,)) -> tuple[PendingRequest, ...]:
+    """Sizes as training clusters see them: mostly one slot, now and then a gang over several agents."""
+    rng = random.Random(seed)
+    sizes, weights = (1, 2, 4, 8, 16, 32), (50, 15, 12, 15, 5, 3)
+    return tuple(
+        PendingRequest(
+            f"{n}.1",
+            str(n % 97),
+            POOL,
+            rng.choices(sizes, weights)[0],
+            priority=rng.choice(priorities),
+            submitted_at=float(n),
+            estimated_seconds=rng.lognormvariate(5.3, 2.0),
+        )
+        for n in range(1, count + 1)
+    )
+
+
+def running(num_agents: int, slots: int, priority: int = 42, seed: int = 2) -> tuple[Running, ...]:
+    """Every agent is full of allocations of this size."""
+    rng = random.Random(seed)
+    works = []
+    for n in range(num_agents):
+        for part in range(SLOTS // slots):
+            name = f"{100_000 + n * SLOTS + part}.1"
+            started_at = NOW - rng.uniform(1, 5000)
+            works.append(
+                Running(
+                    f"{name}.1",
+                    name,
+                    "r",
+                    POOL,
+                    {f"a{n}": slots},
+                    priority,
+                    True,
+                    started_at,
+                    NOW + rng.uniform(1, 9e3),
+                )
+            )
+    return tuple(works)
+
+
+def idle(num_agents: int, num_pending: int, policy: str = "priority") -> Snapshot:
+    return Snapshot((PoolConfig(POOL, policy),), agents(num_agents), pending(num_pending))
+
+
+def full(num_agents: int, num_pending: int, policy: str = "priority") -> Snapshot:
+    """Settled: everything is busy, everybody waits."""
+    return Snapshot(
+        (PoolConfig(POOL, policy),), agents(num_agents, SLOTS), pending(num_pending), running(num_agents, 2)
+    )
+
+
+def one_ended(num_agents: int, num_pending: int) -> Snapshot:
+    """Settled, and then one allocation has ended."""
+    settled = full(num_agents, num_pending)
+    first, *rest = settled.agents
+    return replace(settled, agents=(replace(first, used=SLOTS - 2), *rest), running=settled.running[1:])
+
+
+def urgent(num_agents: int, num_pending: int) -> Snapshot:
+    """Urgent requests for agents that are full of less urgent work: everything is preempted."""
+    config = PoolConfig(POOL, is_preemption_on=True)
+    requests = pending(num_pending, priorities=(1, 20, 42))
+    return Snapshot((config,), agents(num_agents, SLOTS), requests, running(num_agents, 2, priority=60))
+
+
+def cases() -> list[Case]:
+    small = [
+        Case(f"{policy}, {n} idle agents, 1,000 pending", partial(idle, n, 1000, policy), 0.05)
+        for policy in ("priority", "fair_share", "round_robin")
+        for n in (8, 64)
+    ]
+    return [
+        *small,
+        Case("priority, 8 full agents, 1,000 pending", lambda: full(8, 1000), 0.05),
+        Case("priority, 64 full agents, 1,000 pending", lambda: full(64, 1000), 0.05),
+        Case("priority, 1,000 idle agents, 10,000 pending", lambda: idle(1000, 10_000), 1.0),
+        Case("fair_share, 1,000 idle agents, 10,000 pending", lambda: idle(1000, 10_000, "fair_share"), 1.0),
+        Case("priority, 1,000 full agents, 10,000 pending", lambda: full(1000, 10_000), 1.0),
+        Case("settled, one allocation ended, 1,000 agents, 10,000 pending", lambda: one_ended(1000, 10_000), 0.05),
+        Case("preemption, 64 agents, 1,000 pending", lambda: urgent(64, 1000)),
+        Case("preemption, 1,000 agents, 10,000 pending", lambda: urgent(1000, 10_000), 1.0),
+        Case("priority, 10,000 idle agents, 10,000 pending", lambda: idle(10_000, 10_000)),
+        Case("priority, 10,000 full agents, 10,000 pending", lambda: full(10_000, 10_000)),
+    ]
+
+
+def measure(case: Case) -> tuple[list[float], list[float], list[float], Plan]:
+    """Seconds of processor and of wall-clock time for a pass, and of processor time to work all its reasons out."""
+    snapshot = case.make()
+    processor, wall, reasons = [], [], []
+    for _ in range(RUNS):
+        gc.collect()
+        began, cpu_began = time.perf_counter(), time.process_time()
+        decided = plan(snapshot, NOW)
+        processor.append(time.process_time() - cpu_began)
+        wall.append(time.perf_counter() - began)
+        cpu_began = time.process_time()
+        list(decided.reasons.values())
+        reasons.append(time.process_time() - cpu_began)
+    return processor, wall, reasons, decided
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    chosen = parser.parse_args().only
+    print(describe_machine())
+    columns = "".join(f"{name:>8}" for name in ("median", "min", "max", "wall", "budget", "reasons"))
+    print(f"{'case (milliseconds, of processor time but for wall)':<62}{columns}  starts/stops/waits")
+    is_within = True
+    for case in (case for case in cases() if chosen in case.name):
+        processor, wall, reasons, decided = measure(case)
+        cpu, clock, told = summarise(processor), summarise(wall), summarise(reasons)
+        counts = f"{len(decided.assignments)}/{len(decided.preemptions)}/{len(decided.reasons)}"
+        budget = "" if case.budget_seconds is None else f"{case.budget_seconds * 1e3:.0f}"
+        numbers = f"{cpu.p50 * 1e3:>8.1f}{cpu.minimum * 1e3:>8.1f}{cpu.maximum * 1e3:>8.1f}{clock.p50 * 1e3:>8.1f}"
+        print(f"{case.name:<62}{numbers}{budget:>8}{told.p50 * 1e3:>8.1f}  {counts}", flush=True)
+        is_within &= case.budget_seconds is None or cpu.p50 <= case.budget_seconds
+    return 0 if is_within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

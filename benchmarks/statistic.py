@@ -1,0 +1,54 @@
+"""PURE: medians, spreads and intervals of measured samples."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of one set of samples, in the samples' unit."""
+
+    count: int
+    minimum: float
+    p50: float
+    p95: float
+    maximum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A geometric mean of paired ratios with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval, relative to the mean."""
+        return (self.high - self.low) / 2 / self.mean
+
+
+def summarise(samples: Sequence[float]) -> Summary:
+    """p95 is the nearest rank: a value that was measured."""
+    ordered = sorted(samples)
+    return Summary(
+        count=len(ordered),
+        minimum=ordered[0],
+        p50=statistics.median(ordered),
+        p95=ordered[math.ceil(0.95 * len(ordered)) - 1],
+        maximum=ordered[-1],
+    )
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Ours over theirs, pair by pair, on the log scale; the interval is normal, so give it twenty pairs or more."""
+    logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
+    mean = statistics.fmean(logs)
+    error = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(mean), math.exp(mean - error), math.exp(mean + error), len(logs))

@@ -1,0 +1,69 @@
+"""Serves the turnstile at which two training programs alternate, and collects what each block cost.
+
+The other end is workload/turn.py. A side that has no more blocks closes its connection.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+
+@dataclass(slots=True)
+class Side:
+    """One program: its connection, and the blocks it has reported."""
+
+    connection: socket.socket
+    wall_seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    _lines: IO[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lines = self.connection.makefile("r")
+
+    def receive(self) -> dict[str, Any]:
+        """The next message. Raises ConnectionError when the program has gone."""
+        line = self._lines.readline()
+        if not line:
+            raise ConnectionError("a training program left the turnstile early; its output says why")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def run_block(self) -> None:
+        """Lets this side run one block, from its `ready` to its report."""
+        self.connection.sendall(b"go\n")
+        report = self.receive()
+        self.wall_seconds.append(report["wall_seconds"])
+        self.cpu_seconds.append(report["cpu_seconds"])
+        assert self.receive() == {"ready": True}
+
+    def close(self) -> None:
+        """Lets the program go on without further turns."""
+        self.connection.close()
+
+
+class Turnstile:
+    """A unix socket at `path`; both programs connect, each with its rank 0."""
+
+    def __init__(self, path: Path, deadline_seconds: float) -> None:
+        self.path = path
+        self._deadline_seconds = deadline_seconds
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(path))
+        self._socket.listen()
+
+    def admit(self) -> tuple[str, Side]:
+        """The next program that arrives, waiting in front of its first block. Raises TimeoutError."""
+        self._socket.settimeout(self._deadline_seconds)
+        connection, _ = self._socket.accept()
+        connection.settimeout(self._deadline_seconds)
+        side = Side(connection)
+        name = str(side.receive()["side"])
+        assert side.receive() == {"ready": True}
+        return name, side
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,48 @@
+"""`gangline checkpoint ...`: find the saved states of trials and fetch them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gangline.cli.shared import Json, connect, new_group, show, show_table
+from gangline.cli.text import format_age, format_bytes
+
+app = new_group("Find and fetch checkpoints.")
+
+
+@app.command("list")
+@app.command("ls", hidden=True)
+def list_checkpoints(
+    experiment: Annotated[
+        int, typer.Argument(metavar="[EXPERIMENT]", help="Only those of this experiment.", min=0)
+    ] = 0,
+    is_json: Json = False,
+) -> None:
+    """List checkpoints."""
+    with connect() as client:
+        checkpoints = client.list_checkpoints(experiment)
+    now = time.time()
+    rows = [
+        (c.id, c.trial_id, c.batches_completed, format_bytes(sum(c.file_bytes.values())), format_age(c.created_at, now))
+        for c in checkpoints
+    ]
+    headings = ("CHECKPOINT", "TRIAL", "BATCHES", "SIZE", "AGE")
+    show_table(checkpoints, is_json, headings, rows, "no checkpoints yet")
+
+
+@app.command()
+def download(
+    checkpoint_id: Annotated[str, typer.Argument(metavar="ID")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new folder; default: the id.")] = None,
+    is_json: Json = False,
+) -> None:
+    """Fetch the files of a checkpoint into a folder."""
+    folder = output or Path(checkpoint_id)
+    with connect() as client:
+        num_bytes = client.download_checkpoint(checkpoint_id, folder)
+    record = {"checkpoint_id": checkpoint_id, "folder": str(folder.resolve()), "num_bytes": num_bytes}
+    show(record, is_json, lambda: f"{format_bytes(num_bytes)} in {folder.resolve()}")

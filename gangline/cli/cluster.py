@@ -1,0 +1,171 @@
+"""`gangline up`, `down` and `status`: a cluster on this machine, and how any cluster is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.shared import Json, connect
+from gangline.cli.text import count, format_table, to_json
+from gangline.errors import ErrorKind, GanglineError
+
+if TYPE_CHECKING:
+    from gangline.client import ClusterView
+    from gangline.local.layout import Layout
+    from gangline.local.process_table import ProcessTable
+    from gangline.local.up import Running
+
+DataDirectory = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where the cluster keeps its files.", file_okay=False)
+]
+Grace = Annotated[float, typer.Option("--grace-seconds", help="For running trials to save a checkpoint.", min=0)]
+
+
+def up(
+    *,
+    agents: Annotated[int | None, typer.Option(help="Agents to start; default: 2, with --slots auto 1.")] = None,
+    slots: Annotated[str, typer.Option(help="Artificial slots of each agent, or auto for the GPUs.")] = "2",
+    data_dir: DataDirectory = None,
+    http_port: Annotated[int, typer.Option(help="Port of the gateway's HTTP; 0: a free one.", min=0, max=65535)] = 0,
+    grpc_port: Annotated[int, typer.Option(help="Port of the gateway's gRPC; 0: a free one.", min=0, max=65535)] = 0,
+    detach: Annotated[bool, typer.Option(help="Return once it is up, or stay and stop it on Ctrl-C.")] = True,
+    grace_seconds: Grace = 10,
+    is_json: Json = False,
+) -> None:
+    """Start a whole cluster on this machine: etcd, a scheduler, a gateway and agents."""
+    from gangline.local.identity import wait_gone  # noqa: PLC0415 - up and down only
+    from gangline.local.layout import layout_of  # noqa: PLC0415
+    from gangline.local.plan import make_plan  # noqa: PLC0415
+    from gangline.local.up import start_cluster, stop_local_cluster  # noqa: PLC0415
+
+    plan, layout = make_plan(agents, slots, http_port, grpc_port), layout_of(data_dir)
+    running = start_cluster(layout, plan, grace_seconds, _tell)
+    try:
+        print(to_json(_running_record(running, layout)) if is_json else _welcome(running, layout, plan.num_agents))
+        sys.stdout.flush()
+        while not detach and wait_gone([running.supervisor], 3600):
+            pass
+    except KeyboardInterrupt:
+        if detach:
+            raise
+        stop_local_cluster(layout, grace_seconds, _tell)
+
+
+def down(data_dir: DataDirectory = None, grace_seconds: Grace = 10, is_json: Json = False) -> None:
+    """Stop the cluster of this machine and wait until nothing of it runs."""
+    from gangline.local.layout import layout_of  # noqa: PLC0415 - up and down only
+    from gangline.local.up import stop_local_cluster  # noqa: PLC0415
+
+    layout = layout_of(data_dir)
+    was_running = stop_local_cluster(layout, grace_seconds, _tell)
+    words = "stopped; its data stays in" if was_running else "nothing runs in"
+    record = {"was_running": was_running, "data_directory": str(layout.root)}
+    print(to_json(record) if is_json else f"{words} {layout.root}")
+
+
+def status(data_dir: DataDirectory = None, is_json: Json = False) -> None:
+    """Show the services, the leading scheduler, agents and slots."""
+    table, layout = _local_table(data_dir)
+    cluster, problem = _cluster()
+    if is_json:
+        local = None if table is None else {"data_directory": str(layout.root), **_table_record(table)}
+        print(to_json({"local": local, "cluster": cluster, "problem": problem}))
+    else:
+        parts = [_local_text(table, layout) if table else "", _cluster_text(cluster) if cluster else ""]
+        if any(parts):
+            print("\n\n".join(part for part in parts if part))
+    if problem:
+        raise GanglineError(problem["code"], problem["message"], ErrorKind.UNAVAILABLE)
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _welcome(running: Running, layout: Layout, num_agents: int) -> str:
+    login, agents, slots = running.login, count(num_agents, "agent"), count(running.num_slots, "slot")
+    return "\n".join(
+        [
+            f"A cluster with {agents} and {slots} runs; gangline in any shell uses it.",
+            f"  gateway: {login.address} (gRPC), http://{login.http_address}",
+            f"  token:   {layout.admin_token}",
+            f"  data:    {layout.root}",
+            "  next:    gangline experiment create -f CONFIG.yaml FOLDER",
+            "  stop:    gangline down",
+        ]
+    )
+
+
+def _running_record(running: Running, layout: Layout) -> dict[str, Any]:
+    return {
+        "gateway": running.login.address,
+        "http": running.login.http_address,
+        "token_file": str(layout.admin_token),
+        "data_directory": str(layout.root),
+        "supervisor_pid": running.supervisor.pid,
+        "num_slots": running.num_slots,
+    }
+
+
+def _local_table(data_dir: Path | None) -> tuple[ProcessTable | None, Layout]:
+    """The processes of the local cluster; None while none runs or another gateway was chosen by name."""
+    from gangline.client.login import ADDRESS_VARIABLE  # noqa: PLC0415 - together with the layout
+    from gangline.local.layout import layout_of  # noqa: PLC0415
+    from gangline.local.process_table import load_table  # noqa: PLC0415
+
+    layout = layout_of(data_dir)
+    if data_dir is None and os.environ.get(ADDRESS_VARIABLE):
+        return None, layout
+    return load_table(layout.processes), layout
+
+
+def _cluster() -> tuple[ClusterView | None, dict[str, str] | None]:
+    try:
+        with connect() as client:
+            return client.get_cluster(), None
+    except GanglineError as error:
+        return None, {"code": error.code, "message": error.message}
+
+
+def _table_record(table: ProcessTable) -> dict[str, Any]:
+    return {
+        "is_supervised": table.supervisor.is_alive(),
+        "supervisor_pid": table.supervisor.pid,
+        "services": list(table.services),
+    }
+
+
+def _local_text(table: ProcessTable, layout: Layout) -> str:
+    rows = [
+        (
+            entry.name,
+            entry.state,
+            entry.pid or "-",
+            " ".join(f"{kind} {address}" for kind, address in entry.addresses.items()),
+            f"{entry.restarts} ({entry.last_exit})" if entry.restarts else 0,
+        )
+        for entry in table.services
+    ]
+    lines = [format_table(("SERVICE", "STATE", "PID", "ADDRESSES", "RESTARTS"), rows), f"data: {layout.root}"]
+    if not table.supervisor.is_alive():
+        lines.append("the supervisor is gone, so nothing restarts a service; run gangline down, then gangline up")
+    return "\n".join(lines)
+
+
+def _cluster_text(cluster: ClusterView) -> str:
+    found = cluster.leader
+    leader = f"{found.id} at {found.grpc_address}" if found else "none, so nothing new starts"
+    return "\n".join(
+        [
+            f"leader:  {leader}",
+            f"agents:  {cluster.num_agents}",
+            f"slots:   {cluster.num_slots_used} of {cluster.num_slots} used",
+            f"pending: {cluster.num_pending}",
+            f"version: {cluster.version}",
+        ]
+    )

@@ -1,0 +1,234 @@
+"""`gangline experiment ...`: create, follow, read and end experiments."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.shared import (
+    ExperimentId,
+    Json,
+    TrialId,
+    connect,
+    new_group,
+    read_text,
+    show,
+    show_table,
+    trial_of,
+    warn,
+)
+from gangline.cli.text import format_age, format_duration, format_metrics, to_json
+from gangline.errors import invalid
+
+if TYPE_CHECKING:
+    from gangline.client import ExperimentView
+    from gangline.domain.experiment import Experiment
+
+app = new_group("Create, follow, read and end experiments.")
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the experiment has ended.")]
+
+
+@app.command()
+def create(
+    config: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    code: Annotated[Path | None, typer.Argument(help="The folder of its code; default: that of the YAML.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show it until it has ended.")] = False,
+    is_json: Json = False,
+) -> None:
+    """Check a configuration and its code, upload both and submit them.
+
+    With --follow, the exit status is 0 only if the experiment is COMPLETED.
+    """
+    text = read_text(config)
+    with connect() as client:
+        created = client.create_experiment(text, code or config.resolve().parent)
+        for warning in created.warnings:
+            warn(warning)
+        number = created.experiment.id
+        if not follow:
+            hint = f"follow it: gangline experiment logs -f {number}"
+            show(created, is_json, lambda: f"created experiment {number} {created.experiment.name}\n{hint}")
+            return
+        view = _follow(client.watch_experiment(number), number, is_json)
+        view = view or client.get_experiment(number)
+    _show_end(view, is_json)
+
+
+@app.command("list")
+@app.command("ls", hidden=True)
+def list_experiments(
+    limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
+    is_json: Json = False,
+) -> None:
+    """List experiments, newest first."""
+    with connect() as client:
+        experiments = client.list_experiments(limit)
+    now = time.time()
+    rows = [
+        (
+            e.id,
+            e.name,
+            e.outcome or e.state,
+            e.owner,
+            format_age(e.created_at, now),
+            _duration(e),
+        )
+        for e in experiments
+    ]
+    headings = ("ID", "NAME", "STATE", "OWNER", "AGE", "TOOK")
+    show_table(experiments, is_json, headings, rows, "no experiments yet; create one with gangline experiment create")
+
+
+@app.command()
+def describe(experiment_id: ExperimentId, is_json: Json = False) -> None:
+    """Show one experiment with its trials and configuration."""
+    with connect() as client:
+        view = client.get_experiment(experiment_id)
+    show(view, is_json, lambda: _description(view))
+
+
+@app.command()
+def logs(
+    experiment_id: ExperimentId,
+    follow: Follow = False,
+    trial: TrialId = "",
+    tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0)] = 0,
+    is_json: Json = False,
+) -> None:
+    """Print what the trials printed, each line with its rank."""
+    with connect() as client:
+        for entry in client.stream_logs(experiment_id, trial_of(experiment_id, trial), tail, follow):
+            source = f"rank {entry.rank}" if entry.rank is not None else entry.stream or "runner"
+            line = to_json(entry, None) if is_json else f"[{entry.trial_id} {source}] {entry.text}"
+            sys.stdout.write(line + "\n")
+            if follow:
+                sys.stdout.flush()
+
+
+@app.command()
+def metrics(
+    experiment_id: ExperimentId,
+    follow: Follow = False,
+    trial: TrialId = "",
+    group: Annotated[str, typer.Option(help="training or validation; default: both.")] = "",
+    is_json: Json = False,
+) -> None:
+    """Print the metrics that were reported, oldest first."""
+    if group not in ("", "training", "validation"):
+        raise invalid("metrics.group", f"--group takes training or validation, not {group!r}")
+    with connect() as client:
+        for entry in client.stream_metrics(experiment_id, trial_of(experiment_id, trial), group, follow):
+            point = entry.point
+            text = f"{entry.trial_id}  {point.group:<10}  {point.batches_completed:>8} batches  "
+            sys.stdout.write((to_json(entry, None) if is_json else text + format_metrics(point.metrics)) + "\n")
+            if follow:
+                sys.stdout.flush()
+
+
+@app.command()
+def wait(
+    experiment_id: ExperimentId,
+    timeout: Annotated[float, typer.Option(help="Give up after so many seconds; 0: never.", min=0)] = 0,
+    is_json: Json = False,
+) -> None:
+    """Wait until an experiment has ended; the exit status is 0 only if it is COMPLETED."""
+    with connect() as client:
+        view = client.wait_experiment(experiment_id, timeout or None)
+    _show_end(view, is_json)
+
+
+@app.command()
+def kill(experiment_id: ExperimentId, is_json: Json = False) -> None:
+    """End an experiment at once."""
+    with connect() as client:
+        _show_changed(client.kill_experiment(experiment_id), is_json)
+
+
+@app.command()
+def pause(experiment_id: ExperimentId, is_json: Json = False) -> None:
+    """Take a checkpoint of every trial and give its slots back until the experiment is activated."""
+    with connect() as client:
+        _show_changed(client.pause_experiment(experiment_id), is_json)
+
+
+@app.command()
+def activate(experiment_id: ExperimentId, is_json: Json = False) -> None:
+    """Go on with a paused experiment, from its checkpoints."""
+    with connect() as client:
+        _show_changed(client.activate_experiment(experiment_id), is_json)
+
+
+@app.command()
+def cancel(experiment_id: ExperimentId, is_json: Json = False) -> None:
+    """End an experiment after a checkpoint of every trial."""
+    with connect() as client:
+        _show_changed(client.cancel_experiment(experiment_id), is_json)
+
+
+@app.command()
+def trials(experiment_id: ExperimentId, is_json: Json = False) -> None:
+    """List the trials of an experiment, with what tells them apart; * marks the best."""
+    from gangline.cli.search_summary import headings, trial_rows  # noqa: PLC0415 - loads the client's records
+
+    with connect() as client:
+        view = client.get_experiment(experiment_id)
+    show_table(view.trials, is_json, headings(view), trial_rows(view), "no trials yet")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the YAML file, for editors that check it while it is written."""
+    from gangline.config import export_schema  # noqa: PLC0415 - loads pydantic
+
+    print(json.dumps(export_schema(), indent=1))
+
+
+def _show_changed(experiment: Experiment, is_json: bool) -> None:
+    word = experiment.outcome or experiment.state
+    show(experiment, is_json, lambda: f"experiment {experiment.id} {experiment.name}: {word}")
+
+
+def _follow(views: Any, number: int, is_json: bool) -> ExperimentView | None:
+    try:
+        if is_json:
+            last = None
+            for last in views:  # noqa: B007 - the last one is what is printed
+                pass
+            return last
+        from gangline.cli.live import follow  # noqa: PLC0415 - loads rich
+
+        return follow(views)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nexperiment {number} goes on; end it with: gangline experiment kill {number}\n")
+        raise typer.Exit(130) from None
+
+
+def _show_end(view: ExperimentView, is_json: bool) -> None:
+    """Prints how it ended; leaves with 1 when that is not COMPLETED."""
+    from gangline.cli.summary import final_lines  # noqa: PLC0415 - loads the client's records
+
+    show(view, is_json, lambda: "\n".join(final_lines(view)))
+    if view.experiment.outcome != "COMPLETED":
+        raise typer.Exit(1)
+
+
+def _description(view: ExperimentView) -> str:
+    from gangline.cli.search_summary import is_search, trial_table  # noqa: PLC0415 - loads the client's records
+    from gangline.cli.summary import final_lines, status_line  # noqa: PLC0415 - loads the client's records
+
+    lines = final_lines(view) if view.experiment.outcome else [status_line(view)]
+    if view.reason is not None:
+        lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")
+    if not view.experiment.outcome or not is_search(view):
+        lines += [f"  {line}" for line in trial_table(view).splitlines()]
+    return "\n".join([*lines, "configuration:", json.dumps(json.loads(view.experiment.config_json or "{}"), indent=2)])
+
+
+def _duration(experiment: Experiment) -> str:
+    return format_duration(experiment.ended_at - experiment.created_at) if experiment.ended_at else "-"

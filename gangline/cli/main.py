@@ -1,0 +1,76 @@
+"""The program `gangline`: puts the groups of commands together and turns errors into one line and an exit status.
+
+Exit status: 0 for success; 2 for something the user can correct (arguments, configuration, an id that does not exist,
+a wrong token); 1 for something that failed (the cluster is away, the experiment did not complete); 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import gangline
+from gangline.cli import agent, checkpoint, cluster, experiment, search, task, trial
+from gangline.errors import ErrorKind, GanglineError
+
+_FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
+
+app = typer.Typer(
+    name="gangline",
+    epilog="Exit status: 0 success, 1 failure, 2 something to correct in what was asked, 130 interrupted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(cluster.up)
+app.command()(cluster.down)
+app.command()(cluster.status)
+app.command("preview-search")(search.preview_search)
+for _group, _name, _aliases in (
+    (experiment.app, "experiment", ("e", "exp")),
+    (trial.app, "trial", ()),
+    (task.app, "task", ("t",)),
+    (agent.app, "agent", ("a",)),
+    (agent.slot_app, "slot", ("s",)),
+    (checkpoint.app, "checkpoint", ("c",)),
+):
+    app.add_typer(_group, name=_name)
+    for _alias in _aliases:
+        app.add_typer(_group, name=_alias, hidden=True)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(gangline.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Trains PyTorch models on a cluster of GPU hosts."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit status of the program with these arguments."""
+    try:
+        app(args=list(arguments), prog_name="gangline")
+    except GanglineError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 1 if error.kind in _FAILURES else 2
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return 0
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

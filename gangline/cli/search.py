@@ -1,0 +1,45 @@
+"""`gangline preview-search`: the trials that a configuration would make, before anything is submitted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gangline.cli.shared import Json, connect, read_text, show
+
+if TYPE_CHECKING:
+    from gangline.domain.search import SearchPreview
+
+
+def preview_search(
+    config: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    limit: Annotated[int, typer.Option(help="Show the first so many trials.", min=0, max=2000)] = 20,
+    is_json: Json = False,
+) -> None:
+    """Show which trials a search would make."""
+    text = read_text(config)
+    with connect() as client:
+        preview = client.preview_search(text, limit)
+    show(preview, is_json, lambda: _text(preview))
+
+
+def _text(preview: SearchPreview) -> str:
+    from gangline.cli.search_summary import differing, flatten, format_values  # noqa: PLC0415 - loads records
+    from gangline.cli.text import count, format_table  # noqa: PLC0415 - with the above
+
+    at_once = f", at most {preview.max_concurrent_trials} at a time" if preview.max_concurrent_trials else ""
+    lines = [f"{preview.searcher}: {count(preview.num_trials, 'trial')}{at_once}, seed {preview.seed}"]
+    points = [flatten(json.loads(document)) for document in preview.hyperparameters_json]
+    names = differing(points)
+    rows = [
+        (number, format_values({name: point[name] for name in names if name in point}))
+        for number, point in enumerate(points, 1)
+    ]
+    if rows:
+        lines.append(format_table(("TRIAL", "HYPERPARAMETERS"), rows))
+    if len(rows) < preview.num_trials:
+        lines.append(f"and {preview.num_trials - len(rows)} more; --limit shows them")
+    return "\n".join(lines)

@@ -1,0 +1,68 @@
+"""What the commands share: the connection, the options that many take, and printing records as text or JSON."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.text import format_table, to_json
+from gangline.errors import invalid
+
+if TYPE_CHECKING:
+    from gangline.client import Client
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+ExperimentId = Annotated[int, typer.Argument(metavar="ID", help="The number of the experiment.", min=1)]
+TrialId = Annotated[str, typer.Option("--trial", metavar="ID", help="Only this trial, as 7.1.")]
+
+
+def new_group(help_text: str) -> typer.Typer:
+    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
+
+
+def connect() -> Client:
+    """A client for the cluster that the environment or the login file names."""
+    # Else a connection that the gateway's death breaks writes grpc's own lines between ours.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from gangline.client import Client  # noqa: PLC0415 - grpc takes a quarter of a second to load
+
+    return Client()
+
+
+def show(records: Any, is_json: bool, text: Callable[[], str]) -> None:
+    print(to_json(records) if is_json else text())
+
+
+def show_table(records: Any, is_json: bool, headings: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
+    """empty: what to say when there is nothing, in place of headings over nothing."""
+    show(records, is_json, lambda: format_table(headings, rows) if rows else empty)
+
+
+def read_text(config: Path) -> str:
+    """Raises GanglineError `config.unreadable`."""
+    try:
+        return config.read_text("utf-8")
+    except OSError as failure:
+        raise invalid("config.unreadable", f"cannot read {config}: {failure.strerror}") from failure
+    except UnicodeDecodeError as failure:
+        raise invalid(
+            "config.unreadable", f"{config} is no text: {failure.reason} at byte {failure.start}"
+        ) from failure
+
+
+def warn(text: str) -> None:
+    sys.stderr.write(f"warning: {text}\n")
+
+
+def trial_of(experiment_id: int, trial_id: str) -> str:
+    """Checks that a --trial belongs to the experiment. Raises GanglineError `id.trial`."""
+    from gangline.domain.id import parse_trial_id  # noqa: PLC0415 - one command in ten needs it
+
+    if trial_id and parse_trial_id(trial_id)[0] != experiment_id:
+        raise invalid("id.trial", f"trial {trial_id} is not one of experiment {experiment_id}")
+    return trial_id

@@ -1,0 +1,156 @@
+"""PURE: what a person wants to know of an experiment, as lines of text: while it waits, while it trains, at its end.
+
+The live view, the plain lines without a terminal, and `describe` all say it with these words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from gangline.cli.search_summary import best_trial, is_search, search_line, trial_table
+from gangline.cli.text import count, format_duration, format_metrics
+from gangline.client.record import ExperimentView, TrialView
+from gangline.domain.allocation import ExitReport
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.state import Outcome, ReasonCode, State
+
+_MOST_LAST_LINES = 12
+
+
+def status_word(item: Experiment | Trial) -> str:
+    """The outcome once there is one, else the state."""
+    return str(item.outcome or item.state)
+
+
+def current_trial(view: ExperimentView) -> TrialView | None:
+    """The trial to look at: the first that has not ended, else the last one."""
+    live = [trial for trial in view.trials if trial.trial.state is not State.TERMINAL]
+    return live[0] if live else view.trials[-1] if view.trials else None
+
+
+def progress_ratio(trial: TrialView | None) -> float | None:
+    """None before the trial knows how long it is."""
+    if trial is None or trial.progress is None or trial.progress.batches_total <= 0:
+        return None
+    return min(1.0, trial.progress.batches_completed / trial.progress.batches_total)
+
+
+def place_of(trial: TrialView) -> str:
+    """Where it runs: agent-1 (2 slots), agent-2 (2 slots)."""
+    if trial.allocation is None:
+        return ""
+    members = trial.allocation.members
+    return ", ".join(f"{member.agent_id} ({count(len(member.slot_ids), 'slot')})" for member in members)
+
+
+def waiting_for(trial: TrialView) -> str:
+    """Why it waits, and what would start it."""
+    if trial.reason is None:
+        return ""
+    words = trial.reason.message
+    if trial.reason.would_start_if:
+        words += f"; starts if {trial.reason.would_start_if}"
+    if trial.reason.code is ReasonCode.BACKOFF_AFTER_FAILURE and trial.trial.last_failure is not None:
+        words += f"; failed first: {_blame(trial.trial.last_failure)}"
+    return words
+
+
+def training_figures(trial: TrialView) -> str:
+    """loss 0.512, 1234 samples/s"""
+    figures = []
+    loss = _loss(trial.training.metrics if trial.training else {})
+    if loss is not None:
+        figures.append(f"{loss[0]} {loss[1]:.4g}")
+    if trial.progress is not None and trial.progress.samples_per_second > 0:
+        figures.append(f"{trial.progress.samples_per_second:.0f} samples/s")
+    return ", ".join(figures)
+
+
+def status_line(view: ExperimentView) -> str:
+    """One line for now. Two views with the same line tell the same."""
+    trial = current_trial(view)
+    words = f"experiment {view.experiment.id} {view.experiment.name}: {status_word(view.experiment)}"
+    if view.experiment.state is State.PAUSED and view.experiment.reason:
+        words += f", {view.experiment.reason}"
+    if is_search(view) and view.experiment.state is not State.TERMINAL:
+        return f"{words}, {search_line(view)}"
+    if trial is None or view.experiment.state is State.TERMINAL:
+        return words
+    if trial.trial.restarts:
+        words += f", restart {trial.trial.restarts}"
+    if place := place_of(trial):
+        words += f" on {place}"
+    if trial.progress is not None:
+        words += f", {batches_of(trial)}"
+    details = waiting_for(trial) or training_figures(trial)
+    return f"{words}, {details}" if details else words
+
+
+def batches_of(trial: TrialView) -> str:
+    """200 of 1000 batches (20 %)"""
+    if trial.progress is None:
+        return f"{trial.trial.batches_completed} batches"
+    ratio = progress_ratio(trial)
+    if ratio is None:
+        return f"{trial.progress.batches_completed} batches"
+    return f"{trial.progress.batches_completed} of {trial.progress.batches_total} batches ({ratio:.0%})"
+
+
+def final_lines(view: ExperimentView) -> list[str]:
+    """How it ended, what it reached, and what to type next."""
+    experiment = view.experiment
+    seconds = format_duration(experiment.ended_at - experiment.created_at)
+    lines = [f"experiment {experiment.id} {experiment.name}: {status_word(experiment)} after {seconds}"]
+    if experiment.reason and experiment.outcome is not Outcome.COMPLETED:
+        lines.append(f"  reason: {experiment.reason}")
+    if is_search(view):
+        lines += [f"  {line}" for line in [search_line(view), *trial_table(view).splitlines()]]
+    else:
+        for trial in view.trials:
+            lines += trial_lines(trial)
+    return lines + [f"  next: {command}" for command in _next_commands(view)]
+
+
+def trial_lines(view: TrialView) -> list[str]:
+    """What one trial reached, and what failed first."""
+
+    trial, lines = view.trial, []
+    metrics = json.loads(trial.validation_json) if trial.validation_json else {}
+    if view.validation is not None:
+        metrics = dict(view.validation.metrics)
+    if metrics:
+        lines.append(f"  validation: {format_metrics(_numbers(metrics))}")
+    if trial.latest_checkpoint_id:
+        lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
+    if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
+        lines.append(f"  failed first: {_blame(trial.last_failure)}")
+        lines += [f"    {line}" for line in trial.last_failure.last_lines[-_MOST_LAST_LINES:]]
+    return lines
+
+
+def _blame(failure: ExitReport) -> str:
+    """rank 3 on agent-2: ValueError: bad batch"""
+    who = f"rank {failure.rank} on {failure.agent_id}" if failure.rank is not None else failure.agent_id
+    return f"{who}: {failure.message}"
+
+
+def _next_commands(view: ExperimentView) -> list[str]:
+    number = view.experiment.id
+    best = best_trial(view) if is_search(view) else None
+    wanted = [best] if best is not None else view.trials
+    checkpoint = next((trial.trial.latest_checkpoint_id for trial in wanted if trial.trial.latest_checkpoint_id), "")
+    commands = [f"gangline experiment logs {number}"]
+    if view.experiment.outcome is Outcome.COMPLETED:
+        commands = [f"gangline experiment metrics {number}"]
+    return [*commands, f"gangline checkpoint download {checkpoint}"] if checkpoint else commands
+
+
+def _loss(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    """The metric named loss, else the first that speaks of one, else any."""
+    names = sorted(metrics, key=lambda name: (name != "loss", "loss" not in name, name))
+    return (names[0], metrics[names[0]]) if names else None
+
+
+def _numbers(metrics: Mapping[str, object]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

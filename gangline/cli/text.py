@@ -1,0 +1,69 @@
+"""PURE: values -> the text of a table, an age, a size, and the JSON that every reading command can print instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def format_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns as wide as their longest cell, so that other programs can read them too; never cut off."""
+    cells = [[str(cell) for cell in row] for row in [headings, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join(lines)
+
+
+def format_duration(seconds: float) -> str:
+    """12.3 s, 4 min, 3 h, 2 d: as exact as a person wants it."""
+    for size, unit in _UNITS:
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.1f} s"
+
+
+def format_age(at: float, now: float) -> str:
+    """How long ago; a dash for what has not happened."""
+    return format_duration(now - at) if at else "-"
+
+
+def format_bytes(count: int) -> str:
+    size, units = float(count), ["B", "KB", "MB", "GB", "TB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """accuracy 0.972, loss 0.0931"""
+    return ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
+
+
+def to_json(value: Any, indent: int | None = 1) -> str:
+    return json.dumps(jsonable(value), indent=indent)
+
+
+def jsonable(value: Any) -> Any:
+    """Records become mappings; a field that holds a JSON document as text becomes that document."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return dict(_entry(str(name), entry) for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        return [jsonable(entry) for entry in value]
+    return value
+
+
+def _entry(name: str, value: Any) -> tuple[str, Any]:
+    if name.endswith("_json") and isinstance(value, str):
+        return name.removesuffix("_json"), json.loads(value) if value else None
+    return name, jsonable(value)
+
+
+def count(number: int, noun: str) -> str:
+    """1 slot, 2 slots"""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,86 @@
+"""`gangline trial ...`: one trial of an experiment: read it, follow it, end it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gangline.cli import experiment
+from gangline.cli.shared import Json, connect, new_group, show
+from gangline.errors import not_found
+
+if TYPE_CHECKING:
+    from gangline.client import TrialView
+
+app = new_group("Read and end single trials.")
+
+TrialArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the trial, as 7.1.")]
+
+
+@app.command()
+def describe(trial_id: TrialArgument, is_json: Json = False) -> None:
+    """Show one trial with its hyperparameters and what it reached."""
+    with connect() as client:
+        view = client.get_experiment(_experiment_of(trial_id))
+    trial = next((trial for trial in view.trials if trial.trial.id == trial_id), None)
+    if trial is None:
+        raise not_found("trial.unknown", f"there is no trial {trial_id}; list them with: gangline experiment trials ID")
+    show(trial, is_json, lambda: _description(trial))
+
+
+@app.command()
+def logs(
+    trial_id: TrialArgument,
+    follow: experiment.Follow = False,
+    tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0)] = 0,
+    is_json: Json = False,
+) -> None:
+    """Print what a trial printed, each line with its rank."""
+    experiment.logs(_experiment_of(trial_id), follow, trial_id, tail, is_json)
+
+
+@app.command()
+def metrics(
+    trial_id: TrialArgument,
+    follow: experiment.Follow = False,
+    group: Annotated[str, typer.Option(help="training or validation; default: both.")] = "",
+    is_json: Json = False,
+) -> None:
+    """Print the metrics that a trial reported, oldest first."""
+    experiment.metrics(_experiment_of(trial_id), follow, trial_id, group, is_json)
+
+
+@app.command()
+def kill(trial_id: TrialArgument, is_json: Json = False) -> None:
+    """End a trial at once; the others of its experiment go on."""
+    _experiment_of(trial_id)
+    with connect() as client:
+        trial = client.kill_trial(trial_id)
+    show(trial, is_json, lambda: f"trial {trial.id}: {trial.outcome or trial.state}")
+
+
+def _experiment_of(trial_id: str) -> int:
+    from gangline.domain.id import parse_trial_id  # noqa: PLC0415 - with the client's records
+
+    return parse_trial_id(trial_id)[0]
+
+
+def _description(view: TrialView) -> str:
+    from gangline.cli.search_summary import flatten, format_values  # noqa: PLC0415 - loads the client's records
+    from gangline.cli.summary import batches_of, place_of, trial_lines, waiting_for  # noqa: PLC0415 - with the above
+
+    trial = view.trial
+    words = [f"trial {trial.id}: {trial.outcome or trial.state}", batches_of(view)]
+    lines = [", ".join(words)]
+    lines += [f"  on {place}" for place in [place_of(view)] if place]
+    lines += [f"  waits: {reason}" for reason in [waiting_for(view)] if reason]
+    if trial.reason:
+        lines.append(f"  reason: {trial.reason}")
+    lines.append(f"  hyperparameters: {format_values(flatten(json.loads(trial.hyperparameters_json or '{}')))}")
+    if trial.best_validation is not None:
+        lines.append(f"  best validation: {trial.best_validation:.4g} (after {trial.best_validation_batches} batches)")
+    if trial.restarts:
+        lines.append(f"  restarts: {trial.restarts}")
+    return "\n".join([*lines, *trial_lines(view)])

@@ -1,0 +1,95 @@
+"""Which gateway to talk to, and with which token.
+
+In this order: what the caller gives, the environment (GANGLINE_GATEWAY, GANGLINE_TOKEN), the login file that
+`gangline up` writes below GANGLINE_HOME (default ~/.config/gangline). Only their owner can read files with tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gangline.errors import ErrorKind, GanglineError
+
+ADDRESS_VARIABLE = "GANGLINE_GATEWAY"
+TOKEN_VARIABLE = "GANGLINE_TOKEN"  # noqa: S105 - the name of a variable, no token
+HOME_VARIABLE = "GANGLINE_HOME"
+DEFAULT_PORT = 8081
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """address: "host:port" of a gateway's gRPC server. data_directory: of the local cluster that it belongs to."""
+
+    address: str
+    token: str
+    http_address: str = ""
+    data_directory: str = ""
+
+
+def home() -> Path:
+    """Where this user's own files of Gangline lie."""
+    configured = os.environ.get(HOME_VARIABLE)
+    return Path(configured) if configured else Path.home() / ".config" / "gangline"
+
+
+def find_login(address: str | None = None, token: str | None = None) -> Login:
+    """Raises GanglineError `login.none` when nothing says where the gateway is, `login.no_token` without a token."""
+    address = address or os.environ.get(ADDRESS_VARIABLE)
+    token = token or os.environ.get(TOKEN_VARIABLE)
+    saved = load_login()
+    if address is None and saved is None:
+        raise GanglineError(
+            "login.none",
+            f"no cluster is known; start one here with `gangline up`, or set {ADDRESS_VARIABLE} and {TOKEN_VARIABLE}",
+        )
+    if address is None:
+        assert saved is not None
+        return Login(saved.address, token or saved.token, saved.http_address, saved.data_directory)
+    address = address if ":" in address else f"{address}:{DEFAULT_PORT}"
+    if token is None and saved is not None and saved.address == address:
+        return saved
+    if token is None:
+        raise GanglineError(
+            "login.no_token", f"no token for the gateway at {address}; set {TOKEN_VARIABLE}", ErrorKind.UNAUTHENTICATED
+        )
+    return Login(address, token)
+
+
+def load_login() -> Login | None:
+    """What `save_login` wrote; None without a file. Raises GanglineError `login.broken_file`."""
+    path = _path()
+    try:
+        return Login(**json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, OSError) as failure:
+        raise GanglineError("login.broken_file", f"cannot use {path}: {failure}; delete it") from failure
+
+
+def save_login(login: Login) -> Path:
+    write_private(_path(), json.dumps(asdict(login), indent=1) + "\n")
+    return _path()
+
+
+def forget_login(data_directory: str) -> None:
+    """Removes the file if it belongs to the local cluster of that directory."""
+    saved = load_login()
+    if saved is not None and saved.data_directory == data_directory:
+        _path().unlink(missing_ok=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only its owner can read, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    part.replace(path)
+
+
+def _path() -> Path:
+    return home() / "login.json"

@@ -1,0 +1,140 @@
+"""Packs a code folder into the archive that the gateway stores and trial runners unpack.
+
+The same files give the same bytes on every machine (sorted, no times, no owners), so that code sent twice is stored
+once. Only regular files go in, links are followed. Called by the client before an upload.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import stat
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+from gangline.errors import invalid
+
+MB = 1 << 20
+LIMIT_MB = 95
+IGNORE_FILES = (".detignore", ".ganglineignore")
+# What no trial needs and every folder collects.
+ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".ipynb_checkpoints/")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeArchive:
+    """payload: a gzipped tar. num_bytes: of all files, unpacked."""
+
+    sha256: str
+    payload: bytes
+    num_files: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    path: Path
+    num_bytes: int
+    is_executable: bool
+
+
+def pack_code(folder: Path) -> CodeArchive:
+    """Raises GanglineError: code.no_folder, code.too_big, code.unreadable, code.link_loop."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise invalid("code.no_folder", f"the code folder {folder} {what}; give the folder that holds the trial")
+    files = sorted(_walk(folder, "", _load_ignored(folder), ()), key=lambda file: file.name)
+    _check_size(folder, files)
+    payload = _pack(files)
+    num_bytes = sum(file.num_bytes for file in files)
+    return CodeArchive(hashlib.sha256(payload).hexdigest(), payload, len(files), num_bytes)
+
+
+def _load_ignored(folder: Path) -> GitIgnoreSpec:
+    lines = list(ALWAYS_IGNORED)
+    for name in IGNORE_FILES:
+        path = folder / name
+        if path.is_file():
+            lines += path.read_text("utf-8").splitlines()
+    return GitIgnoreSpec.from_lines(lines)
+
+
+def _walk(folder: Path, prefix: str, ignored: GitIgnoreSpec, above: tuple[Path, ...]) -> Iterator[_File]:
+    real = folder.resolve()
+    if real in above:
+        raise invalid(
+            "code.link_loop", f"{folder} is a link to a folder around it; remove it or list it in an ignore file"
+        )
+    with _readable(folder):
+        paths = list(folder.iterdir())
+    for path in paths:
+        name = prefix + path.name
+        is_folder = path.is_dir()
+        if ignored.match_file(name + "/" if is_folder else name):
+            continue
+        if is_folder:
+            yield from _walk(path, name + "/", ignored, (*above, real))
+        elif (file := _describe(path, name)) is not None:
+            yield file
+
+
+def _describe(path: Path, name: str) -> _File | None:
+    """None for sockets, pipes and devices."""
+    with _readable(path):
+        status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return _File(name, path, status.st_size, bool(status.st_mode & stat.S_IXUSR))
+
+
+def _check_size(folder: Path, files: list[_File]) -> None:
+    total = sum(file.num_bytes for file in files)
+    if total <= LIMIT_MB * MB:
+        return
+    largest = sorted(files, key=lambda file: -file.num_bytes)[:3]
+    listed = ", ".join(f"{file.name} {file.num_bytes / MB:.1f} MB" for file in largest)
+    raise invalid(
+        "code.too_big",
+        f"the code folder {folder} holds {total / MB:.1f} MB, above the limit of {LIMIT_MB} MB; the largest are "
+        f"{listed}; list what the trial does not need in {folder / '.ganglineignore'}",
+    )
+
+
+def _pack(files: list[_File]) -> bytes:
+    packed = io.BytesIO()
+    # Without a file name and with mtime 0 the gzip header is the same every time.
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=packed, compresslevel=6, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for file in files:
+            _add(tar, file)
+    return packed.getvalue()
+
+
+def _add(tar: tarfile.TarFile, file: _File) -> None:
+    with _readable(file.path):
+        content = file.path.read_bytes()
+    entry = tarfile.TarInfo(file.name)
+    entry.size = len(content)
+    entry.mode = 0o755 if file.is_executable else 0o644
+    tar.addfile(entry, io.BytesIO(content))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns an OSError on a path into one line for the user."""
+    try:
+        yield
+    except OSError as failure:
+        raise invalid(
+            "code.unreadable",
+            f"cannot read {path}: {failure.strerror}; repair it or list it in an ignore file",
+        ) from failure

@@ -1,0 +1,220 @@
+"""The SDK: one method for each call of the gateway, returning records of gangline.domain and gangline.client.record.
+
+Synchronous; one Client may be used from several threads. It decides nothing: checks before an upload are
+gangline.config's, retries gangline.client.connection's. Used by the CLI, by notebooks and by tests.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from gangline.client import view
+from gangline.client.connection import Connection
+from gangline.client.download import check_target, write_files
+from gangline.client.login import Login, find_login
+from gangline.client.packing import CodeArchive, pack_code
+from gangline.client.record import (
+    AgentView,
+    ClusterView,
+    Created,
+    ExperimentView,
+    LogEntry,
+    MetricsEntry,
+    Task,
+)
+from gangline.config import check_code, parse_config, parse_entrypoint
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.search import SearchPreview
+from gangline.domain.state import ExperimentAction, State
+from gangline.errors import ErrorKind, GanglineError
+from gangline.rpc import CHUNK_BYTES
+from gangline.v1 import gateway_pb2 as pb
+from gangline.wire import enum_number, from_proto
+
+
+class Client:
+    """A user's connection to a cluster.
+
+    address and token: see gangline.client.login for what stands in when they are None. Every method raises
+    GanglineError, with the cluster's own code and message where it has one.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        token: str | None = None,
+        *,
+        call_seconds: float = 60,
+        retry_seconds: float = 10,
+    ) -> None:
+        self.login: Login = find_login(address, token)
+        self._connection = Connection(self.login, call_seconds, retry_seconds)
+        self._stub = self._connection.stub
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """May be called twice; no other call works afterwards."""
+        self._connection.close()
+
+    def create_experiment(self, config_text: str, code: Path, request_id: str | None = None) -> Created:
+        """Checks, packs, uploads and submits. config_text: YAML. code: the folder of the trial.
+
+        A call with a request_id that was used before returns the experiment that it made then.
+        """
+        config, warnings = parse_config(config_text)
+        archive = pack_code(code)
+        check_code(code, parse_entrypoint(config.entrypoint))
+        self.upload_code(archive)
+        created = self.submit_experiment(config.model_dump_json(), archive.sha256, request_id)
+        return Created(created.experiment, tuple(dict.fromkeys([*warnings, *created.warnings])))
+
+    def upload_code(self, archive: CodeArchive) -> None:
+        def chunks() -> Iterator[pb.UploadCodeRequest]:
+            yield pb.UploadCodeRequest(code_sha256=archive.sha256)
+            for start in range(0, len(archive.payload), CHUNK_BYTES):
+                yield pb.UploadCodeRequest(chunk=archive.payload[start : start + CHUNK_BYTES])
+
+        self._connection.call(self._stub.UploadCode, chunks)
+
+    def submit_experiment(self, config_json: str, code_sha256: str, request_id: str | None = None) -> Created:
+        """Without checks of its own; the code must be uploaded already."""
+        request = pb.CreateExperimentRequest(
+            request_id=request_id or new_request_id(), config_json=config_json, code_sha256=code_sha256
+        )
+        answer = self._connection.call(self._stub.CreateExperiment, request)
+        return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))
+
+    def list_experiments(self, limit: int = 50, before_id: int = 0) -> list[Experiment]:
+        """Newest first. before_id: only those with a smaller id; 0 begins with the newest."""
+        answer = self._connection.call(
+            self._stub.ListExperiments, pb.ListExperimentsRequest(limit=limit, before_id=before_id)
+        )
+        return [from_proto(Experiment, message) for message in answer.experiments]
+
+    def get_experiment(self, experiment_id: int) -> ExperimentView:
+        answer = self._connection.call(self._stub.GetExperiment, pb.GetExperimentRequest(experiment_id=experiment_id))
+        return view.experiment_view(answer.view)
+
+    def watch_experiment(self, experiment_id: int, seconds: float | None = None) -> Iterator[ExperimentView]:
+        """The view now and after each change, until the experiment has ended. Survives a gateway's restart.
+
+        seconds: raises GanglineError `rpc.timeout` when it has not ended by then; None waits for ever.
+        """
+        request = pb.WatchExperimentRequest(experiment_id=experiment_id)
+        for message in self._connection.stream(self._stub.WatchExperiment, lambda: request, seconds):
+            found = view.experiment_view(message.view)
+            yield found
+            if found.experiment.state is State.TERMINAL:
+                return
+
+    def wait_experiment(self, experiment_id: int, seconds: float | None = None) -> ExperimentView:
+        """Blocks until it has ended. Raises GanglineError `experiment.wait_timeout` when that takes too long."""
+        try:
+            views = deque(self.watch_experiment(experiment_id, seconds), maxlen=1)
+        except GanglineError as error:
+            if error.code != "rpc.timeout":
+                raise
+            text = f"experiment {experiment_id} has not ended after {seconds:g} s"
+            raise GanglineError("experiment.wait_timeout", text, ErrorKind.TIMEOUT) from error
+        return views[0] if views else self.get_experiment(experiment_id)
+
+    def kill_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
+        """Ends it at once. Killing an ended one changes nothing."""
+        request = pb.KillExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
+        return from_proto(Experiment, self._connection.call(self._stub.KillExperiment, request).experiment)
+
+    def pause_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
+        """Its trials checkpoint and give their slots back; none starts before it is activated."""
+        return self._change(experiment_id, ExperimentAction.PAUSE, request_id)
+
+    def activate_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
+        """Its trials go on from their checkpoints. Activating one that is not paused changes nothing."""
+        return self._change(experiment_id, ExperimentAction.ACTIVATE, request_id)
+
+    def cancel_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
+        """Its trials checkpoint, then it has ended."""
+        return self._change(experiment_id, ExperimentAction.CANCEL, request_id)
+
+    def kill_trial(self, trial_id: str, request_id: str | None = None) -> Trial:
+        """Ends it at once; the others of its experiment go on. Killing an ended one changes nothing."""
+        request = pb.KillTrialRequest(request_id=request_id or new_request_id(), trial_id=trial_id)
+        return from_proto(Trial, self._connection.call(self._stub.KillTrial, request).trial)
+
+    def preview_search(self, config_text: str, limit: int = 20) -> SearchPreview:
+        """The trials that this configuration would make. limit: at most so many hyperparameters."""
+        config, _ = parse_config(config_text)
+        request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
+        return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)
+
+    def stream_logs(
+        self, experiment_id: int, trial_id: str = "", tail: int = 0, follow: bool = False
+    ) -> Iterator[LogEntry]:
+        """Oldest first. tail: only the last so many, 0 for all. follow: goes on until the experiment has ended."""
+        last_id = 0
+
+        def request() -> pb.StreamLogsRequest:
+            wanted = 0 if last_id else tail
+            return pb.StreamLogsRequest(experiment_id=experiment_id, trial_id=trial_id, tail=wanted, follow=follow)
+
+        for message in self._connection.stream(self._stub.StreamLogs, request):
+            for stored in message.logs:
+                if stored.id > last_id:
+                    last_id = stored.id
+                    yield view.log_entry(stored)
+
+    def stream_metrics(
+        self, experiment_id: int, trial_id: str = "", group: str = "", follow: bool = False
+    ) -> Iterator[MetricsEntry]:
+        """Oldest first. group: "training", "validation", or empty for both."""
+        last_id = 0
+        request = pb.StreamMetricsRequest(experiment_id=experiment_id, trial_id=trial_id, group=group, follow=follow)
+        for message in self._connection.stream(self._stub.StreamMetrics, lambda: request):
+            for stored in message.metrics:
+                if stored.id > last_id:
+                    last_id = stored.id
+                    yield view.metrics_entry(stored)
+
+    def list_tasks(self) -> list[Task]:
+        """What runs and what waits."""
+        answer = self._connection.call(self._stub.ListTasks, pb.ListTasksRequest())
+        return [view.task(message) for message in answer.tasks]
+
+    def list_agents(self) -> list[AgentView]:
+        answer = self._connection.call(self._stub.ListAgents, pb.ListAgentsRequest())
+        return [view.agent_view(message) for message in answer.agents]
+
+    def list_checkpoints(self, experiment_id: int = 0) -> list[Checkpoint]:
+        """experiment_id: 0 for all experiments."""
+        request = pb.ListCheckpointsRequest(experiment_id=experiment_id)
+        answer = self._connection.call(self._stub.ListCheckpoints, request)
+        return [from_proto(Checkpoint, message) for message in answer.checkpoints]
+
+    def download_checkpoint(self, checkpoint_id: str, folder: Path) -> int:
+        """Writes its files into a folder that is new or empty; returns their bytes."""
+        check_target(folder)
+        request = pb.DownloadCheckpointRequest(checkpoint_id=checkpoint_id)
+        return write_files(self._connection.stream_once(self._stub.DownloadCheckpoint, request), folder)
+
+    def get_cluster(self) -> ClusterView:
+        return view.cluster_view(self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
+
+    def _change(self, experiment_id: int, action: ExperimentAction, request_id: str | None) -> Experiment:
+        request = pb.UpdateExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
+        request.action = enum_number(action)  # type: ignore[assignment]  # an enum's number is what protobuf takes
+        return from_proto(Experiment, self._connection.call(self._stub.UpdateExperiment, request).experiment)
+
+
+def new_request_id() -> str:
+    """An id for one change that a user wants once, however often it is sent."""
+    return str(uuid.uuid4())

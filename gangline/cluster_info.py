@@ -1,0 +1,71 @@
+"""What a rank may know about where it runs. The trial runner writes it into the rank's environment; training code
+reads it with `gangline.get_cluster_info()`. It holds no credentials and imports nothing but the standard library."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+ENVIRONMENT_KEY = "GANGLINE_CLUSTER_INFO"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialInfo:
+    """The trial that this process trains.
+
+    config: the experiment's configuration, defaults filled in. hparams: this trial's hyperparameters.
+    """
+
+    trial_id: str
+    experiment_id: int
+    trial_seed: int
+    hparams: dict[str, Any]
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A checkpoint to resume from: its id, its folder as an fsspec URL, the batches it has behind it."""
+
+    id: str
+    url: str
+    batches_completed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """node_rank counts the machines of this allocation, slot_ids are the slots of this machine, in local-rank order.
+    storage_url is where checkpoints go, code_directory where the user's files lie."""
+
+    cluster_id: str
+    allocation_id: str
+    attempt: int
+    agent_id: str
+    node_rank: int
+    num_nodes: int
+    slot_ids: list[str]
+    storage_url: str
+    code_directory: str
+    trial: TrialInfo
+    latest_checkpoint: CheckpointInfo | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def parse(text: str) -> ClusterInfo:
+        values = json.loads(text)
+        checkpoint = values.pop("latest_checkpoint")
+        return ClusterInfo(
+            **{**values, "trial": TrialInfo(**values["trial"])},
+            latest_checkpoint=CheckpointInfo(**checkpoint) if checkpoint else None,
+        )
+
+
+def get_cluster_info() -> ClusterInfo | None:
+    """None when this process was not started by a trial runner. May be called any number of times, on every rank."""
+    text = os.environ.get(ENVIRONMENT_KEY)
+    return ClusterInfo.parse(text) if text else None

@@ -1,0 +1,33 @@
+"""The configuration of an experiment: models of the YAML, the parser with errors for people, checks before an upload.
+
+Imports pydantic and PyYAML, nothing of the cluster. Sections live in one module each; this is what others use.
+"""
+
+from gangline.config.batch import BatchSplit, split_batch
+from gangline.config.code_check import check_code
+from gangline.config.entrypoint import Command, Entrypoint, Module, Script, TrialClass, parse_entrypoint
+from gangline.config.experiment import ExperimentConfig
+from gangline.config.hyperparameter import sample as sample_hyperparameters
+from gangline.config.length import Length
+from gangline.config.parallelism import Parallelism
+from gangline.config.parse import check_config, parse_config
+from gangline.config.schema import export_schema
+
+__all__ = [
+    "BatchSplit",
+    "Command",
+    "Entrypoint",
+    "ExperimentConfig",
+    "Length",
+    "Module",
+    "Parallelism",
+    "Script",
+    "TrialClass",
+    "check_code",
+    "check_config",
+    "export_schema",
+    "parse_config",
+    "parse_entrypoint",
+    "sample_hyperparameters",
+    "split_batch",
+]

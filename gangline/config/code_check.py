@@ -1,0 +1,98 @@
+"""Looks at the code folder before it is uploaded: is what the entrypoint names there?
+
+Reads files and never imports them, so that a check needs neither torch nor the user's packages. The CLI calls it; what
+only an import can tell (a class that is no trial after all) the rank reports.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from gangline.config.entrypoint import Entrypoint, Module, Script, TrialClass
+from gangline.errors import invalid
+
+
+def check_code(folder: Path, entrypoint: Entrypoint) -> None:
+    """Raises GanglineError `code.*` naming what is missing and what is there instead."""
+    match entrypoint:
+        case TrialClass(module=module, name=name):
+            _check_trial(folder, module, name)
+        case Script(path=path) if not Path(path).is_absolute() and not (folder / path).is_file():
+            raise invalid("code.no_script", f"entrypoint runs {path}, but {_has(folder)}")
+        case Module(name=name) if (folder / name.split(".")[0]).is_dir() and _module_file(folder, name) is None:
+            raise invalid("code.no_module", f"entrypoint runs the module {name}, but {_has(folder)}")
+        case _:
+            return
+
+
+def _check_trial(folder: Path, module: str, name: str) -> None:
+    path = _module_file(folder, module)
+    if path is None:
+        wanted = module.replace(".", "/") + ".py"
+        raise invalid("code.no_module", f"entrypoint {module}:{name} needs the file {wanted}, but {_has(folder)}")
+    place = path.relative_to(folder)
+    found = _definition(_parse(path, place), name)
+    if found is None:
+        classes = ", ".join(_class_names(_parse(path, place))) or "none"
+        raise invalid("code.no_class", f"{place} defines no {name}; the classes in it are: {classes}")
+    if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
+        raise invalid("code.no_trial", f"{name} in {place} line {found.lineno} is a function; a trial is a class")
+    if isinstance(found, ast.ClassDef) and not found.bases:
+        raise invalid(
+            "code.no_trial",
+            f"{name} in {place} line {found.lineno} inherits from nothing; a trial inherits from "
+            "gangline.pytorch.PyTorchTrial",
+        )
+
+
+def _module_file(folder: Path, module: str) -> Path | None:
+    base = folder / module.replace(".", "/")
+    candidates = (base.with_name(base.name + ".py"), base / "__init__.py")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _parse(path: Path, place: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except SyntaxError as failure:
+        raise invalid("code.syntax", f"{place} line {failure.lineno}: {failure.msg}") from failure
+    except ValueError as failure:
+        raise invalid("code.syntax", f"{place} is no Python source: {failure}") from failure
+
+
+def _definition(tree: ast.Module, name: str) -> ast.stmt | None:
+    """The statement that binds name in the module, however deep in if and try; a star import may bind anything."""
+    return next((node for node in _statements(tree) if _binds(node, name)), None)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        if isinstance(child, ast.If | ast.Try | ast.With | ast.ExceptHandler | ast.For | ast.While):
+            yield from _statements(child)
+
+
+def _binds(node: ast.stmt, name: str) -> bool:
+    match node:
+        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            return node.name == name
+        case ast.Import() | ast.ImportFrom():
+            return any((alias.asname or alias.name.split(".")[0]) in (name, "*") for alias in node.names)
+        case ast.Assign():
+            return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+        case ast.AnnAssign():
+            return isinstance(node.target, ast.Name) and node.target.id == name
+        case _:
+            return False
+
+
+def _class_names(tree: ast.Module) -> list[str]:
+    return [node.name for node in _statements(tree) if isinstance(node, ast.ClassDef)]
+
+
+def _has(folder: Path) -> str:
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py"))[:6]
+    return f"the Python files in {folder} are: {', '.join(names)}" if names else f"{folder} holds no Python file"

@@ -1,0 +1,100 @@
+"""PURE: what this version does not do although the configuration can say it.
+
+NO_EFFECT lists keys that are accepted with a warning; NOT_YET refuses what would train something else than was asked
+for. A feature that lands deletes its line here, and nothing else.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from gangline.config.complaint import Complaint
+from gangline.config.experiment import ExperimentConfig
+from gangline.config.resource import Resources
+
+_CONTAINER = "Gangline runs trials as processes, not in containers"
+_LATER = "not built yet"
+SEARCHERS = ("single", "grid", "random")
+
+NO_EFFECT: dict[str, str] = {
+    "bind_mounts": _CONTAINER,
+    "checkpoint_storage.type": "checkpoints go to the cluster's storage URL",
+    "checkpoint_storage.save_experiment_best": "every checkpoint is kept",
+    "checkpoint_storage.save_trial_best": "every checkpoint is kept",
+    "checkpoint_storage.save_trial_latest": "every checkpoint is kept",
+    "data_layer": "the trial loads its own data",
+    "debug": "every log line is kept",
+    "environment.add_capabilities": _CONTAINER,
+    "environment.drop_capabilities": _CONTAINER,
+    "environment.force_pull_image": _CONTAINER,
+    "environment.image": _CONTAINER,
+    "environment.pod_spec": _CONTAINER,
+    "environment.ports": _CONTAINER,
+    "environment.proxy_ports": _CONTAINER,
+    "environment.registry_auth": _CONTAINER,
+    "integrations": _LATER,
+    "internal": "it belongs to Determined's own harness",
+    "log_policies": _LATER,
+    "optimizations.auto_tune_tensor_fusion": _LATER,
+    "optimizations.grad_updates_size_file": "it belongs to Horovod",
+    "optimizations.gradient_compression": _LATER,
+    "optimizations.mixed_precision": "use torch.autocast in the trial",
+    "optimizations.tensor_fusion_cycle_time": _LATER,
+    "optimizations.tensor_fusion_threshold": _LATER,
+    "pbs": "Gangline schedules by itself",
+    "profiling": _LATER,
+    "project": _LATER,
+    "records_per_epoch": "an epoch is once through the trial's own data loader",
+    "resources.agent_label": "choose agents with resources.resource_pool",
+    "resources.devices": _CONTAINER,
+    "resources.native_parallel": "it was removed from Determined",
+    "resources.shm_size": _CONTAINER,
+    "resources.slots": "it is for commands; use resources.slots_per_trial",
+    "retention_policy": _LATER,
+    "searcher.source_checkpoint_uuid": _LATER,
+    "searcher.source_trial_id": _LATER,
+    "security": "it belongs to Determined's own harness",
+    "slurm": "Gangline schedules by itself",
+    "tensorboard_storage": _LATER,
+    "workspace": _LATER,
+}
+
+
+def find_ineffective(config: ExperimentConfig) -> list[str]:
+    """A warning for each key that asks for something else than its default and does not get it."""
+    return [
+        f"{path}: accepted, but has no effect here ({why})"
+        for path, why in NO_EFFECT.items()
+        if _is_changed(config, path)
+    ]
+
+
+def find_unsupported(config: ExperimentConfig) -> Complaint | None:
+    """What must be refused, because leaving it out would run another experiment than the one described."""
+    if config.searcher.name not in SEARCHERS:
+        text = f"{config.searcher.name} is {_LATER}; this version has the searchers {', '.join(SEARCHERS)}"
+        return Complaint("not_supported", ("searcher", "name"), text)
+    if config.parallelism.strategy not in ("none", "ddp"):
+        text = f"{config.parallelism.strategy} is {_LATER}; this version trains with ddp, or none on one slot"
+        return Complaint("not_supported", ("parallelism",), text)
+    if config.parallelism.strategy == "none" and config.resources.slots_per_trial > 1:
+        text = f"none trains on one slot, but resources.slots_per_trial is {config.resources.slots_per_trial}; use ddp"
+        return Complaint("invalid_value", ("parallelism",), text)
+    return _find_impossible(config.resources)
+
+
+def _find_impossible(resources: Resources) -> Complaint | None:
+    limit, slots = resources.max_slots, resources.slots_per_trial
+    if limit is None or limit >= slots:
+        return None
+    text = f"{limit} is below the {slots} slots of one trial, so none could ever start; use at least {slots}"
+    return Complaint("invalid_value", ("resources", "max_slots"), text)
+
+
+def _is_changed(config: ExperimentConfig, path: str) -> bool:
+    *sections, key = path.split(".")
+    section: BaseModel = config
+    for name in sections:
+        section = getattr(section, name)
+    default = type(section).model_fields[key].get_default(call_default_factory=True)
+    return bool(getattr(section, key) != default)

@@ -1,0 +1,87 @@
+"""PURE: what an entrypoint names: a trial class, a Python script or module, or any other command.
+
+The check before the upload (gangline.config.code_check) and the rank that runs it read an entrypoint with this.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_TRIAL = re.compile(r"^([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)$")
+_PYTHON = re.compile(r"^(?:.*/)?python(?:3(?:\.\d+)?)?$")
+LAUNCHERS = ("gangline.launch.torch_distributed", "determined.launch.torch_distributed")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialClass:
+    """module:Class, imported in the rank."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Python file, run in each rank."""
+
+    path: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """python -m module, run in each rank."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Anything else, executed as it is."""
+
+    arguments: tuple[str, ...]
+
+
+Entrypoint = TrialClass | Script | Module | Command
+
+
+def parse_entrypoint(text: str | Sequence[str]) -> Entrypoint:
+    """A launcher of torch in front (ours or Determined's) is dropped: every slot gets its rank anyway."""
+    words = tuple(shlex.split(text)) if isinstance(text, str) else tuple(text)
+    if len(words) == 1 and (match := _TRIAL.match(words[0])):
+        return TrialClass(match.group(1), match.group(2))
+    return _parse_command(_without_launcher(words))
+
+
+def _parse_command(words: tuple[str, ...]) -> Entrypoint:
+    if len(words) == 1 and (match := _TRIAL.match(words[0])):
+        return TrialClass(match.group(1), match.group(2))
+    if not words or not _PYTHON.match(words[0]):
+        return Command(words)
+    rest = _without_switches(words[1:])
+    if len(rest) > 1 and rest[0] == "-m":
+        return Module(rest[1], rest[2:])
+    if rest and rest[0].endswith(".py"):
+        return Script(rest[0], rest[1:])
+    return Command(words)
+
+
+def _without_launcher(words: tuple[str, ...]) -> tuple[str, ...]:
+    is_python = bool(words) and _PYTHON.match(words[0]) is not None
+    if not is_python or words[1:2] != ("-m",) or words[2:3] == () or words[2] not in LAUNCHERS:
+        return words
+    rest = words[3:]
+    if rest[:2] == ("--trial", rest[1] if len(rest) > 1 else ""):
+        rest = rest[1:]
+    return rest[1:] if rest[:1] == ("--",) else rest
+
+
+def _without_switches(words: tuple[str, ...]) -> tuple[str, ...]:
+    """-u and the like say how python prints; they do not matter to a rank."""
+    while words and words[0] in ("-u", "-B", "-s", "-E"):
+        words = words[1:]
+    return words

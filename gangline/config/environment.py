@@ -1,0 +1,84 @@
+"""PURE: the sections `environment`, `log_policies`, `retention_policy` and `bind_mounts`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from gangline.config.section import Section, fault, wrong_type
+from gangline.domain.state import SlotKind
+
+
+class EnvironmentVariables(Section):
+    """NAME=VALUE for each kind of slot. One list in the YAML stands for all kinds."""
+
+    cpu: list[str] = Field(default_factory=list)
+    cuda: list[str] = Field(default_factory=list)
+    rocm: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_list(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return {"cpu": value, "cuda": value, "rocm": value}
+        if not isinstance(value, dict):
+            raise wrong_type("a list of NAME=VALUE", value)
+        return value
+
+    @field_validator("cpu", "cuda", "rocm", mode="after")
+    @classmethod
+    def _are_assignments(cls, entries: list[str]) -> list[str]:
+        for position, entry in enumerate(entries):
+            name, sign, _ = entry.partition("=")
+            if not sign or not name:
+                raise fault("invalid_value", f"expected NAME=VALUE, found {entry!r}", position)
+        return entries
+
+    def of(self, kind: SlotKind) -> dict[str, str]:
+        entries = self.cpu if kind is SlotKind.CPU else self.cuda
+        return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+
+
+class Environment(Section):
+    """environment_variables reach every rank; the rest describes containers, which Gangline does not use."""
+
+    environment_variables: EnvironmentVariables = EnvironmentVariables()
+    image: Any = None
+    force_pull_image: bool = False
+    registry_auth: dict[str, Any] | None = None
+    ports: dict[str, int] = Field(default_factory=dict)
+    proxy_ports: list[Any] = Field(default_factory=list)
+    pod_spec: dict[str, Any] | None = None
+    add_capabilities: list[str] = Field(default_factory=list)
+    drop_capabilities: list[str] = Field(default_factory=list)
+
+
+class LogPolicy(Section):
+    """What to do when a trial prints a line that matches. action: "cancel_retries", "exclude_node", or a mapping."""
+
+    pattern: str | None = None
+    name: str | None = None
+    action: Any = None
+    signal: str | None = None
+
+    @field_validator("action", mode="before")
+    @classmethod
+    def _is_action(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) or value in ("cancel_retries", "exclude_node"):
+            return value
+        raise fault("invalid_value", f"must be cancel_retries, exclude_node or a mapping, found {value!r}")
+
+
+class RetentionPolicy(Section):
+    """log_retention_days: -1 keeps logs for ever, None takes the cluster's default."""
+
+    log_retention_days: int | None = Field(default=None, ge=-1, le=32767)
+
+
+class BindMount(Section):
+    host_path: str
+    container_path: str
+    read_only: bool = False
+    propagation: str = "rprivate"

@@ -1,0 +1,119 @@
+"""PURE: the whole configuration of an experiment, with Determined's names, meanings and defaults.
+
+Read it from text with gangline.config.parse_config; services read back what was stored with
+ExperimentConfig.model_validate_json, which passes over keys of newer versions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from gangline.config.entrypoint import TrialClass, parse_entrypoint
+from gangline.config.environment import BindMount, Environment, LogPolicy, RetentionPolicy
+from gangline.config.grid import Grid, find_uncounted
+from gangline.config.hyperparameter import check_hyperparameters, possible_values
+from gangline.config.length import Length
+from gangline.config.parallelism import Parallelism
+from gangline.config.resource import Optimizations, Profiling, Reproducibility, Resources
+from gangline.config.searcher import MAX_TRIALS, Searcher
+from gangline.config.section import Section, fault, wrong_type
+from gangline.config.storage import CheckpointStorage
+
+
+class ExperimentConfig(Section):
+    """name: the entrypoint when empty. data: passed to the trial as it is.
+
+    scheduling_unit: batches between two reports of training metrics and two looks for a preemption.
+    max_restarts: failed attempts of a trial after which it runs again. preemption_timeout: seconds for the checkpoint
+    of an orderly stop. The fields after parallelism are Determined's, without effect here.
+    """
+
+    name: str = ""
+    description: str = ""
+    labels: list[str] = Field(default_factory=list)
+    data: dict[str, Any] = Field(default_factory=dict)
+    entrypoint: str | list[str]
+    hyperparameters: dict[str, Any] = Field(default_factory=dict)
+    searcher: Searcher
+    resources: Resources = Resources()
+    optimizations: Optimizations = Optimizations()
+    scheduling_unit: int = Field(default=100, ge=1)
+    records_per_epoch: int = Field(default=0, ge=0)
+    perform_initial_validation: bool = False
+    min_validation_period: Length = Length(batches=0)
+    min_checkpoint_period: Length = Length(batches=0)
+    checkpoint_policy: Literal["best", "all", "none"] = "best"
+    checkpoint_storage: CheckpointStorage = CheckpointStorage()
+    max_restarts: int = Field(default=5, ge=0)
+    preemption_timeout: int = Field(default=3600, ge=1)
+    log_policies: list[LogPolicy] = Field(default_factory=list)
+    retention_policy: RetentionPolicy = RetentionPolicy()
+    reproducibility: Reproducibility = Reproducibility()
+    environment: Environment = Environment()
+    profiling: Profiling = Profiling()
+    bind_mounts: list[BindMount] = Field(default_factory=list)
+    workspace: str = ""
+    project: str = ""
+    parallelism: Parallelism = Parallelism()
+    debug: bool = False
+    tensorboard_storage: dict[str, Any] | None = None
+    data_layer: dict[str, Any] | None = None
+    internal: dict[str, Any] | None = None
+    integrations: dict[str, Any] | None = None
+    security: dict[str, Any] | None = None
+    slurm: dict[str, Any] | None = None
+    pbs: dict[str, Any] | None = None
+
+    @field_validator("entrypoint", mode="before")
+    @classmethod
+    def _is_entrypoint(cls, value: Any) -> Any:
+        is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
+        if not isinstance(value, str) and not is_list:
+            raise wrong_type("a string or a list of strings", value)
+        if not value or not "".join(value).strip():
+            raise fault("invalid_value", "is empty; name a trial as in model_def:MyTrial, or a command")
+        return value
+
+    @field_validator("hyperparameters", mode="before")
+    @classmethod
+    def _are_hyperparameters(cls, value: Any) -> dict[str, Any]:
+        return check_hyperparameters(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("name") or not isinstance(value.get("entrypoint"), str):
+            return value
+        return {**value, "name": value["entrypoint"]}
+
+    @model_validator(mode="after")
+    def _knows_its_length(self) -> Self:
+        if isinstance(parse_entrypoint(self.entrypoint), TrialClass) and self.searcher.max_length is None:
+            raise fault("missing_key", "required for a trial class, but missing", "searcher", "max_length")
+        return self
+
+    @model_validator(mode="after")
+    def _search_is_bounded(self) -> Self:
+        if self.searcher.name != "grid":
+            return self
+        uncounted = find_uncounted(self.hyperparameters)
+        if uncounted is not None:
+            text = "required by the searcher 'grid', but missing"
+            raise fault("missing_key", text, "hyperparameters", *uncounted, "count")
+        num_points = Grid(self.hyperparameters).num_points
+        if num_points > MAX_TRIALS:
+            text = f"has {num_points} points, and a search has at most {MAX_TRIALS} trials; lower a count"
+            raise fault("invalid_value", text, "hyperparameters")
+        return self
+
+    @model_validator(mode="after")
+    def _batch_fills_slots(self) -> Self:
+        slots = self.resources.slots_per_trial
+        sizes = possible_values(self.hyperparameters.get("global_batch_size")) or []
+        if sizes and min(sizes) < slots:
+            text = f"{min(sizes)} is smaller than the {slots} slots of resources.slots_per_trial"
+            advice = f"use at least {slots}, or fewer slots"
+            raise fault("batch_too_small", f"{text}; {advice}", "hyperparameters", "global_batch_size")
+        return self

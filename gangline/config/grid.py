@@ -1,0 +1,52 @@
+"""PURE: the points of a grid search: all combinations of the hyperparameters' points.
+
+The configuration is checked with them before anything is submitted, and the searcher takes them one by one. A point is
+worked out from its place, so that a large grid costs no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from gangline.config.hyperparameter import Categorical, Const, is_nested, ranges_of
+
+
+def find_uncounted(values: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The path of the first range that has no `count`, without which a grid does not know its points."""
+    for path, found in ranges_of(values):
+        if not isinstance(found, Const | Categorical) and found.count is None:
+            return path
+    return None
+
+
+class Grid:
+    """Points are numbered from 1; the hyperparameter that was written last changes fastest."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._axes = [(path, found.points()) for path, found in ranges_of(values)]
+        self._empty = _skeleton(values)
+
+    @property
+    def num_points(self) -> int:
+        return prod(len(points) for _, points in self._axes)
+
+    def point(self, number: int) -> dict[str, Any]:
+        place, point = number - 1, _copy(self._empty)
+        for path, points in reversed(self._axes):
+            place, index = divmod(place, len(points))
+            target = point
+            for name in path[:-1]:
+                target = target[name]
+            target[path[-1]] = points[index]
+        return point
+
+
+def _skeleton(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keeps the order of the names, which filling from the last axis would turn round."""
+    return {name: _skeleton(value) if is_nested(value) else None for name, value in values.items()}
+
+
+def _copy(skeleton: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copy(value) if isinstance(value, Mapping) else value for name, value in skeleton.items()}

@@ -1,0 +1,200 @@
+"""PURE: the `hyperparameters` section: constants, ranges and nested mappings of them.
+
+The section is kept as the user wrote it, because trials and search print it so; parse_range reads one entry, sample
+draws one set for a trial from a random number generator that the caller gives, and gangline.config.grid lists the
+points of a grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol, Self
+
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, model_validator
+
+from gangline.config.section import WRITTEN, Section, describe, fault, wrong_type
+
+
+class Random(Protocol):
+    """What sampling needs of random.Random."""
+
+    def randint(self, a: int, b: int, /) -> int: ...
+    def uniform(self, a: float, b: float, /) -> float: ...
+    def choice(self, seq: Sequence[Any], /) -> Any: ...
+
+
+class _Bounded(Section):
+    minval: float
+    maxval: float
+    count: int | None = Field(default=None, ge=1)
+
+    def _spread(self) -> list[float]:
+        """count numbers from minval to maxval, both included; the middle when count is 1."""
+        count = self.count or 1
+        if count == 1:
+            return [(self.minval + self.maxval) / 2]
+        step = (self.maxval - self.minval) / (count - 1)
+        return [*(self.minval + place * step for place in range(count - 1)), self.maxval]
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.minval >= self.maxval:
+            raise fault("invalid_value", f"must be above minval {self.minval:g}, found {self.maxval:g}", "maxval")
+        return self
+
+
+class Const(Section):
+    type: Literal["const"] = "const"
+    val: Any
+
+    def sample(self, _rng: Random) -> Any:
+        return self.val
+
+    def points(self) -> list[Any]:
+        return [self.val]
+
+
+class Int(_Bounded):
+    """Whole numbers from minval to maxval, both included."""
+
+    type: Literal["int"] = "int"
+    minval: int
+    maxval: int
+
+    def sample(self, rng: Random) -> int:
+        return rng.randint(self.minval, self.maxval)
+
+    def points(self) -> list[int]:
+        """No more than there are whole numbers, each of them once."""
+        if self.count is not None and self.count > self.maxval - self.minval:
+            return list(range(self.minval, self.maxval + 1))
+        return [round(value) for value in self._spread()]
+
+
+class Double(_Bounded):
+    type: Literal["double"] = "double"
+
+    def sample(self, rng: Random) -> float:
+        return rng.uniform(self.minval, self.maxval)
+
+    def points(self) -> list[float]:
+        return self._spread()
+
+
+class Log(_Bounded):
+    """base to the power of a number that is uniform between minval and maxval."""
+
+    type: Literal["log"] = "log"
+    base: float = Field(default=10.0, gt=0)
+
+    def sample(self, rng: Random) -> float:
+        return float(self.base ** rng.uniform(self.minval, self.maxval))
+
+    def points(self) -> list[float]:
+        return [float(self.base**exponent) for exponent in self._spread()]
+
+
+class Categorical(Section):
+    type: Literal["categorical"] = "categorical"
+    vals: list[Any] = Field(min_length=1)
+
+    def sample(self, rng: Random) -> Any:
+        return rng.choice(self.vals)
+
+    def points(self) -> list[Any]:
+        return list(self.vals)
+
+
+Range = Const | Int | Double | Log | Categorical
+_RANGE_BY_TYPE: dict[str, type[Range]] = {
+    "const": Const,
+    "int": Int,
+    "double": Double,
+    "log": Log,
+    "categorical": Categorical,
+}
+
+
+def _validate_range(value: Mapping[str, Any]) -> Range:
+    kind = value["type"]
+    if not isinstance(kind, str) or kind not in _RANGE_BY_TYPE:
+        raise fault("invalid_value", f"must be one of {', '.join(_RANGE_BY_TYPE)}, found {describe(kind)}", "type")
+    return _RANGE_BY_TYPE[kind].model_validate(value, context=WRITTEN)
+
+
+_ANY_RANGE: TypeAdapter[Range] = TypeAdapter(Annotated[Any, PlainValidator(_validate_range)])
+
+
+def is_nested(value: Any) -> bool:
+    """A mapping without a `type` groups further hyperparameters."""
+    return isinstance(value, Mapping) and "type" not in value
+
+
+def parse_range(value: Any) -> Range:
+    """One entry that is not nested; anything but a mapping is a constant. Raises pydantic's ValidationError."""
+    if not isinstance(value, Mapping):
+        return Const(val=value)
+    return _ANY_RANGE.validate_python(value)
+
+
+def check_hyperparameters(values: Any) -> dict[str, Any]:
+    """The values unchanged, or a validation error that names the path of the first wrong entry."""
+    if not isinstance(values, Mapping):
+        raise wrong_type("a mapping", values)
+    _check(values, ())
+    return dict(values)
+
+
+def sample(values: Mapping[str, Any], rng: Random) -> dict[str, Any]:
+    """One value for each hyperparameter; the same generator state gives the same values."""
+    return {
+        name: sample(value, rng) if is_nested(value) else parse_range(value).sample(rng)
+        for name, value in values.items()
+    }
+
+
+def ranges_of(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Range]]:
+    """Every entry with its path, nested ones too, in the order in which they were written."""
+    for name, value in values.items():
+        if is_nested(value):
+            yield from ranges_of(value, (*path, name))
+        else:
+            yield (*path, name), parse_range(value)
+
+
+def possible_values(value: Any) -> list[int] | None:
+    """The whole numbers that decide whether a range can become too small: all of a list, the ends of a range."""
+    if is_nested(value):
+        return None
+    found = parse_range(value)
+    match found:
+        case Int():
+            return [found.minval, found.maxval]
+        case Categorical():
+            candidates = list(found.vals)
+        case Const():
+            candidates = [found.val]
+        case _:
+            return None
+    return candidates if all(isinstance(entry, int) and not isinstance(entry, bool) for entry in candidates) else None
+
+
+def _check(values: Mapping[Any, Any], path: tuple[str | int, ...]) -> None:
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise wrong_type("a name", name, *path, str(name))
+        if is_nested(value):
+            _check(value, (*path, name))
+            continue
+        _check_range(value, (*path, name))
+
+
+def _check_range(value: Any, path: tuple[str | int, ...]) -> None:
+    try:
+        parse_range(value)
+    except ValidationError as failure:
+        # A nested model's error reaches the outer one as a fault, so that its path is kept.
+        from gangline.config.complaint import complaints_of  # noqa: PLC0415 - the two modules need one another
+
+        first = complaints_of(failure, value)[0]
+        raise fault(first.code, first.text, *path, *first.path) from failure

@@ -1,0 +1,85 @@
+"""PURE: the text of an experiment's YAML -> its configuration and warnings, or one line that says what is wrong.
+
+The CLI and the gateway call parse_config; nobody else reads what a user wrote. What clients send as JSON goes through
+check_config in the gateway and in the scheduler, so that both refuse it in the same words.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from gangline.config.batch import split_batch
+from gangline.config.complaint import Complaint, complaints_of, join_path
+from gangline.config.document import Document, parse_document
+from gangline.config.effect import find_ineffective, find_unsupported
+from gangline.config.experiment import ExperimentConfig
+from gangline.config.hyperparameter import possible_values
+from gangline.config.section import WRITTEN, describe
+from gangline.errors import GanglineError, invalid
+
+
+def parse_config(text: str) -> tuple[ExperimentConfig, list[str]]:
+    """The configuration with its defaults filled in, and a warning for everything that will not happen as written.
+
+    Raises GanglineError: config.syntax, config.duplicate_key, config.unknown_key, config.wrong_type,
+    config.missing_key, config.invalid_value, config.batch_too_small, config.not_supported.
+    """
+    document = parse_document(text)
+    if not isinstance(document.values, dict):
+        found = describe(document.values)
+        raise invalid("config.wrong_type", f"the configuration: expected a mapping such as name: ..., found {found}")
+    config = _validate(document)
+    unsupported = find_unsupported(config)
+    if unsupported is not None:
+        raise _error([unsupported], document)
+    return config, [*_batch_warnings(config), *find_ineffective(config)]
+
+
+def check_config(config_json: str) -> ExperimentConfig:
+    """What a client says is a configuration. Raises GanglineError as parse_config does, without lines of a text."""
+    try:
+        values = json.loads(config_json)
+    except json.JSONDecodeError as error:
+        raise invalid("config.syntax", f"the configuration is no JSON document: {error}") from error
+    try:
+        config = ExperimentConfig.model_validate_json(config_json)
+    except ValidationError as failure:
+        raise _error_without_lines(complaints_of(failure, values)[0]) from failure
+    unsupported = find_unsupported(config)
+    if unsupported is not None:
+        raise _error_without_lines(unsupported)
+    return config
+
+
+def _error_without_lines(first: Complaint) -> GanglineError:
+    place = join_path(first.path) or "the configuration"
+    return invalid(f"config.{first.code}", f"{place}: {first.text}")
+
+
+def _validate(document: Document) -> ExperimentConfig:
+    try:
+        return ExperimentConfig.model_validate(document.values, context=WRITTEN)
+    except ValidationError as failure:
+        raise _error(complaints_of(failure, document.values), document) from failure
+
+
+def _error(complaints: list[Complaint], document: Document) -> GanglineError:
+    """The first complaint in the order of the text, and how many more there are."""
+    one_per_place = {(document.line_of(complaint.path) or 0, complaint.text): complaint for complaint in complaints}
+    complaints = [one_per_place[place] for place in sorted(one_per_place)]
+    first = complaints[0]
+    line = document.line_of(first.path)
+    place = f" (line {line})" if line else ""
+    more = f" (and {len(complaints) - 1} more to correct)" if len(complaints) > 1 else ""
+    return invalid(f"config.{first.code}", f"{join_path(first.path)}{place}: {first.text}{more}")
+
+
+def _batch_warnings(config: ExperimentConfig) -> list[str]:
+    sizes: Any = possible_values(config.hyperparameters.get("global_batch_size"))
+    if not sizes or len(set(sizes)) > 1:
+        return []
+    warning = split_batch(sizes[0], config.resources.slots_per_trial).warning
+    return [warning] if warning else []

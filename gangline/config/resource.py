@@ -1,0 +1,76 @@
+"""PURE: the sections `resources`, `optimizations`, `reproducibility` and `profiling`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from gangline.config.section import Section, fault, wrong_type
+
+_MEMORY_SIZE = re.compile(r"^([0-9]*[.])?[0-9]+ ?(([kmgtp]i?b?)|b)?$", re.IGNORECASE)
+
+
+class Resources(Section):
+    """slots_per_trial: the size of a trial's gang. priority: 1 is most urgent; None takes the pool's default.
+
+    resource_pool: empty takes the default pool. is_single_node: all slots on one agent, or the trial waits.
+    """
+
+    slots_per_trial: int = Field(default=1, ge=1)
+    max_slots: int | None = Field(default=None, ge=0)
+    weight: float = Field(default=1, gt=0)
+    priority: int | None = Field(default=None, ge=1, le=99)
+    resource_pool: str = ""
+    shm_size: int | str | None = None
+    is_single_node: bool = False
+    devices: list[Any] = Field(default_factory=list)
+    native_parallel: bool = False
+    agent_label: str | None = None
+    slots: int | None = Field(default=None, ge=0)
+
+    @field_validator("shm_size", mode="before")
+    @classmethod
+    def _is_memory_size(cls, value: Any) -> Any:
+        is_size = isinstance(value, str) and _MEMORY_SIZE.match(value)
+        if is_size or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+        raise wrong_type("a size in bytes, or one as 4GiB", value)
+
+
+class Optimizations(Section):
+    """aggregation_frequency: batches whose gradients are summed before one optimizer step.
+
+    tensor_fusion_threshold is in MB, tensor_fusion_cycle_time in milliseconds.
+    """
+
+    aggregation_frequency: int = Field(default=1, ge=1)
+    average_aggregated_gradients: bool = True
+    average_training_metrics: bool = True
+    gradient_compression: bool = False
+    mixed_precision: Literal["O0", "O1", "O2", "O3"] = "O0"
+    tensor_fusion_threshold: int = Field(default=64, ge=0)
+    tensor_fusion_cycle_time: int = Field(default=1, ge=0)
+    auto_tune_tensor_fusion: bool = False
+    grad_updates_size_file: str | None = None
+
+
+class Reproducibility(Section):
+    """experiment_seed: None lets the cluster choose one, which the trial then keeps over restarts."""
+
+    experiment_seed: int | None = Field(default=None, ge=0, lt=2**31)
+
+
+class Profiling(Section):
+    enabled: bool = False
+    begin_on_batch: int | None = Field(default=None, ge=0)
+    end_after_batch: int | None = Field(default=None, ge=0)
+    sync_timings: bool = True
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        first, last = self.begin_on_batch, self.end_after_batch
+        if first is not None and last is not None and first > last:
+            raise fault("invalid_value", f"must be at least begin_on_batch {first}, found {last}", "end_after_batch")
+        return self

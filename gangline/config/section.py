@@ -1,0 +1,89 @@
+"""PURE: what every part of an experiment's configuration has in common.
+
+Owns the base model: strict types, `null` stands for the default as in Determined, unknown keys are refused in what a
+user wrote (validated with WRITTEN) and passed over in what another version of Gangline stored. Owns also how a check
+names its own error; gangline.config.complaint turns all of them into one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+WRITTEN: dict[str, bool] = {"is_written_by_user": True}
+FAULT = "gangline_fault"
+_MOST_KEYS_LISTED = 12
+_WORDS_BY_TYPE: tuple[tuple[type, str], ...] = (
+    (type(None), "nothing"),
+    (int, "the integer {}"),
+    (float, "the number {}"),
+    (str, "the string {!r}"),
+    (list, "a list"),
+    (tuple, "a list"),
+    (Mapping, "a mapping"),
+)
+
+
+def fault(code: str, text: str, *path: str | int) -> PydanticCustomError:
+    """An error of a check, to be raised in a validator.
+
+    code: the last part of the GanglineError's code. text: what is wrong, without the place. path: from the validated
+    section to the offending value.
+    """
+    return PydanticCustomError(FAULT, "{text}", {"text": text, "code": code, "path": tuple(path)})
+
+
+def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
+    """The error for a key that does not exist here; it names the nearest one that does."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    listed = ", ".join(known[:_MOST_KEYS_LISTED]) + (" and more" if len(known) > _MOST_KEYS_LISTED else "")
+    advice = f"did you mean {nearest[0]}?" if nearest else f"known here are {listed}"
+    return fault("unknown_key", f"unknown key; {advice}", key)
+
+
+def describe(value: Any) -> str:
+    """A value of a YAML file in a sentence: the string 'two', the integer 2, a list."""
+    if isinstance(value, bool):
+        return f"the boolean {str(value).lower()}"
+    for kind, words in _WORDS_BY_TYPE:
+        if isinstance(value, kind):
+            return words.format(value)
+    return f"a {type(value).__name__}"
+
+
+def wrong_type(expected: str, value: Any, *path: str | int) -> PydanticCustomError:
+    return fault("wrong_type", f"expected {expected}, found {describe(value)}", *path)
+
+
+class Section(BaseModel):
+    """One mapping of the configuration. Frozen: a configuration never changes after it was accepted."""
+
+    model_config = ConfigDict(
+        strict=True, extra="ignore", frozen=True, json_schema_extra={"additionalProperties": False}
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_mapping(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        if info.context is WRITTEN:
+            for key in value:
+                if key not in cls.model_fields:
+                    raise unknown_key(str(key), cls.model_fields)
+        return {key: entry for key, entry in value.items() if entry is not None or not cls._has_default(key)}
+
+    @classmethod
+    def is_default(cls, key: str, value: Any) -> bool:
+        """Whether leaving the key out says the same; null always does."""
+        default = cls.model_fields[key].get_default(call_default_factory=True, validated_data={})
+        return value is None or bool(value == default)
+
+    @classmethod
+    def _has_default(cls, key: str) -> bool:
+        return key in cls.model_fields and not cls.model_fields[key].is_required()

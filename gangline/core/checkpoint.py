@@ -1,0 +1,238 @@
+"""Saving and restoring a trial's files: the checkpoint part of the Core API.
+
+Owns who does what when ranks save together, the check that they do not overwrite one another, and the report to the
+trial runner once a checkpoint is committed. What is inside the files is the caller's business.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from gangline.cluster_info import ClusterInfo
+from gangline.core.distributed import DistributedContext
+from gangline.core.link import Link
+from gangline.core.storage import CheckpointStore, StoredFile, checkpoint_url, describe_files, list_files, verify
+from gangline.errors import conflict, invalid
+from gangline.v1 import types_pb2
+
+STEPS_COMPLETED = "steps_completed"
+
+
+class DownloadMode(Enum):
+    """LocalWorkersShareDownload: the first rank of a machine downloads for all of its ranks, which call in step.
+    NoSharedDownload: everyone for itself."""
+
+    LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
+    NoSharedDownload = "NO_SHARED_DOWNLOAD"
+
+
+class CheckpointContext:
+    """With shard=False only the chief saves; with shard=True every rank does, in step.
+
+    A checkpoint's metadata holds what the caller gives; `steps_completed` is how far training was.
+    """
+
+    def __init__(
+        self, distributed: DistributedContext, link: Link, store: CheckpointStore, cluster: ClusterInfo | None
+    ):
+        self._distributed = distributed
+        self._link = link
+        self._store = store
+        self._cluster = cluster
+
+    @property
+    def storage_url(self) -> str:
+        return self._store.url
+
+    def upload(
+        self,
+        ckpt_dir: str | Path | None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        shard: bool = False,
+        selector: Callable[[str], bool] | None = None,
+    ) -> str:
+        """Saves a folder's files as a new checkpoint and returns its id.
+
+        ckpt_dir: None where a rank has nothing to add. selector: which of the files, by their path inside the folder.
+        Raises GanglineError `checkpoint.conflict` when two ranks give the same path different content.
+        """
+        self._check_caller(shard)
+        storage_id = self._new_id(shard)
+        self._save(storage_id, Path(ckpt_dir) if ckpt_dir is not None else None, metadata, shard, selector)
+        return storage_id
+
+    @contextmanager
+    def store_path(
+        self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False
+    ) -> Iterator[tuple[Path, str]]:
+        """Yields an empty folder and the new checkpoint's id; what is in the folder at the end is saved."""
+        self._check_caller(shard)
+        storage_id = self._new_id(shard)
+        with tempfile.TemporaryDirectory(prefix="gangline-checkpoint-") as directory:
+            yield Path(directory), storage_id
+            self._save(storage_id, Path(directory), metadata, shard, None)
+
+    def download(
+        self,
+        storage_id: str,
+        ckpt_dir: str | Path,
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Callable[[str], bool] | None = None,
+    ) -> None:
+        """Copies a checkpoint into a folder and compares it with its manifest."""
+        if self._is_downloader(download_mode):
+            Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
+            self._store.download(storage_id, Path(ckpt_dir), self._select(storage_id, selector))
+        if download_mode is DownloadMode.LocalWorkersShareDownload:
+            self._distributed.broadcast_local()
+
+    @contextmanager
+    def restore_path(
+        self,
+        storage_id: str,
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Callable[[str], bool] | None = None,
+    ) -> Iterator[Path]:
+        """Yields a folder with the checkpoint's files, to be read only: storage itself where it is a directory."""
+        local = self._store.local_path(storage_id)
+        if local is not None:
+            self._store.load_metadata(storage_id)
+            if self._is_downloader(download_mode):
+                verify(local, self._select(storage_id, selector))
+            yield local
+            return
+        with self._download_directory(download_mode) as directory:
+            self.download(storage_id, directory, download_mode, selector=selector)
+            yield directory
+            if download_mode is DownloadMode.LocalWorkersShareDownload:
+                self._distributed.allgather_local(None)
+
+    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+        return self._store.load_metadata(storage_id)
+
+    def delete(self, storage_id: str) -> None:
+        """Chief only."""
+        self._store.delete(storage_id)
+
+    def _check_caller(self, shard: bool) -> None:
+        if not shard and not self._distributed.is_chief:
+            raise invalid(
+                "core.chief_only",
+                f"rank {self._distributed.rank} saves a checkpoint that is not sharded, which only the chief may; "
+                "save on rank 0, or pass shard=True on all ranks",
+            )
+
+    def _new_id(self, shard: bool) -> str:
+        storage_id = str(uuid.uuid4())
+        return str(self._distributed.broadcast(storage_id)) if shard else storage_id
+
+    def _is_downloader(self, mode: DownloadMode) -> bool:
+        return mode is DownloadMode.NoSharedDownload or self._distributed.local_rank == 0
+
+    def _select(self, storage_id: str, selector: Callable[[str], bool] | None) -> list[str] | None:
+        if selector is None:
+            return None
+        files = self._store.load_metadata(storage_id)["manifest"]["files"]
+        return [path for path in files if selector(path)]
+
+    @contextmanager
+    def _download_directory(self, mode: DownloadMode) -> Iterator[Path]:
+        if mode is DownloadMode.NoSharedDownload:
+            with tempfile.TemporaryDirectory(prefix="gangline-restore-") as own:
+                yield Path(own)
+        elif self._distributed.local_rank == 0:
+            with tempfile.TemporaryDirectory(prefix="gangline-restore-") as shared:
+                yield Path(self._distributed.broadcast_local(shared))
+        else:
+            yield Path(self._distributed.broadcast_local())
+
+    def _save(
+        self,
+        storage_id: str,
+        directory: Path | None,
+        metadata: Mapping[str, Any] | None,
+        shard: bool,
+        selector: Callable[[str], bool] | None,
+    ) -> None:
+        paths = [path for path in (list_files(directory) if directory else []) if selector is None or selector(path)]
+        own = (describe_files(directory, paths) if directory else {}, dict(metadata or {}))
+        everyone = self._distributed.allgather(own) if shard else [own]
+        by_rank = [entry[0] for entry in everyone]
+        files, merged = _merge(by_rank), _merge_metadata([entry[1] for entry in everyone])
+        if directory:
+            self._store.upload_files(storage_id, directory, _share_of(by_rank, self._distributed.rank))
+        if shard:
+            self._distributed.allgather(None)
+        if self._distributed.is_chief:
+            self._report(storage_id, self._store.commit(storage_id, merged, files), files, merged)
+        if shard:
+            self._distributed.allgather(None)
+
+    def _report(self, storage_id: str, url: str, files: Mapping[str, StoredFile], metadata: Mapping[str, Any]) -> None:
+        self._link.send_checkpoint(
+            types_pb2.Checkpoint(
+                id=storage_id,
+                trial_id=self._cluster.trial.trial_id if self._cluster else "",
+                experiment_id=self._cluster.trial.experiment_id if self._cluster else 0,
+                batches_completed=int(metadata.get(STEPS_COMPLETED, self._link.batches_completed)),
+                url=url,
+                file_bytes={path: file.bytes for path, file in files.items()},
+                metadata_json=json.dumps(metadata, sort_keys=True),
+                created_at=time.time(),
+            )
+        )
+
+
+def _merge(by_rank: list[dict[str, StoredFile]]) -> dict[str, StoredFile]:
+    merged: dict[str, StoredFile] = {}
+    for rank, files in enumerate(by_rank):
+        for path, file in files.items():
+            if merged.setdefault(path, file) != file:
+                raise conflict(
+                    "checkpoint.conflict",
+                    f"rank {rank} saves another {path} than an earlier rank; give each rank files of its own",
+                )
+    return merged
+
+
+def _share_of(by_rank: list[dict[str, StoredFile]], rank: int) -> list[str]:
+    """What a rank uploads: of files that several ranks have alike, the first of them uploads one."""
+    if len(by_rank) == 1:
+        return list(by_rank[0])
+    earlier = Counter(path for files in by_rank[:rank] for path in files)
+    return [path for path in by_rank[rank] if not earlier[path]]
+
+
+def _merge_metadata(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for rank, metadata in enumerate(by_rank):
+        for key, value in metadata.items():
+            if merged.setdefault(key, value) != value:
+                raise conflict("checkpoint.conflict", f"rank {rank} gives the metadata key {key!r} another value")
+    return merged
+
+
+def location_of(checkpoint: str, storage_url: str) -> tuple[str, str]:
+    """The storage URL and the id for a checkpoint that a person names: an id, or the path or URL of its folder."""
+    if "/" not in checkpoint:
+        return storage_url, checkpoint
+    head, _, storage_id = checkpoint.rstrip("/").rpartition("/")
+    root, separator, name = head.rpartition("/")
+    if name != "checkpoints" or not separator:
+        raise invalid(
+            "checkpoint.location",
+            f"{checkpoint!r} is no checkpoint: give its id, or its folder as in {checkpoint_url(storage_url, 'ID')}",
+        )
+    return root, storage_id

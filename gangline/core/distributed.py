@@ -1,0 +1,182 @@
+"""Where this rank stands among the ranks of its trial, and how they exchange small objects.
+
+Owns DistributedContext. It never makes a process group for training: gangline.pytorch or the user's script does.
+Rank, local rank and node rank mean what torch.distributed means by them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gangline.core.transport import AloneTransport, StoreTransport, TorchTransport, Transport
+from gangline.errors import invalid
+
+
+class DistributedContext:
+    """Every gather, allgather and broadcast is called by all ranks in step, the local ones by all ranks of a machine.
+
+    rank counts the ranks of the trial, local_rank those of this machine, cross_rank the machines.
+    A context for more than one rank gets its transports from one of the class methods.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        local_size: int = 1,
+        cross_rank: int = 0,
+        cross_size: int = 1,
+        transport: Transport | None = None,
+        make_local_transport: Callable[[], Transport] | None = None,
+    ) -> None:
+        if size > 1 and transport is None:
+            raise invalid(
+                "core.no_transport",
+                f"a DistributedContext for {size} ranks needs a transport; make it with "
+                "DistributedContext.from_torch_distributed() or from_environment()",
+            )
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.cross_rank = cross_rank
+        self.cross_size = cross_size
+        self._transport = transport or AloneTransport()
+        self._make_local_transport = make_local_transport
+        self._known_local_transport: Transport | None = None
+
+    @classmethod
+    def from_torch_distributed(cls) -> DistributedContext:
+        """Over the default process group, which torch.distributed must have made already. Every rank calls it."""
+        import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
+
+        if not dist.is_initialized():
+            raise invalid(
+                "core.no_process_group",
+                "DistributedContext.from_torch_distributed() comes before torch.distributed.init_process_group(); "
+                "call that first",
+            )
+        place = _place_from(os.environ, dist.get_rank(), dist.get_world_size())
+        group = _cpu_group()
+        first = place["rank"] - place["local_rank"]
+        ranks = range(first, first + place["local_size"])
+        return cls(
+            **place,
+            transport=TorchTransport(group, range(place["size"])),
+            make_local_transport=lambda: TorchTransport(_local_group(list(ranks)), ranks),
+        )
+
+    @classmethod
+    def from_environment(cls) -> DistributedContext:
+        """From RANK, WORLD_SIZE and their kin, over the store at MASTER_ADDR and MASTER_PORT; alone without them.
+
+        Needs no process group and hinders none. Every rank calls it.
+        """
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls()
+        place = _place_from(os.environ, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        store = _open_store("gangline/world", place["rank"], place["size"])
+        return cls(
+            **place,
+            transport=StoreTransport(store, place["rank"], place["size"]),
+            make_local_transport=lambda: StoreTransport(
+                _open_store(f"gangline/local/{place['cross_rank']}", place["rank"], place["size"]),
+                place["local_rank"],
+                place["local_size"],
+            ),
+        )
+
+    @property
+    def is_chief(self) -> bool:
+        """Rank 0."""
+        return self.rank == 0
+
+    def get_rank(self) -> int:
+        return self.rank
+
+    def get_size(self) -> int:
+        return self.size
+
+    def get_local_rank(self) -> int:
+        return self.local_rank
+
+    def get_num_agents(self) -> int:
+        return self.cross_size
+
+    def gather(self, stuff: Any) -> list[Any] | None:
+        """The chief gets everyone's object, by rank; the others get None."""
+        found = self._transport.allgather(stuff)
+        return found if self.rank == 0 else None
+
+    def gather_local(self, stuff: Any) -> list[Any] | None:
+        """As gather, among the ranks of this machine; its first rank gets the list."""
+        found = self._local_transport.allgather(stuff)
+        return found if self.local_rank == 0 else None
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        """Everyone gets everyone's object, by rank."""
+        return self._transport.allgather(stuff)
+
+    def allgather_local(self, stuff: Any) -> list[Any]:
+        return self._local_transport.allgather(stuff)
+
+    def broadcast(self, stuff: Any) -> Any:
+        """Everyone gets the chief's object; what the others pass is ignored."""
+        return self._transport.broadcast(stuff)
+
+    def broadcast_local(self, stuff: Any = None) -> Any:
+        """Everyone on this machine gets the object of its first rank."""
+        return self._local_transport.broadcast(stuff)
+
+    def maximum(self, numbers: Sequence[int]) -> list[int]:
+        """The largest of everyone's numbers, position by position; cheap enough for a training loop."""
+        return self._transport.maximum(numbers)
+
+    @property
+    def _local_transport(self) -> Transport:
+        if self.local_size == self.size:
+            return self._transport
+        if self._known_local_transport is None:
+            make = self._make_local_transport
+            self._known_local_transport = make() if make and self.local_size > 1 else AloneTransport()
+        return self._known_local_transport
+
+
+def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[str, int]:
+    """torchrun and the trial runner set all of these; a bare env:// start sets RANK and WORLD_SIZE only."""
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+    local_rank = int(environment.get("LOCAL_RANK", rank % local_size))
+    return {
+        "rank": rank,
+        "size": size,
+        "local_rank": local_rank,
+        "local_size": local_size,
+        "cross_rank": int(environment.get("GROUP_RANK", rank // local_size)),
+        "cross_size": int(environment.get("GROUP_WORLD_SIZE", -(-size // local_size))),
+    }
+
+
+def _cpu_group() -> Any:
+    import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
+
+    carries_cpu_tensors = "gloo" in str(dist.get_backend_config())
+    return dist.group.WORLD if carries_cpu_tensors else dist.new_group(backend="gloo")
+
+
+def _local_group(ranks: list[int]) -> Any:
+    import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
+
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+
+
+def _open_store(prefix: str, rank: int, size: int) -> Any:
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # noqa: PLC0415  public, but not in __all__
+    from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415  gangline.core is usable without torch
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store, _, _ = next(rendezvous("env://", rank, size))
+    return PrefixStore(f"{prefix}/{attempt}", store)

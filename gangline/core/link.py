@@ -1,0 +1,270 @@
+"""The rank's end of the unix socket to its trial runner.
+
+Owns the one connection of this process and its frames (4 bytes of length, big end first, then a RankMessage or
+RunnerMessage). Sending never waits for the runner: what the socket does not take at once, a background thread sends.
+The thread starts with the connection, so only after the fork, in the rank. A runner that is gone ends the rank.
+Called by gangline.launch.entrypoint, gangline.core and gangline.pytorch.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from gangline.domain.state import ExitKind
+from gangline.v1 import rank_pb2
+from gangline.wire import enum_number
+
+SOCKET_KEY = "GANGLINE_RUNNER_SOCKET"
+EXIT_CODE_RUNNER_LOST = 70
+_HEADER = struct.Struct(">I")
+_FLUSH_SECONDS = 10.0
+
+
+class Link(Protocol):
+    """What a rank may tell its trial runner, and the one thing that it may be asked.
+
+    batches_completed: the newest count that was sent. is_preempted: whether this rank gave in to a preemption.
+    """
+
+    batches_completed: int
+    is_preempted: bool
+
+    @property
+    def preemption(self) -> str | None:
+        """Why this rank is asked to stop after a checkpoint; None while it is not."""
+        ...
+
+    def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None: ...
+
+    def send_progress(
+        self, batches_completed: int, batches_total: int, samples_per_second: float, seconds_per_batch: float
+    ) -> None: ...
+
+    def send_checkpoint(self, checkpoint: Any) -> None:
+        """checkpoint: a types.proto Checkpoint, whose trial_id and experiment_id are filled in by the runner's peer."""
+        ...
+
+    def send_first_step(self) -> None:
+        """Only the first call has an effect."""
+        ...
+
+    def send_failure(self, kind: ExitKind, message: str, traceback: str) -> None: ...
+
+    def send_finished(self) -> None: ...
+
+    def flush(self, timeout_seconds: float = _FLUSH_SECONDS) -> bool:
+        """Waits until all that was sent is with the runner; False when it took too long."""
+        ...
+
+
+class LocalLink:
+    """The twin off the cluster: nobody listens, nobody asks."""
+
+    def __init__(self) -> None:
+        self.batches_completed = 0
+        self.is_preempted = False
+
+    @property
+    def preemption(self) -> str | None:
+        return None
+
+    def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
+        self.batches_completed = max(self.batches_completed, batches_completed)
+
+    def send_progress(
+        self, batches_completed: int, batches_total: int, samples_per_second: float, seconds_per_batch: float
+    ) -> None:
+        self.batches_completed = max(self.batches_completed, batches_completed)
+
+    def send_checkpoint(self, checkpoint: Any) -> None:
+        pass
+
+    def send_first_step(self) -> None:
+        pass
+
+    def send_failure(self, kind: ExitKind, message: str, traceback: str) -> None:
+        pass
+
+    def send_finished(self) -> None:
+        pass
+
+    def flush(self, timeout_seconds: float = _FLUSH_SECONDS) -> bool:
+        return True
+
+
+class RunnerLink:
+    """A connection to the trial runner at the given unix socket; says hello at once.
+
+    on_lost is called in the background thread when the runner goes away; by default it ends this process.
+    """
+
+    def __init__(self, path: str, rank: int, on_lost: Callable[[], None] | None = None) -> None:
+        self.batches_completed = 0
+        self.is_preempted = False
+        self._preemption: str | None = None
+        self._has_stepped = False
+        self._on_lost = on_lost or _end_process
+        self._pending = bytearray()
+        self._lock = threading.Condition()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._socket.setblocking(False)
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        self._is_closed = False
+        self._send(hello=rank_pb2.RankHello(rank=rank, pid=os.getpid()))
+        self._thread = threading.Thread(target=self._serve, name="gangline-link", daemon=True)
+        self._thread.start()
+
+    @property
+    def preemption(self) -> str | None:
+        return self._preemption
+
+    def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
+        self.batches_completed = max(self.batches_completed, batches_completed)
+        self._send(metrics=rank_pb2.RankMetrics(group=group, batches_completed=batches_completed, metrics=metrics))
+
+    def send_progress(
+        self, batches_completed: int, batches_total: int, samples_per_second: float, seconds_per_batch: float
+    ) -> None:
+        self.batches_completed = max(self.batches_completed, batches_completed)
+        self._send(
+            progress=rank_pb2.RankProgress(
+                batches_completed=batches_completed,
+                batches_total=batches_total,
+                samples_per_second=samples_per_second,
+                seconds_per_batch=seconds_per_batch,
+            )
+        )
+
+    def send_checkpoint(self, checkpoint: Any) -> None:
+        self._send(checkpoint=checkpoint)
+
+    def send_first_step(self) -> None:
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._send(first_step=rank_pb2.RankFirstStep(at=time.time()))
+
+    def send_failure(self, kind: ExitKind, message: str, traceback: str) -> None:
+        self._send(
+            failure=rank_pb2.RankFailure(
+                kind=enum_number(kind),  # type: ignore[arg-type]  # the generated enum is an int at run time
+                message=message,
+                traceback=traceback,
+                failed_at=time.time(),
+            )
+        )
+
+    def send_finished(self) -> None:
+        self._send(
+            finished=rank_pb2.RankFinished(is_preempted=self.is_preempted, batches_completed=self.batches_completed)
+        )
+
+    def flush(self, timeout_seconds: float = _FLUSH_SECONDS) -> bool:
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._pending, timeout_seconds)
+
+    def close(self) -> None:
+        """Ends the connection and its thread without ending the process. May be called twice."""
+        self._is_closed = True
+        self._wake()
+        self._thread.join(_FLUSH_SECONDS)
+
+    def _send(self, **content: Any) -> None:
+        payload = rank_pb2.RankMessage(**content).SerializeToString()
+        with self._lock:
+            is_idle = not self._pending
+            self._pending += _HEADER.pack(len(payload)) + payload
+            if is_idle:
+                self._send_pending()
+            is_stuck = bool(self._pending)
+        if is_stuck:
+            self._wake()
+
+    def _send_pending(self) -> None:
+        """Called with the lock held. A broken connection is left for the thread to find."""
+        try:
+            del self._pending[: self._socket.send(self._pending)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._pending.clear()
+        if not self._pending:
+            self._lock.notify_all()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_writer, b"w")
+        except BlockingIOError:
+            return
+
+    def _serve(self) -> None:
+        received = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            selector.register(self._socket, selectors.EVENT_READ)
+            while not self._is_closed:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._pending else 0)
+                selector.modify(self._socket, wanted)
+                for key, events in selector.select():
+                    if key.fileobj == self._wake_reader:
+                        os.read(self._wake_reader, 4096)
+                    elif not self._serve_socket(events, received):
+                        self._socket.close()
+                        self._on_lost()
+                        return
+        self._socket.close()
+
+    def _serve_socket(self, events: int, received: bytearray) -> bool:
+        """False when the runner is gone."""
+        if events & selectors.EVENT_WRITE:
+            with self._lock:
+                self._send_pending()
+        if not events & selectors.EVENT_READ:
+            return True
+        try:
+            chunk = self._socket.recv(65536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        received += chunk
+        self._take_frames(received)
+        return bool(chunk)
+
+    def _take_frames(self, received: bytearray) -> None:
+        while len(received) >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(received)
+            end = _HEADER.size + length
+            if len(received) < end:
+                return
+            message = rank_pb2.RunnerMessage.FromString(bytes(received[_HEADER.size : end]))
+            del received[:end]
+            if message.HasField("preempt"):
+                self._preemption = message.preempt.reason or "preempted"
+
+
+def _end_process() -> None:
+    sys.stderr.write("gangline: the trial runner of this rank is gone; the rank ends\n")
+    sys.stderr.flush()
+    os._exit(EXIT_CODE_RUNNER_LOST)
+
+
+_current: Link | None = None
+
+
+def connect() -> Link:
+    """The connection of this process: made at the first call, the local twin where no runner started this process."""
+    global _current  # noqa: PLW0603  a process has one trial runner
+    if _current is None:
+        path = os.environ.get(SOCKET_KEY)
+        _current = RunnerLink(path, int(os.environ.get("RANK", "0"))) if path else LocalLink()
+    return _current

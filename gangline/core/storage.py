@@ -1,0 +1,194 @@
+"""Moves whole folders between this machine and checkpoint storage, whatever fsspec URL that has.
+
+Owns where a checkpoint lies (<storage URL>/checkpoints/<id>), the manifest that commits it, and the check of what was
+read against that manifest. A folder without its manifest is no checkpoint: on a directory it is renamed into place when
+complete and on the disk, elsewhere the manifest is written last. Called by gangline.core.checkpoint and by
+gangline.pytorch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from gangline.errors import GanglineError, invalid, not_found
+
+METADATA_FILE = "metadata.json"
+MANIFEST_KEY = "manifest"
+MANIFEST_FORMAT = 1
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """What the manifest says of one file."""
+
+    bytes: int
+    sha256: str
+
+
+def checkpoint_url(storage_url: str, storage_id: str) -> str:
+    return f"{storage_url.rstrip('/')}/checkpoints/{storage_id}"
+
+
+def describe_files(directory: Path, paths: Iterable[str] | None = None) -> dict[str, StoredFile]:
+    """Path inside the folder -> size and digest, for the given paths or for all of its files."""
+    chosen = sorted(paths) if paths is not None else list_files(directory)
+    return {path: StoredFile((directory / path).stat().st_size, digest_of(directory / path)) for path in chosen}
+
+
+def list_files(directory: Path) -> list[str]:
+    """All files below a folder, as paths inside it, without a manifest of an earlier upload."""
+    found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return sorted(path for path in found if path != METADATA_FILE)
+
+
+def digest_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+class CheckpointStore:
+    """The checkpoints below one storage URL. Stateless: ranks on other machines see what this one committed."""
+
+    def __init__(self, storage_url: str) -> None:
+        self.url = storage_url
+
+    def upload_files(self, storage_id: str, directory: Path, paths: Iterable[str]) -> None:
+        """Puts files where `commit` will find them. Ranks may do so at the same time, each with files of its own."""
+        filesystem, target = self._open(self._staging_url(storage_id))
+        for path in paths:
+            destination = f"{target}/{path}"
+            filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
+            filesystem.put_file(str(directory / path), destination)
+            if self._can_rename(filesystem):
+                _sync(Path(destination))
+
+    def commit(self, storage_id: str, metadata: Mapping[str, Any], files: Mapping[str, StoredFile]) -> str:
+        """Makes uploaded files a checkpoint, at once and entirely. One rank calls it. Returns its URL."""
+        filesystem, staging = self._open(self._staging_url(storage_id))
+        manifest = {"format": MANIFEST_FORMAT, "files": {path: asdict(file) for path, file in files.items()}}
+        document = json.dumps({**metadata, MANIFEST_KEY: manifest}, indent=2, sort_keys=True)
+        filesystem.makedirs(staging, exist_ok=True)
+        filesystem.pipe_file(f"{staging}/{METADATA_FILE}", document.encode())
+        if self._can_rename(filesystem):
+            # A checkpoint that is named in the cluster's state must be there after the loss of power as well.
+            target = Path(self._open(checkpoint_url(self.url, storage_id))[1])
+            for folder in (path for path in Path(staging).rglob("*") if path.is_dir()):
+                _sync(folder)
+            for place in (Path(staging) / METADATA_FILE, Path(staging)):
+                _sync(place)
+            filesystem.mv(staging, str(target), recursive=True)
+            _sync(target.parent)
+        return checkpoint_url(self.url, storage_id)
+
+    def download(self, storage_id: str, directory: Path, paths: Iterable[str] | None = None) -> None:
+        """Copies a checkpoint's files, all or the given ones, and compares each with the manifest."""
+        filesystem, source = self._open(checkpoint_url(self.url, storage_id))
+        metadata = self.load_metadata(storage_id)
+        files = _files_of(metadata)
+        for path in files if paths is None else paths:
+            target = directory / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                filesystem.get_file(f"{source}/{path}", str(target))
+            except FileNotFoundError:
+                raise _missing(path, checkpoint_url(self.url, storage_id)) from None
+        (directory / METADATA_FILE).write_text(json.dumps(metadata, indent=2, sort_keys=True))
+        verify(directory, paths)
+
+    def delete(self, storage_id: str) -> None:
+        filesystem, path = self._open(checkpoint_url(self.url, storage_id))
+        filesystem.rm(path, recursive=True)
+
+    def load_metadata(self, storage_id: str) -> dict[str, Any]:
+        """Raises GanglineError `checkpoint.not_found` when it is absent or was never committed."""
+        url = checkpoint_url(self.url, storage_id)
+        filesystem, path = self._open(url)
+        try:
+            found: dict[str, Any] = json.loads(filesystem.cat_file(f"{path}/{METADATA_FILE}"))
+        except FileNotFoundError:
+            raise not_found("checkpoint.not_found", f"no checkpoint {storage_id} at {url}") from None
+        return found
+
+    def local_path(self, storage_id: str) -> Path | None:
+        """The checkpoint's folder where storage is a directory of this machine, else None."""
+        filesystem, path = self._open(checkpoint_url(self.url, storage_id))
+        return Path(path) if self._can_rename(filesystem) else None
+
+    def _staging_url(self, storage_id: str) -> str:
+        filesystem, _ = self._open(self.url)
+        name = f".partial-{storage_id}" if self._can_rename(filesystem) else storage_id
+        return checkpoint_url(self.url, name)
+
+    @staticmethod
+    def _can_rename(filesystem: Any) -> bool:
+        protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
+        return "file" in protocols
+
+    @staticmethod
+    def _open(url: str) -> tuple[Any, str]:
+        filesystem, path = fsspec.core.url_to_fs(url)
+        return filesystem, str(path)
+
+
+def _sync(path: Path) -> None:
+    """A file's content, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_metadata(directory: Path) -> dict[str, Any]:
+    """Raises GanglineError `checkpoint.not_found` where a folder is no complete checkpoint."""
+    try:
+        found: dict[str, Any] = json.loads((directory / METADATA_FILE).read_text())
+    except FileNotFoundError:
+        raise not_found(
+            "checkpoint.not_found", f"{directory} holds no {METADATA_FILE}, so no complete checkpoint"
+        ) from None
+    return found
+
+
+def verify(directory: Path, paths: Iterable[str] | None = None) -> dict[str, Any]:
+    """Compares a folder's files, all or the given ones, with its manifest. Returns the metadata."""
+    metadata = read_metadata(directory)
+    files = _files_of(metadata)
+    for path in files if paths is None else paths:
+        target = directory / path
+        if path not in files or not target.is_file():
+            raise _missing(path, str(directory))
+        if digest_of(target) != files[path].sha256:
+            raise invalid(
+                "checkpoint.corrupt",
+                f"{target} differs from what was saved ({target.stat().st_size} bytes, saved {files[path].bytes}); "
+                "use another checkpoint",
+            )
+    return metadata
+
+
+def _files_of(metadata: Mapping[str, Any]) -> dict[str, StoredFile]:
+    manifest = metadata.get(MANIFEST_KEY, {})
+    if manifest.get("format", 0) > MANIFEST_FORMAT:
+        raise invalid(
+            "checkpoint.newer_format",
+            f"the checkpoint has format {manifest['format']}, this version of Gangline reads up to {MANIFEST_FORMAT}; "
+            "use a newer one",
+        )
+    return {path: StoredFile(**entry) for path, entry in manifest.get("files", {}).items()}
+
+
+def _missing(path: str, where: str) -> GanglineError:
+    return not_found("checkpoint.file_missing", f"{where} lacks {path}; use another checkpoint")

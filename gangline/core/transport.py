@@ -1,0 +1,102 @@
+"""How the ranks of one trial pass small Python objects to one another.
+
+Owns three ways behind one interface: alone, over a torch.distributed group, and over torch's key-value store where
+the script makes no process group. Training data never goes through here. Every call is made by all members in step.
+Used by gangline.core.distributed; torch is imported only when a transport that needs it is made.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+
+class Transport(Protocol):
+    """Members are ordered; the first one is the source of a broadcast."""
+
+    def allgather(self, value: Any) -> list[Any]: ...
+
+    def broadcast(self, value: Any) -> Any: ...
+
+    def maximum(self, numbers: Sequence[int]) -> list[int]:
+        """Element by element over all members, which give equally many numbers below 2^63."""
+        ...
+
+
+class AloneTransport:
+    """For a world of one."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def maximum(self, numbers: Sequence[int]) -> list[int]:
+        return list(numbers)
+
+
+class TorchTransport:
+    """Over a process group that carries CPU tensors. ranks: its members' global ranks, in order."""
+
+    def __init__(self, group: Any, ranks: Sequence[int]) -> None:
+        self._group = group
+        self._ranks = list(ranks)
+
+    def allgather(self, value: Any) -> list[Any]:
+        import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
+
+        found: list[Any] = [None] * len(self._ranks)
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def broadcast(self, value: Any) -> Any:
+        import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
+
+        holder = [value]
+        dist.broadcast_object_list(holder, src=self._ranks[0], group=self._group)
+        return holder[0]
+
+    def maximum(self, numbers: Sequence[int]) -> list[int]:
+        import torch  # noqa: PLC0415  gangline.core is usable without torch
+        import torch.distributed as dist  # noqa: PLC0415  see above
+
+        tensor = torch.tensor(list(numbers), dtype=torch.int64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return [int(number) for number in tensor.tolist()]
+
+
+class StoreTransport:
+    """Over a torch.distributed store. Needs no process group, so a script stays free to make its own.
+
+    Every call is a round: a member puts its value under the round's number and waits for the others' values. Whoever
+    has seen round n complete knows that everybody has read round n - 1, and removes its own value of that round.
+    """
+
+    def __init__(self, store: Any, member: int, size: int, timeout_seconds: float = 1800.0) -> None:
+        self._store = store
+        self._member = member
+        self._size = size
+        self._round = 0
+        store.set_timeout(timedelta(seconds=timeout_seconds))
+
+    def allgather(self, value: Any) -> list[Any]:
+        self._round += 1
+        self._store.set(self._key(self._round, self._member), pickle.dumps(value))
+        keys = [self._key(self._round, member) for member in range(self._size)]
+        payloads = self._store.multi_get(keys)
+        if self._round > 1:
+            self._store.delete_key(self._key(self._round - 1, self._member))
+        return [pickle.loads(payload) for payload in payloads]  # noqa: S301  written by the other ranks of this trial
+
+    def broadcast(self, value: Any) -> Any:
+        return self.allgather(value if self._member == 0 else None)[0]
+
+    def maximum(self, numbers: Sequence[int]) -> list[int]:
+        return [max(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
+
+    @staticmethod
+    def _key(number: int, member: int) -> str:
+        return f"{number}/{member}"

@@ -1,0 +1,90 @@
+"""PURE: a request for slots, the allocation that answers it, and how its members end. See types.proto."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gangline.domain.state import ExitKind, ReasonCode, State
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Unix seconds at which each phase of a start ended; 0 where it has not."""
+
+    queued_at: float = 0.0
+    placed_at: float = 0.0
+    accepted_at: float = 0.0
+    runner_up_at: float = 0.0
+    rendezvous_at: float = 0.0
+    ranks_up_at: float = 0.0
+    first_step_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    agent_id: str
+    node_rank: int
+    slot_ids: tuple[str, ...] = ()
+    metrics_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReport:
+    agent_id: str
+    kind: ExitKind
+    message: str = ""
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    failed_at: float = 0.0
+    ended_at: float = 0.0
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    id: str
+    trial_id: str
+    experiment_id: int
+    attempt: int
+    epoch: int
+    pool: str
+    members: tuple[Member, ...]
+    state: State = State.STARTING
+    exits: tuple[ExitReport, ...] = ()
+    created_at: float = 0.0
+    deadline_at: float = 0.0
+    stop_reason: str = ""
+    stop_kind: ExitKind | None = None
+    timeline: Timeline = field(default_factory=Timeline)
+    failure: ExitReport | None = None
+
+    @property
+    def num_slots(self) -> int:
+        return sum(len(member.slot_ids) for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A trial that waits for slots."""
+
+    trial_id: str
+    experiment_id: int
+    pool: str
+    slots: int
+    priority: int = 42
+    is_single_agent: bool = False
+    blocklist: tuple[str, ...] = ()
+    submitted_at: float = 0.0
+    not_before_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a request waits, as data: every surface prints the same sentence."""
+
+    code: ReasonCode
+    message: str
+    would_start_if: str = ""
+    blocking_ids: tuple[str, ...] = ()
+    eta_at: float | None = None

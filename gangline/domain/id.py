@@ -1,0 +1,42 @@
+"""PURE: how ids are made and read.
+
+An experiment is a number (7), its trials are "7.1", "7.2", the attempts to run one are its allocations "7.1.1",
+"7.1.2": an id tells where it belongs, sorts by age and can be typed.
+"""
+
+from __future__ import annotations
+
+from gangline.errors import GanglineError, invalid
+
+
+def trial_id(experiment_id: int, number: int) -> str:
+    """number counts from 1 within the experiment."""
+    return f"{experiment_id}.{number}"
+
+
+def allocation_id(trial: str, attempt: int) -> str:
+    """attempt counts from 1 within the trial."""
+    return f"{trial}.{attempt}"
+
+
+def parse_trial_id(text: str) -> tuple[int, int]:
+    """The experiment id and the number. Raises GanglineError `id.trial`."""
+    experiment, number = _parse_numbers(text, 2, "trial", "7.1")
+    return experiment, number
+
+
+def parse_allocation_id(text: str) -> tuple[str, int]:
+    """The trial id and the attempt. Raises GanglineError `id.allocation`."""
+    experiment, number, attempt = _parse_numbers(text, 3, "allocation", "7.1.1")
+    return trial_id(experiment, number), attempt
+
+
+def _parse_numbers(text: str, count: int, what: str, example: str) -> tuple[int, ...]:
+    parts = text.split(".")
+    if len(parts) != count or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise _malformed(text, what, example)
+    return tuple(int(part) for part in parts)
+
+
+def _malformed(text: str, what: str, example: str) -> GanglineError:
+    return invalid(f"id.{what}", f"{text!r} is no {what} id; one looks like {example!r}")

@@ -1,0 +1,75 @@
+"""PURE: what a cluster has: agents, their slots and interfaces. Fields are explained in types.proto."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gangline.domain.state import AgentState, SlotKind
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    id: str
+    kind: SlotKind = SlotKind.CPU
+    uuid: str = ""
+    model: str = ""
+    memory_bytes: int = 0
+    is_healthy: bool = True
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInterface:
+    name: str
+    address: str
+    prefix_length: int
+    speed_mbit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    id: str
+    pool: str = "default"
+    state: AgentState = AgentState.ALIVE
+    slots: tuple[Slot, ...] = ()
+    interfaces: tuple[NetworkInterface, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+    hostname: str = ""
+    host_id: str = ""
+    metrics_address: str = ""
+    registered_at: float = 0.0
+    lost_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceInstance:
+    """A scheduler or a gateway that announces itself under its own lease."""
+
+    id: str
+    kind: str
+    grpc_address: str
+    http_address: str = ""
+    metrics_address: str = ""
+    started_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    schema_version: int
+    id: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    next_value: int
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    name: str
+    token_sha256: str
+    is_admin: bool = False
+    created_at: float = 0.0

@@ -1,0 +1,55 @@
+"""PURE: how far the search of an experiment has come, and the events that its searcher was told. See types.proto."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline.domain.state import Outcome, SearchEventKind
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    experiment_id: int
+    seed: int
+    num_events: int = 0
+    num_wanted: int = 0
+    num_planned: int = 0
+    is_shut_down: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEvent:
+    kind: SearchEventKind
+    trial_number: int = 0
+    batches_completed: int = 0
+    metric: float | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLog:
+    """One page of the events, in their order. id tells it from all others."""
+
+    experiment_id: int
+    page: int
+    events: tuple[SearchEvent, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return search_log_id(self.experiment_id, self.page)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPreview:
+    """hyperparameters_json: of the first trials, in their order."""
+
+    searcher: str
+    seed: int
+    num_trials: int
+    max_concurrent_trials: int
+    hyperparameters_json: tuple[str, ...] = ()
+
+
+def search_log_id(experiment_id: int, page: int) -> str:
+    """page counts from 0."""
+    return f"{experiment_id}/{page:06d}"

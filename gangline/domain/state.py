@@ -1,0 +1,87 @@
+"""PURE: the closed sets of the domain. The value of each member is its proto name without the prefix."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """How far something has come. PAUSED is for experiments only."""
+
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    TERMINAL = "TERMINAL"
+    PAUSED = "PAUSED"
+
+
+class Outcome(StrEnum):
+    """How it ended."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+
+
+class SlotKind(StrEnum):
+    CPU = "CPU"
+    GPU = "GPU"
+
+
+class AgentState(StrEnum):
+    ALIVE = "ALIVE"
+    LOST = "LOST"
+
+
+class ExitKind(StrEnum):
+    """Why one member of an allocation ended; types.proto says what each means."""
+
+    COMPLETED = "COMPLETED"
+    PREEMPTED = "PREEMPTED"
+    KILLED = "KILLED"
+    USER_ERROR = "USER_ERROR"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    IMPORT_ERROR = "IMPORT_ERROR"
+    CONFIGURATION_ERROR = "CONFIGURATION_ERROR"
+    SIGNAL = "SIGNAL"
+    PEER_FAILED = "PEER_FAILED"
+    RENDEZVOUS = "RENDEZVOUS"
+    NETWORK = "NETWORK"
+    START_FAILED = "START_FAILED"
+    RUNNER_LOST = "RUNNER_LOST"
+    AGENT_LOST = "AGENT_LOST"
+
+
+class ExperimentAction(StrEnum):
+    """What a user asks of an experiment that has not ended."""
+
+    PAUSE = "PAUSE"
+    ACTIVATE = "ACTIVATE"
+    CANCEL = "CANCEL"
+
+
+class SearchEventKind(StrEnum):
+    """What happens in a search; each searcher listens to some of them."""
+
+    EXPERIMENT_CREATED = "EXPERIMENT_CREATED"
+    TRIAL_CREATED = "TRIAL_CREATED"
+    VALIDATED = "VALIDATED"
+    PROGRESSED = "PROGRESSED"
+    TRIAL_CLOSED = "TRIAL_CLOSED"
+
+
+class ReasonCode(StrEnum):
+    """Why a pending request waits."""
+
+    NEVER_FITS = "NEVER_FITS"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+    BEHIND_RESERVATION = "BEHIND_RESERVATION"
+    FRAGMENTED = "FRAGMENTED"
+    NO_CAPACITY = "NO_CAPACITY"
+    WAITING_FOR_PREEMPTION = "WAITING_FOR_PREEMPTION"
+    BACKOFF_AFTER_FAILURE = "BACKOFF_AFTER_FAILURE"
+    AGENTS_UNHEALTHY = "AGENTS_UNHEALTHY"
+    PAUSED = "PAUSED"
+    SEARCH_WAITING = "SEARCH_WAITING"
+    NO_MATCHING_POOL = "NO_MATCHING_POOL"

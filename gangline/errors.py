@@ -1,0 +1,65 @@
+"""PURE: the one error that a person sees, and its kinds.
+
+Raised wherever a user's or an operator's mistake is found; never for our own bugs (those are assertions). The CLI
+prints `message` as one line, the HTTP API makes a problem document of it, gRPC a status with details.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ErrorKind(StrEnum):
+    """What sort of failure it is; gRPC and HTTP derive their status from it."""
+
+    INVALID = "invalid"
+    NOT_FOUND = "not_found"
+    ALREADY_EXISTS = "already_exists"
+    CONFLICT = "conflict"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "timeout"
+    INTERNAL = "internal"
+
+
+class GanglineError(Exception):
+    """An error with a stable code.
+
+    code: dotted, stable over releases, as in "config.unknown_key"; scripts may compare it.
+    message: one line that says what, where, and what to do instead.
+    """
+
+    def __init__(self, code: str, message: str, kind: ErrorKind = ErrorKind.INVALID) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return f"GanglineError({self.code!r}, {self.message!r}, {self.kind!r})"
+
+
+def invalid(code: str, message: str) -> GanglineError:
+    """Input that cannot be accepted as it is."""
+    return GanglineError(code, message, ErrorKind.INVALID)
+
+
+def not_found(code: str, message: str) -> GanglineError:
+    """A thing that does not exist."""
+    return GanglineError(code, message, ErrorKind.NOT_FOUND)
+
+
+def conflict(code: str, message: str) -> GanglineError:
+    """Input that is right by itself but not in the present state."""
+    return GanglineError(code, message, ErrorKind.CONFLICT)
+
+
+def unavailable(code: str, message: str) -> GanglineError:
+    """Something that others must do first; trying again later may work."""
+    return GanglineError(code, message, ErrorKind.UNAVAILABLE)
+
+
+def unauthenticated(code: str, message: str) -> GanglineError:
+    """No token, or one that nobody holds."""
+    return GanglineError(code, message, ErrorKind.UNAUTHENTICATED)

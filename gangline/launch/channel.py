@@ -1,0 +1,96 @@
+"""Frames of JSON with file descriptors over a unix stream socket: 4 bytes of length, big end first, then the text.
+
+The fork server, the nursery and their clients speak through it. The descriptors of a message travel with its length,
+so a receiver that reads exactly the length gets exactly the descriptors of that message. Standard library only: this
+is loaded into warm processes.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+LENGTH = struct.Struct(">I")
+MAX_BYTES = 16 << 20
+# The kernel's limit of descriptors in one message.
+MAX_FDS = 253
+
+
+class ChannelError(OSError):
+    """The peer went away in the middle of a message, or sent something that is no frame."""
+
+
+def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Sends one message and returns when the kernel has all of it, also on a socket that does not block."""
+    frame = memoryview(pack(message))
+    rights = _rights(fds)
+    while frame:
+        try:
+            sent = sock.sendmsg([frame], rights)
+        except BlockingIOError:
+            select.select([], [sock], [])
+            continue
+        frame, rights = frame[sent:], []
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message and its descriptors from a blocking socket, None at the end of the stream.
+
+    The caller owns the descriptors; they are closed on exec.
+    """
+    header, fds = _receive_length(sock)
+    if not header:
+        return None
+    (length,) = LENGTH.unpack(header)
+    if length > MAX_BYTES:
+        raise ChannelError(f"a message of {length} bytes is over the limit of {MAX_BYTES}")
+    return parse(_receive_exactly(sock, length)), fds
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """The bytes of one frame."""
+    body = json.dumps(message).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The message in a frame's body."""
+    message = json.loads(body)
+    if not isinstance(message, dict):
+        raise ChannelError(f"expected an object, got {type(message).__name__}")
+    return message
+
+
+def _rights(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
+    if not fds:
+        return []
+    if len(fds) > MAX_FDS:
+        raise ChannelError(f"{len(fds)} descriptors are over the limit of {MAX_FDS} in one message")
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())]
+
+
+def _receive_length(sock: socket.socket) -> tuple[bytes, list[int]]:
+    fds = array.array("i")
+    room = socket.CMSG_SPACE(MAX_FDS * fds.itemsize)
+    header, ancillary, _, _ = sock.recvmsg(LENGTH.size, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    if header and len(header) < LENGTH.size:
+        header += _receive_exactly(sock, LENGTH.size - len(header))
+    return header, fds.tolist()
+
+
+def _receive_exactly(sock: socket.socket, length: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        part = sock.recv(min(length - len(parts), 1 << 20))
+        if not part:
+            raise ChannelError("the peer went away in the middle of a message")
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,183 @@
+"""What runs in a rank: the experiment's entrypoint, a trial class or a script, and its end told to the trial runner.
+
+`run` is called in the freshly forked rank, whose working directory and sys.path[0] are the folder of the user's code;
+the caller leaves the process with the code it returns. Other commands replace the process and speak for themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gangline.cluster_info import ClusterInfo, get_cluster_info
+from gangline.config.entrypoint import Command, Entrypoint, Module, Script, TrialClass, parse_entrypoint
+from gangline.core.link import Link, connect
+from gangline.errors import invalid
+from gangline.launch.failure import Failure, describe, import_failure
+
+EXIT_FAILED = 1
+
+
+def run() -> int:
+    """Runs this rank's entrypoint to its end. Returns the exit code of the process."""
+    cluster = get_cluster_info()
+    if cluster is None:
+        sys.stderr.write("error: gangline.launch.entrypoint runs in a rank that a trial runner started\n")
+        return EXIT_FAILED
+    _prepare(cluster)
+    text = cluster.trial.config["entrypoint"]
+    entrypoint = parse_entrypoint(text)
+    if isinstance(entrypoint, Command):
+        _replace_process(text)
+    link = connect()
+    code = _run_guarded(lambda: _run(entrypoint, cluster), link)
+    link.flush()
+    _leave_process_group()
+    return code
+
+
+def _prepare(cluster: ClusterInfo) -> None:
+    """torch was loaded before this rank's environment was known, so what it reads on loading is told to it here."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    if cluster.code_directory not in sys.path:
+        sys.path.insert(0, cluster.code_directory)
+    if os.environ.get("RANK", "0") == "0":
+        for warning in cluster.warnings:
+            logging.getLogger("gangline").warning("%s", warning)
+
+
+def _run(entrypoint: Entrypoint, cluster: ClusterInfo) -> None:
+    match entrypoint:
+        case TrialClass(module=module, name=name):
+            run_trial(module, name, cluster)
+        case Script(path=path, arguments=arguments):
+            run_script(path, arguments)
+        case Module(name=name, arguments=arguments):
+            run_module(name, arguments)
+
+
+def run_trial(module: str, name: str, cluster: ClusterInfo) -> None:
+    """Trains module:name as the experiment's configuration says, from the latest checkpoint if there is one."""
+    trial_class = load_trial(module, name)
+    from gangline import pytorch  # noqa: PLC0415  a script need not pay for it
+
+    with pytorch.init() as context:
+        trainer = pytorch.Trainer(trial_class(context), context)
+        trainer.fit(latest_checkpoint=cluster.latest_checkpoint)
+
+
+def load_trial(module: str, name: str) -> Any:
+    """Imports a trial class. Raises GanglineError `entrypoint.*` where it is missing or no trial, and whatever the
+    module raises as _ImportFailed."""
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module.startswith(error.name):
+            raise invalid(
+                "entrypoint.no_module",
+                f"entrypoint {module}:{name}: no module {error.name} in {Path.cwd()}, which holds {_python_files()}",
+            ) from None
+        raise _ImportFailed(module, error) from error
+    except Exception as error:
+        raise _ImportFailed(module, error) from error
+    found = getattr(loaded, name, None)
+    if found is None:
+        raise invalid("entrypoint.no_class", f"entrypoint {module}:{name}: {loaded.__file__} defines no {name}")
+    return _check_trial(found, f"{module}:{name}")
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """As `python3 path arguments` would, in this process."""
+    if not Path(path).is_file():
+        raise invalid("entrypoint.no_file", f"entrypoint: there is no file {path} in {Path.cwd()}")
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path(path).resolve().parent)
+    runpy.run_path(path, run_name="__main__")
+
+
+def run_module(name: str, arguments: Sequence[str]) -> None:
+    """As `python3 -m name arguments` would, in this process."""
+    sys.argv = [name, *arguments]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_guarded(work: Callable[[], None], link: Link) -> int:
+    """Calls the user's code and tells the runner how it ended."""
+    try:
+        work()
+    except SystemExit as error:
+        return _on_system_exit(error, link)
+    except _ImportFailed as error:
+        return _fail(import_failure(error.error, error.module), link)
+    except BaseException as error:  # noqa: BLE001  whatever ends the user's code is reported, interrupts too
+        return _fail(describe(error), link)
+    link.send_finished()
+    return 0
+
+
+def _on_system_exit(error: SystemExit, link: Link) -> int:
+    if error.code is None or error.code == 0:
+        link.send_finished()
+        return 0
+    is_number = isinstance(error.code, int)
+    code = error.code if isinstance(error.code, int) else EXIT_FAILED
+    found = describe(error)
+    message = f"the code called sys.exit({code})" if is_number else str(error.code).splitlines()[0]
+    return _fail(Failure(found.kind, message, found.traceback), link, code)
+
+
+def _fail(failure: Failure, link: Link, code: int = EXIT_FAILED) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(failure.traceback)
+    sys.stderr.flush()
+    link.send_failure(failure.kind, failure.message, failure.traceback)
+    return code & 0xFF or EXIT_FAILED
+
+
+def _replace_process(text: str | Sequence[str]) -> NoReturn:
+    """A line goes through the shell, a list does not; the new program may use gangline.core to reach the runner."""
+    words = ["/bin/sh", "-c", text] if isinstance(text, str) else list(text)
+    try:
+        os.execvp(words[0], words)  # noqa: S606  a list, and the user's own command
+    except OSError as error:
+        sys.stderr.write(f"error: entrypoint {words[0]!r} cannot be run: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127)
+
+
+def _check_trial(found: Any, where: str) -> Any:
+    from gangline.pytorch import PyTorchTrial  # noqa: PLC0415  a script need not pay for it
+
+    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise invalid(
+            "entrypoint.no_trial", f"entrypoint {where} is {what}, which is no trial; inherit from PyTorchTrial"
+        )
+    return found
+
+
+def _python_files() -> str:
+    return ", ".join(sorted(path.name for path in Path.cwd().glob("*.py"))[:6]) or "no Python file"
+
+
+def _leave_process_group() -> None:
+    """What the user's script left open; only if it used torch at all."""
+    if "torch.distributed" in sys.modules:
+        from gangline.pytorch.group import close_group  # noqa: PLC0415  a script need not pay for it
+
+        close_group()
+
+
+class _ImportFailed(Exception):
+    """The user's module raised when it was imported."""
+
+    def __init__(self, module: str, error: Exception) -> None:
+        super().__init__(module)
+        self.module = module
+        self.error = error

@@ -1,0 +1,76 @@
+"""What a rank says of the exception that ended it: its kind, one line, and a traceback that begins in the user's code.
+
+The scheduler decides from the kind whether the trial runs again. Called by gangline.launch.entrypoint.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import gangline
+from gangline.domain.state import ExitKind
+from gangline.errors import GanglineError
+
+_OWN_FOLDER = str(Path(gangline.__file__).parent)
+_PASSED_OVER = ("<frozen runpy>", "<frozen importlib", "<string>")
+# How torch says it where it raises a plain RuntimeError.
+_MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """message: one line. traceback: for the log; one line as well when the user's code is not in it."""
+
+    kind: ExitKind
+    message: str
+    traceback: str
+
+
+def describe(error: BaseException) -> Failure:
+    """Of an exception that left the user's code."""
+    if isinstance(error, GanglineError):
+        return Failure(ExitKind.CONFIGURATION_ERROR, error.message, _text_of(error))
+    words = str(error).strip().splitlines()
+    message = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+    return Failure(_kind_of(error), message, _text_of(error))
+
+
+def import_failure(error: Exception, what: str) -> Failure:
+    """Of an exception at the import of the user's module: trying again cannot help."""
+    found = describe(error)
+    is_import = not isinstance(error, GanglineError) and found.kind is not ExitKind.OUT_OF_MEMORY
+    kind = ExitKind.IMPORT_ERROR if is_import and isinstance(error, ImportError | SyntaxError) else found.kind
+    return Failure(kind, f"cannot import {what}: {found.message}", found.traceback)
+
+
+def _kind_of(error: BaseException) -> ExitKind:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return ExitKind.OUT_OF_MEMORY
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_WORDS):
+        return ExitKind.OUT_OF_MEMORY
+    return ExitKind.IMPORT_ERROR if isinstance(error, ImportError) else ExitKind.USER_ERROR
+
+
+def _text_of(error: BaseException) -> str:
+    start = _first_user_frame(error.__traceback__)
+    if start is None and isinstance(error, GanglineError):
+        return f"error: {error.message}\n"
+    return "".join(traceback.format_exception(type(error), error, start or error.__traceback__))
+
+
+def _first_user_frame(trace: TracebackType | None) -> TracebackType | None:
+    """The frames before it are how Gangline came to call the user's code; they tell the user nothing."""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(_OWN_FOLDER) and not name.startswith(_PASSED_OVER) and not _is_library(name):
+            return trace
+        trace = trace.tb_next
+    return None
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith((sys.prefix, sys.base_prefix)) and "python" in filename

@@ -1,0 +1,240 @@
+"""A warm process that forks others: it has imported what they need, so they start in milliseconds, not seconds.
+
+`python -m gangline.launch.forkserver --socket PATH --preload mod,mod` binds PATH at once, imports the preloads and then
+answers fork requests one by one, without ever having a second thread. It ends when its parent closes its standard
+input; the children it made live on. It knows nothing of what they do, and loads the standard library only beside the
+preloads. Agents start and own it; agents and trial runners call `fork`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gangline.errors import GanglineError, unavailable
+from gangline.launch import channel, child
+
+# A client that connects and says nothing must not hold up the others.
+REQUEST_SECONDS = 5.0
+BACKLOG = 512
+_TASKS = Path("/proc/self/task")
+
+
+def fork(
+    socket_path: str,
+    target: str,
+    arguments: Mapping[str, Any],
+    *,
+    environment: Mapping[str, str],
+    directory: str,
+    fds: Sequence[int] = (),
+    deadline_seconds: float = 10.0,
+) -> int:
+    """Has the fork server at socket_path start a process, and returns its pid.
+
+    target: "pkg.mod:function", called in the new process as function(arguments, fds); what it returns becomes the exit
+    status. environment is all of the new environment, directory where it runs; fds arrive under new numbers. The
+    process leads its own session, has /dev/null as standard input and the server's standard output and error. Waits up
+    to deadline_seconds, also for a server that still imports. Raises GanglineError `forkserver.*`. Any process of the
+    same user may call it, any number of times.
+    """
+    request = {
+        "target": target,
+        "arguments": dict(arguments),
+        "environment": dict(environment),
+        "directory": directory,
+    }
+    return int(_ask(socket_path, request, fds, deadline_seconds)["pid"])
+
+
+def describe(socket_path: str, deadline_seconds: float = 60.0) -> dict[str, Any]:
+    """What the server says of itself once it is warm: pid, threads (1 is right), failed (preload -> reason)."""
+    return _ask(socket_path, {}, (), deadline_seconds)
+
+
+def _ask(socket_path: str, request: dict[str, Any], fds: Sequence[int], deadline_seconds: float) -> dict[str, Any]:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(deadline_seconds)
+            sock.connect(socket_path)
+            channel.send(sock, request, fds)
+            answer = channel.receive(sock)
+    except TimeoutError as error:
+        raise _unusable(socket_path, f"did not answer within {deadline_seconds:g} s") from error
+    except OSError as error:
+        raise _unusable(socket_path, f"cannot be reached ({error})") from error
+    if answer is None:
+        raise _unusable(socket_path, "closed the connection without an answer")
+    message, _ = answer
+    if "error" in message:
+        raise GanglineError("forkserver.failed", f"the fork server at {socket_path} failed: {message['error']}")
+    return message
+
+
+def _unusable(socket_path: str, what: str) -> GanglineError:
+    return unavailable("forkserver.unreachable", f"the fork server at {socket_path} {what}; is its agent running?")
+
+
+class ForkServer:
+    """Serves fork requests on a bound socket until `parent_fd` reaches its end."""
+
+    def __init__(self, listener: socket.socket, parent_fd: int, failed: dict[str, str]) -> None:
+        self._listener = listener
+        self._parent_fd = parent_fd
+        self._failed = failed
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> None:
+        """Returns once the parent is gone."""
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        poll = select.poll()
+        for fd in (self._listener.fileno(), self._parent_fd, self._wake_read):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wake_read in ready:
+                self._reap()
+            if self._parent_fd in ready and not self._has_parent():
+                return
+            if self._listener.fileno() in ready:
+                self._accept()
+
+    def _has_parent(self) -> bool:
+        return bool(os.read(self._parent_fd, 4096))
+
+    def _reap(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection:
+            connection.settimeout(REQUEST_SECONDS)
+            try:
+                request = channel.receive(connection)
+                if request is not None:
+                    self._answer(connection, *request)
+            except (OSError, ValueError) as error:
+                log(f"a request was dropped: {error}")
+
+    def _answer(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
+        if "target" not in request:
+            channel.send(connection, {"pid": os.getpid(), "threads": num_threads(), "failed": self._failed})
+            return
+        try:
+            # Whatever is buffered now would be printed once more by the child.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                self._become(connection, request, fds)
+        except OSError as error:
+            channel.send(connection, {"error": f"fork: {error}"})
+        else:
+            channel.send(connection, {"pid": pid})
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _become(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        """The child: lets go of all that is the server's, then calls the target."""
+        try:
+            os.setsid()
+            child.reset_signals()
+            connection.close()
+            self._listener.close()
+            for fd in (self._wake_read, self._wake_write):
+                os.close(fd)
+            child.close_standard_input()
+            child.set_environment(request["environment"], request["directory"])
+            status = child.call(request["target"], request["arguments"], fds)
+        except BaseException:  # noqa: BLE001 - the child must never return into the server's loop
+            traceback.print_exc()
+            status = 1
+        child.leave(status)
+
+
+def num_threads() -> int:
+    """Threads of this process as the kernel sees them: libraries start some that Python does not know."""
+    return len(list(_TASKS.iterdir()))
+
+
+def log(text: str) -> None:
+    """One line on standard error."""
+    print(f"forkserver[{os.getpid()}]: {text}", file=sys.stderr, flush=True)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """SIGCHLD has to have a handler for the wake-up pipe to be written."""
+
+
+def _preload(modules: Sequence[str]) -> dict[str, str]:
+    failed = {}
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001 - any module may be named; its own process will meet the same error
+            failed[module] = f"{type(error).__name__}: {error}"
+            log(f"cannot preload {module}: {failed[module]}; processes that need it will import it themselves")
+    return failed
+
+
+def _check_threads() -> None:
+    names = sorted((task / "comm").read_text().strip() for task in _TASKS.iterdir())
+    if len(names) != 1:
+        log(
+            f"{len(names)} threads after the preloads ({', '.join(names)}): a lock that one holds stays locked in forks"
+        )
+
+
+def _bind(path: str) -> socket.socket:
+    """The path appears when connecting to it works already, so whoever sees it may connect."""
+    fresh = Path(f"{path}~")
+    fresh.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old = os.umask(0o177)
+    try:
+        listener.bind(str(fresh))
+    finally:
+        os.umask(old)
+    listener.listen(BACKLOG)
+    fresh.rename(path)
+    return listener
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m gangline.launch.forkserver", description=__doc__)
+    parser.add_argument("--socket", required=True, help="unix socket to answer on")
+    parser.add_argument("--preload", default="", help="modules to import first, separated by commas")
+    options = parser.parse_args()
+    # Numpy's BLAS starts its threads when it is loaded, and threads do not survive a fork.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    child.prepare_output()
+    listener = _bind(options.socket)
+    failed = _preload([module for module in options.preload.split(",") if module])
+    _check_threads()
+    # What is loaded now stays for ever: the collector must not touch, and so copy, those pages in each child.
+    gc.collect()
+    gc.freeze()
+    ForkServer(listener, sys.stdin.fileno(), failed).serve()
+    Path(options.socket).unlink(missing_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

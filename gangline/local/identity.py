@@ -1,0 +1,119 @@
+"""Names one process for good: its pid and when it started, so that a number the kernel gave away again is never hit.
+
+Owns looking at, signalling and awaiting processes that need not be our children. Reads /proc; Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """start_ticks: field 22 of /proc/<pid>/stat, clock ticks since the machine started."""
+
+    pid: int
+    start_ticks: int
+
+    def is_alive(self) -> bool:
+        """False for a zombie too: it runs nothing and waits only for its parent."""
+        found = _stat(self.pid)
+        return found is not None and found[1] == self.start_ticks and found[0] not in "ZX"
+
+    def send(self, signal_number: int) -> None:
+        """Does nothing when the process is gone."""
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                if self.is_alive():
+                    signal.pidfd_send_signal(descriptor, signal_number)
+            finally:
+                os.close(descriptor)
+
+
+def identify(pid: int) -> Identity | None:
+    """None when there is no such process."""
+    found = _stat(pid)
+    return None if found is None else Identity(pid, found[1])
+
+
+def find_marked(name: str, value: str) -> list[Identity]:
+    """Every process of this user that was started with the environment variable name=value, but for this one."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(identify(int(entry.name)))
+    return [process for process in found if process is not None and process.is_alive()]
+
+
+def find_openers(processes: Iterable[Identity], paths: Iterable[Path]) -> list[Identity]:
+    """Those of the processes that have one of these files open."""
+    wanted = {str(path) for path in paths}
+    return [process for process in processes if wanted.intersection(_open_files(process.pid))]
+
+
+def wait_gone(processes: Iterable[Identity], seconds: float) -> list[Identity]:
+    """Waits until none of them runs; those that still do after that many seconds."""
+    deadline = time.monotonic() + seconds
+    left = [process for process in processes if process.is_alive()]
+    while left and (remaining := deadline - time.monotonic()) > 0:
+        _wait_one(left[0], remaining)
+        left = [process for process in left if process.is_alive()]
+    return left
+
+
+def stop(processes: Iterable[Identity], grace_seconds: float, signal_number: int = signal.SIGTERM) -> list[Identity]:
+    """Asks, waits, then kills. Returns those that had to be killed."""
+    processes = list(processes)
+    for process in processes:
+        process.send(signal_number)
+    stubborn = wait_gone(processes, grace_seconds)
+    for process in stubborn:
+        process.send(signal.SIGKILL)
+    wait_gone(stubborn, 10.0)
+    return stubborn
+
+
+def _wait_one(process: Identity, seconds: float) -> None:
+    """A pidfd becomes readable when its process ends, also before anybody reaps it."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if process.is_alive():
+            select.select([descriptor], [], [], seconds)
+    finally:
+        os.close(descriptor)
+
+
+def _open_files(pid: int) -> set[str]:
+    found = set()
+    with suppress(OSError):
+        for entry in (_PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                found.add(str(entry.readlink()))
+    return found
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """State and start. The name in parentheses may hold spaces and parentheses itself."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[19])

@@ -1,0 +1,90 @@
+"""Where the files of a local cluster lie, and the tokens among them.
+
+| file                | holds                                                                    |
+|---------------------|--------------------------------------------------------------------------|
+| supervisor.lock     | flock'ed by the living supervisor                                        |
+| plan.json           | what `up` was asked for, with the ports that were chosen                 |
+| processes.json      | every process with its pid, state and addresses                          |
+| cluster.token       | what the services tell one another, 0600                                 |
+| admin.token         | the user's, 0600                                                         |
+| etcd/ storage/ gateway/ agents/<id>/ | state of the services, kept from one `up` to the next   |
+| ready/<name>.json   | written by a service once it serves                                      |
+| logs/<name>.log     | what a service prints                                                    |
+
+Owns names and creation only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangline.client.login import HOME_VARIABLE, load_login, write_private
+from gangline.errors import invalid
+
+_FOLDERS = ("storage", "gateway", "agents", "ready", "logs")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """root: absolute, without links."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "supervisor.lock"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def processes(self) -> Path:
+        return self.root / "processes.json"
+
+    @property
+    def cluster_token(self) -> Path:
+        return self.root / "cluster.token"
+
+    @property
+    def admin_token(self) -> Path:
+        return self.root / "admin.token"
+
+    def ready(self, name: str) -> Path:
+        return self.root / "ready" / f"{name}.json"
+
+    def log(self, name: str) -> Path:
+        return self.root / "logs" / f"{name}.log"
+
+    def create(self) -> None:
+        """Makes folders and tokens that are not there yet. Raises GanglineError `local.data_directory`."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for folder in _FOLDERS:
+                (self.root / folder).mkdir(exist_ok=True)
+            for path in (self.cluster_token, self.admin_token):
+                if not path.exists():
+                    write_private(path, secrets.token_urlsafe(32) + "\n")
+        except OSError as failure:
+            raise invalid(
+                "local.data_directory",
+                f"cannot use the data directory {self.root}: {failure.strerror}; choose another with --data-dir",
+            ) from failure
+
+    def read_admin_token(self) -> str:
+        return self.admin_token.read_text("utf-8").strip()
+
+
+def layout_of(directory: Path | None) -> Layout:
+    """For a directory, or for the default one: that of the cluster this user last brought up, or else a fixed one."""
+    if directory is not None:
+        return Layout(directory.expanduser().resolve())
+    saved = load_login()
+    if saved is not None and saved.data_directory:
+        return Layout(Path(saved.data_directory))
+    configured = os.environ.get(HOME_VARIABLE)
+    default = Path(configured) / "cluster" if configured else Path.home() / ".local" / "share" / "gangline"
+    return Layout(default.resolve())

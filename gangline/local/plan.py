@@ -1,0 +1,53 @@
+"""PURE: what `gangline up` was asked for, as plain data that the supervisor reads from a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from gangline.errors import invalid
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """slots: of each agent; "auto" takes the machine's GPUs. port_by_name: as "gateway.http"; empty until chosen."""
+
+    num_agents: int
+    slots: str
+    port_by_name: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @staticmethod
+    def parse(text: str) -> ClusterPlan:
+        return ClusterPlan(**json.loads(text))
+
+    @property
+    def agent_names(self) -> list[str]:
+        return [f"agent-{number}" for number in range(1, self.num_agents + 1)]
+
+    @property
+    def port_names(self) -> list[str]:
+        """Every port that the cluster needs."""
+        fixed = ["etcd.client", "etcd.peer", "scheduler.grpc", "scheduler.metrics", "gateway.grpc", "gateway.http"]
+        return [*fixed, *(f"{agent}.metrics" for agent in self.agent_names)]
+
+
+def make_plan(num_agents: int | None, slots: str, http_port: int = 0, grpc_port: int = 0) -> ClusterPlan:
+    """Checks what a user asked for. num_agents None: two with artificial slots, one with GPUs.
+
+    Raises GanglineError: local.slots, local.agents.
+    """
+    if slots != "auto" and not (slots.isascii() and slots.isdigit() and 0 < int(slots) <= 64):
+        raise invalid(
+            "local.slots", f"--slots takes a number from 1 to 64, or auto for this machine's GPUs, not {slots!r}"
+        )
+    if num_agents is None:
+        num_agents = 1 if slots == "auto" else 2
+    if not 1 <= num_agents <= 64:
+        raise invalid("local.agents", f"--agents takes a number from 1 to 64, not {num_agents}")
+    if slots == "auto" and num_agents > 1:
+        raise invalid("local.agents", f"--slots auto gives this machine's GPUs to one agent, not to {num_agents}")
+    asked = {"gateway.http": http_port, "gateway.grpc": grpc_port}
+    return ClusterPlan(num_agents, slots, {name: port for name, port in asked.items() if port})

@@ -1,0 +1,50 @@
+"""Ports for a cluster that keeps them over restarts of its services.
+
+They are taken from below the range that the kernel hands out to outgoing connections: a port from inside it could be
+given to somebody else in the second in which a service that died is not listening.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Collection
+from pathlib import Path
+
+from gangline.errors import unavailable
+
+HOST = "127.0.0.1"
+_FIRST = 12000
+_TRIES = 2000
+
+
+def find_free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
+    """Distinct ports on which nobody listens now. Raises GanglineError `local.no_port`."""
+    last = max(_ephemeral_start(), _FIRST + 1000)
+    found: set[int] = set()
+    for _ in range(_TRIES):
+        if len(found) == count:
+            return list(found)
+        port = random.randrange(_FIRST, last)  # noqa: S311 - a choice among free ports is no secret
+        if port not in taken and port not in found and is_free(port):
+            found.add(port)
+    raise unavailable("local.no_port", f"found only {len(found)} of {count} free ports between {_FIRST} and {last}")
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody has it now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the services do: connections that ended a moment ago do not keep a port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _ephemeral_start() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32768

@@ -1,0 +1,62 @@
+"""processes.json: what the supervisor tells others about the processes of its cluster.
+
+Written whole after every change, read by `status` and `down`, and by tests that kill a service on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gangline.client.login import write_private
+from gangline.local.identity import Identity
+
+ServiceState = Literal["starting", "running", "restarting", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEntry:
+    """start_ticks: with pid, see Identity; both 0 while no process runs. last_exit: how the one before ended."""
+
+    name: str
+    kind: str
+    state: ServiceState
+    pid: int = 0
+    start_ticks: int = 0
+    addresses: dict[str, str] = field(default_factory=dict)
+    restarts: int = 0
+    last_exit: str = ""
+    log: str = ""
+
+    @property
+    def identity(self) -> Identity | None:
+        return Identity(self.pid, self.start_ticks) if self.pid else None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTable:
+    supervisor: Identity
+    services: tuple[ServiceEntry, ...]
+
+    def find(self, kind: str) -> ServiceEntry | None:
+        """The first service of a kind."""
+        return next((entry for entry in self.services if entry.kind == kind), None)
+
+    def write(self, path: Path) -> None:
+        table = {
+            "supervisor": asdict(self.supervisor),
+            "services": {entry.name: asdict(entry) for entry in self.services},
+        }
+        write_private(path, json.dumps(table, indent=1) + "\n")
+
+
+def load_table(path: Path) -> ProcessTable | None:
+    """None when there is no file, or when it is no table of ours."""
+    try:
+        table = json.loads(path.read_text("utf-8"))
+        services = tuple(ServiceEntry(**entry) for entry in table["services"].values())
+        return ProcessTable(Identity(**table["supervisor"]), services)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

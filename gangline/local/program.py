@@ -1,0 +1,124 @@
+"""The command line of every service of a local cluster, and the order in which they start and stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangline.local.layout import Layout
+from gangline.local.plan import ClusterPlan
+from gangline.local.port import HOST
+
+# Each process of the cluster carries the data directory in its environment; so all of them can be found again.
+MARKER = "GANGLINE_LOCAL_CLUSTER"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """addresses: "host:port" by kind. health_url: what tells that it serves; without one its ready file does.
+
+    stage: programs of one stage start together, later stages once those serve; agents come last, so that a trial that
+    starts at once already knows the gateway.
+    """
+
+    name: str
+    kind: str
+    arguments: tuple[str, ...]
+    addresses: dict[str, str]
+    stage: int
+    health_url: str = ""
+
+
+def make_programs(layout: Layout, plan: ClusterPlan, python: str, etcd: Path) -> list[Program]:
+    """python: the interpreter whose packages hold the services. etcd: the binary."""
+    address = {name: f"{HOST}:{port}" for name, port in plan.port_by_name.items()}
+    programs = [_etcd(layout, address, etcd), _scheduler(layout, address, python), _gateway(layout, address, python)]
+    return programs + [_agent(layout, address, python, name, plan.slots) for name in plan.agent_names]
+
+
+def _etcd(layout: Layout, address: dict[str, str], binary: Path) -> Program:
+    client, peer = f"http://{address['etcd.client']}", f"http://{address['etcd.peer']}"
+    flags = {
+        "--name": "local",
+        "--data-dir": str(layout.root / "etcd"),
+        "--listen-client-urls": client,
+        "--advertise-client-urls": client,
+        "--listen-peer-urls": peer,
+        "--initial-advertise-peer-urls": peer,
+        "--initial-cluster": f"local={peer}",
+        "--logger": "zap",
+        "--log-level": "warn",
+        "--auto-compaction-mode": "revision",
+        "--auto-compaction-retention": "1000",
+    }
+    words = tuple(word for flag in flags.items() for word in flag)
+    addresses = {"client": address["etcd.client"]}
+    return Program("etcd", "etcd", (str(binary), *words), addresses, 0, health_url=f"{client}/health")
+
+
+def _scheduler(layout: Layout, address: dict[str, str], python: str) -> Program:
+    return _service(
+        "scheduler",
+        "scheduler",
+        layout,
+        python,
+        addresses={"grpc": address["scheduler.grpc"], "metrics": address["scheduler.metrics"]},
+        flags={
+            "--etcd-endpoints": address["etcd.client"],
+            "--listen": address["scheduler.grpc"],
+            "--metrics-listen": address["scheduler.metrics"],
+            "--storage-url": _storage_url(layout),
+            "--admin-token-file": str(layout.admin_token),
+        },
+    )
+
+
+def _gateway(layout: Layout, address: dict[str, str], python: str) -> Program:
+    return _service(
+        "gateway",
+        "gateway",
+        layout,
+        python,
+        addresses={"grpc": address["gateway.grpc"], "http": address["gateway.http"]},
+        flags={
+            "--etcd-endpoints": address["etcd.client"],
+            "--grpc-listen": address["gateway.grpc"],
+            "--http-listen": address["gateway.http"],
+            "--storage-url": _storage_url(layout),
+            "--database-url": f"sqlite:///{layout.root / 'gateway' / 'gateway.db'}",
+        },
+    )
+
+
+def _agent(layout: Layout, address: dict[str, str], python: str, name: str, slots: str) -> Program:
+    metrics = address[f"{name}.metrics"]
+    return _service(
+        name,
+        "agent",
+        layout,
+        python,
+        addresses={"metrics": metrics},
+        flags={
+            "--scheduler-addresses": address["scheduler.grpc"],
+            "--id": name,
+            "--slots": slots,
+            "--metrics-listen": metrics,
+            "--state-dir": str(layout.root / "agents" / name),
+        },
+    )
+
+
+def _service(
+    name: str, kind: str, layout: Layout, python: str, *, addresses: dict[str, str], flags: dict[str, str]
+) -> Program:
+    common = {
+        "--cluster-token-file": str(layout.cluster_token),
+        "--ready-file": str(layout.ready(name)),
+        "--advertise-host": HOST,
+    }
+    words = tuple(word for flag in (flags | common).items() for word in flag)
+    return Program(name, kind, (python, "-m", f"services.{kind}", *words), addresses, 2 if kind == "agent" else 1)
+
+
+def _storage_url(layout: Layout) -> str:
+    return f"file://{layout.root / 'storage'}"

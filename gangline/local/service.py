@@ -1,0 +1,142 @@
+"""One service under supervision: its process, whether it serves yet, and when it is started again after its death.
+
+The clock is an argument everywhere. Owned by the supervisor, which reaps processes and tells `on_exit`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from gangline.local.identity import Identity, identify
+from gangline.local.layout import Layout
+from gangline.local.process_table import ServiceEntry, ServiceState
+from gangline.local.program import MARKER, Program
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+# A service that lived this long is healthy: its next death is restarted at once again.
+_STEADY_SECONDS = 30.0
+
+
+class Service:
+    """restart_at: when the next process is to be started; None while one lives."""
+
+    def __init__(self, program: Program, layout: Layout) -> None:
+        self.program = program
+        self.process: Identity | None = None
+        self.state: ServiceState = "stopped"
+        self.restart_at: float | None = None
+        self._layout = layout
+        self._started_at = 0.0
+        self._restarts = 0
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._last_exit = ""
+
+    @property
+    def entry(self) -> ServiceEntry:
+        return ServiceEntry(
+            name=self.program.name,
+            kind=self.program.kind,
+            state=self.state,
+            pid=self.process.pid if self.process else 0,
+            start_ticks=self.process.start_ticks if self.process else 0,
+            addresses=self.program.addresses,
+            restarts=self._restarts,
+            last_exit=self._last_exit,
+            log=str(self._layout.log(self.program.name)),
+        )
+
+    def start(self, now: float) -> None:
+        self._layout.ready(self.program.name).unlink(missing_ok=True)
+        # etcd takes every ETCD_* variable for a flag.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        environment[MARKER] = str(self._layout.root)
+        with self._layout.log(self.program.name).open("ab") as log:
+            process = subprocess.Popen(
+                self.program.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._layout.root,
+                env=environment,
+                start_new_session=True,
+            )
+        # The supervisor reaps all children itself; without this Popen would warn that nobody waits for this one.
+        process.returncode = 0
+        self.process = identify(process.pid)
+        self.state = "starting"
+        self.restart_at = None
+        self._started_at = now
+
+    def check_ready(self) -> bool:
+        """Moves from starting to running once it serves; True when it has just done so."""
+        if self.state != "starting" or self.process is None or not self._serves(self.process):
+            return False
+        self.state = "running"
+        return True
+
+    def on_exit(self, status: int, now: float) -> None:
+        """status: as os.waitpid gives it."""
+        if now - self._started_at >= _STEADY_SECONDS:
+            self._pause = _FIRST_PAUSE_SECONDS
+        self.process = None
+        self.state = "restarting"
+        self.restart_at = now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        self._restarts += 1
+        self._last_exit = describe_exit(status)
+
+    def last_line(self) -> str:
+        """The last line that it printed; empty when there is none."""
+        lines = read_tail(self._layout.log(self.program.name)).strip().splitlines()
+        return readable(lines[-1]) if lines else ""
+
+    def _serves(self, process: Identity) -> bool:
+        if self.program.health_url:
+            return _is_healthy(self.program.health_url)
+        try:
+            ready = json.loads(self._layout.ready(self.program.name).read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        return bool(ready.get("pid") == process.pid)
+
+
+def describe_exit(status: int) -> str:
+    """A wait status in words: exited with 1, killed by SIGKILL."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"exited with {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def readable(line: str) -> str:
+    """The words of a JSON log line; any other line as it is."""
+    try:
+        event = json.loads(line)
+        words = str(event.get("event") or event.get("msg") or line)
+        problem = event.get("error")
+    except (ValueError, AttributeError):
+        return line
+    return f"{words}: {problem}" if problem else words
+
+
+def read_tail(path: Path, num_bytes: int = 8192) -> str:
+    """The end of a text file; empty without a file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - num_bytes))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:  # noqa: S310 - always http on this machine
+            return bool(json.load(answer).get("health") == "true")
+    except (OSError, ValueError, urllib.error.URLError):
+        return False

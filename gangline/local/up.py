@@ -1,0 +1,192 @@
+"""What `gangline up` and `gangline down` do, as functions: start a supervisor and follow it, stop one and wait.
+
+`start_cluster` returns once a gateway answers, a scheduler leads and every agent has joined; if that does not happen,
+nothing of it keeps running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gangline.client.login import Login, forget_login, save_login, write_private
+from gangline.errors import ErrorKind, GanglineError, conflict
+from gangline.local import etcd
+from gangline.local.identity import Identity, identify, wait_gone
+from gangline.local.layout import Layout
+from gangline.local.lock import is_locked
+from gangline.local.plan import ClusterPlan
+from gangline.local.port import HOST, find_free_ports, is_free
+from gangline.local.process_table import load_table
+from gangline.local.shutdown import find_cluster_processes, stop_cluster
+
+JOIN_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+# What an orderly stop may take beside the grace for trials: agents, gateway with scheduler, etcd.
+_STOP_SECONDS = 60.0
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """login: what a client needs. num_slots: of all agents together."""
+
+    login: Login
+    supervisor: Identity
+    num_slots: int
+
+
+def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report) -> Running:
+    """report: gets a line for each step. Raises GanglineError: local.*, etcd.no_binary."""
+    layout_is_free(layout)
+    etcd.find_etcd_binary()
+    layout.create()
+    write_private(layout.plan, _with_ports(plan, _former_ports(layout)).to_json())
+    supervisor, events = _launch(layout, grace_seconds)
+    try:
+        _follow(events, report)
+        login = _login(layout)
+        num_slots = _await_agents(login, plan.num_agents)
+    except BaseException as failure:
+        report("stopping what was started")
+        _end_supervisor(layout, supervisor, grace_seconds)
+        if isinstance(failure, GanglineError) and failure.code.startswith("rpc."):
+            raise GanglineError("local.not_joined", f"the cluster does not answer: {failure.message}") from failure
+        raise
+    save_login(login)
+    return Running(login, supervisor, num_slots)
+
+
+def stop_local_cluster(layout: Layout, grace_seconds: float, report: Report) -> bool:
+    """Stops everything of this data directory and waits until nothing is left. False when nothing was running."""
+    table = load_table(layout.processes)
+    was_running = False
+    if is_locked(layout.lock):
+        was_running = True
+        if table is None:
+            raise conflict("local.no_table", f"a supervisor holds {layout.root} but has not begun yet; try again")
+        _end_supervisor(layout, table.supervisor, grace_seconds)
+    left = find_cluster_processes(layout)
+    if left:
+        was_running = True
+        report(f"{len(left)} processes outlived their supervisor")
+        stop_cluster(layout, table.services if table else (), grace_seconds, report)
+    layout.processes.unlink(missing_ok=True)
+    forget_login(str(layout.root))
+    return was_running
+
+
+def layout_is_free(layout: Layout) -> None:
+    """Raises GanglineError `local.running` or `local.leftover`."""
+    if is_locked(layout.lock):
+        table = load_table(layout.processes)
+        gateway = table.find("gateway") if table else None
+        place = f", its gateway is at {gateway.addresses['grpc']}" if gateway else ""
+        raise conflict(
+            "local.running",
+            f"a cluster runs in {layout.root} already{place}; use it, end it with "
+            f"`gangline down --data-dir {layout.root}`, or give another --data-dir",
+        )
+    left = find_cluster_processes(layout)
+    if left:
+        raise conflict(
+            "local.leftover",
+            f"{len(left)} processes of a cluster in {layout.root} still run without their supervisor; "
+            f"end them with `gangline down --data-dir {layout.root}`",
+        )
+
+
+def _with_ports(plan: ClusterPlan, former: dict[str, int]) -> ClusterPlan:
+    """Those asked for, else those of the last time where they are still free: what a trial could not deliver then
+    finds its gateway again. New ones for the rest."""
+    kept = {name: port for name, port in former.items() if name in plan.port_names and is_free(port)}
+    chosen = {**kept, **plan.port_by_name}
+    names = [name for name in plan.port_names if name not in chosen]
+    ports = find_free_ports(len(names), chosen.values())
+    return replace(plan, port_by_name={**chosen, **dict(zip(names, ports, strict=True))})
+
+
+def _former_ports(layout: Layout) -> dict[str, int]:
+    try:
+        return ClusterPlan.parse(layout.plan.read_text("utf-8")).port_by_name
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _launch(layout: Layout, grace_seconds: float) -> tuple[Identity, int]:
+    """The supervisor, and the end of the pipe on which it reports."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    arguments = ["--data-dir", str(layout.root), "--report-fd", str(write_end), "--grace-seconds", str(grace_seconds)]
+    with layout.log("supervisor").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gangline.local.supervisor", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(write_end,),
+        )
+    os.close(write_end)
+    supervisor = identify(process.pid)
+    assert supervisor is not None, "a child that was not waited for is there at least as a zombie"
+    return supervisor, read_end
+
+
+def _follow(events: int, report: Report) -> None:
+    """Until the supervisor says that all services serve."""
+    with os.fdopen(events, encoding="utf-8") as lines:
+        for line in lines:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == "ready":
+                report(f"{event['name']} serves after {event['seconds']} s")
+            elif event["event"] == "up":
+                return
+            else:
+                raise GanglineError(event["code"], event["message"], ErrorKind.UNAVAILABLE)
+    raise GanglineError("local.supervisor", "the supervisor ended without a word", ErrorKind.INTERNAL)
+
+
+def _login(layout: Layout) -> Login:
+    ports = ClusterPlan.parse(layout.plan.read_text("utf-8")).port_by_name
+    return Login(
+        address=f"{HOST}:{ports['gateway.grpc']}",
+        token=layout.read_admin_token(),
+        http_address=f"{HOST}:{ports['gateway.http']}",
+        data_directory=str(layout.root),
+    )
+
+
+def _await_agents(login: Login, num_agents: int) -> int:
+    """Until a scheduler leads and the agents have joined; the number of their slots."""
+    from gangline.client import Client  # noqa: PLC0415 - loads grpc, which only this step needs
+
+    deadline = time.monotonic() + JOIN_SECONDS
+    with Client(login.address, login.token) as client:
+        while True:
+            cluster = client.get_cluster()
+            if cluster.leader is not None and cluster.num_agents >= num_agents:
+                return cluster.num_slots
+            if time.monotonic() > deadline:
+                missing = "no scheduler leads" if cluster.leader is None else f"{cluster.num_agents} agents joined"
+                raise GanglineError(
+                    "local.not_joined", f"after {JOIN_SECONDS:g} s {missing}, of {num_agents} that were started"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+
+def _end_supervisor(layout: Layout, supervisor: Identity, grace_seconds: float) -> None:
+    supervisor.send(signal.SIGTERM)
+    if wait_gone([supervisor], grace_seconds + _STOP_SECONDS):
+        raise GanglineError(
+            "local.stuck",
+            f"the supervisor {supervisor.pid} of {layout.root} does not end; see {layout.log('supervisor')}",
+            ErrorKind.TIMEOUT,
+        )

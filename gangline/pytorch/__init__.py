@@ -1,0 +1,31 @@
+"""The training library: a trial class, its context and loader, and the trainer that runs it on one rank or many.
+
+Importing it loads torch, but starts no thread and touches no GPU, so that ranks can be forked from a process that has
+imported it.
+"""
+
+from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.context import LRScheduler, PyTorchTrialContext
+from gangline.pytorch.loader import DataLoader
+from gangline.pytorch.metric import Reducer
+from gangline.pytorch.setup import init
+from gangline.pytorch.state import load_checkpoint
+from gangline.pytorch.trainer import Trainer
+from gangline.pytorch.trial import PyTorchTrial
+from gangline.pytorch.unit import Batch, Epoch, Record, TrainUnit
+
+__all__ = [
+    "Batch",
+    "DataLoader",
+    "Epoch",
+    "LRScheduler",
+    "PyTorchCallback",
+    "PyTorchTrial",
+    "PyTorchTrialContext",
+    "Record",
+    "Reducer",
+    "TrainUnit",
+    "Trainer",
+    "init",
+    "load_checkpoint",
+]

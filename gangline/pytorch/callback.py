@@ -1,0 +1,58 @@
+"""The hooks that a trial may put between the trainer's steps. The trainer calls them; none does anything by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PyTorchCallback:
+    """Subclass it, override hooks, return instances from PyTorchTrial.build_callbacks().
+
+    All hooks run on all ranks, except those that name the chief. Hooks must not change what they are given, except
+    on_checkpoint_save_start and on_checkpoint_load_start, whose argument is the state itself.
+    """
+
+    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+        """Before all others. first_batch_idx: 0, or where training goes on. checkpoint_uuid: None for a new trial."""
+
+    def on_trial_shutdown(self) -> None:
+        """After everything else, also when training failed."""
+
+    def on_training_start(self) -> None:
+        """Before the first batch of this process."""
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        """epoch_idx counts from 0."""
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None: ...
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        """At each report. avg_metrics: over all ranks. batch_metrics: this rank's, one entry a batch."""
+
+    def on_validation_start(self) -> None: ...
+
+    def on_validation_epoch_start(self) -> None: ...
+
+    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+        """outputs: what evaluate_batch returned on this rank, batch by batch."""
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        """metrics: reduced over all ranks."""
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        """Chief only: the state about to be saved; add what belongs to it."""
+
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any] | None) -> None:
+        """The state about to be restored."""
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        """Chief only: the files are written, but not yet in storage. More files may be put into the folder."""
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        """Chief only: the checkpoint is in storage."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the checkpoint shall keep: tensors, numbers, strings, lists and dictionaries of them."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...

@@ -1,0 +1,95 @@
+"""One validation of the model: batch by batch on all ranks, or over the whole data on the chief.
+
+Owns the passage through the validation data and the reduction of its metrics. When to validate is the loop's business.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gangline.errors import invalid
+from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.loader import DataLoader
+from gangline.pytorch.metric import ValidationMetrics, check_metrics
+from gangline.pytorch.trial import PyTorchTrial
+
+
+class Evaluation:
+    """max_batches: of each rank; None for all of the data."""
+
+    def __init__(
+        self,
+        trial: PyTorchTrial,
+        context: PyTorchTrialContext,
+        callbacks: Mapping[str, PyTorchCallback],
+        loader: DataLoader,
+        max_batches: int | None = None,
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._callbacks = list(callbacks.values())
+        self._loader = loader
+        self._max_batches = max_batches
+        self._is_by_batch = _is_by_batch(trial)
+        self._takes_index = self._is_by_batch and len(inspect.signature(trial.evaluate_batch).parameters) > 1
+
+    def run(self) -> dict[str, float]:
+        """The metrics over all ranks' data, the same on every rank. All ranks call it in step."""
+        for callback in self._callbacks:
+            callback.on_validation_start()
+        for model in self._context.models:
+            model.eval()
+        with torch.no_grad():
+            metrics = self._by_batch() if self._is_by_batch else self._full()
+        for model in self._context.models:
+            model.train()
+        for callback in self._callbacks:
+            callback.on_validation_end(metrics)
+        return metrics
+
+    def _by_batch(self) -> dict[str, float]:
+        for callback in self._callbacks:
+            callback.on_validation_epoch_start()
+        distributed = self._context.distributed
+        loader = self._loader.get_data_loader(num_replicas=distributed.size, rank=distributed.rank)
+        found = ValidationMetrics(self._trial.evaluation_reducer())
+        outputs = []
+        for index, batch in enumerate(loader):
+            if index == self._max_batches:
+                break
+            outputs.append(self._evaluate(batch, index))
+            found.add(outputs[-1], self._trial.get_batch_length(batch))
+        for callback in self._callbacks:
+            callback.on_validation_epoch_end(outputs)
+        return found.combine(distributed.allgather(found.totals()))
+
+    def _evaluate(self, batch: Any, index: int) -> dict[str, Any]:
+        moved = self._context.to_device(batch)
+        arguments = (moved, index) if self._takes_index else (moved,)
+        return check_metrics(self._trial.evaluate_batch(*arguments), "evaluate_batch")
+
+    def _full(self) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        if self._context.distributed.is_chief:
+            result = self._trial.evaluate_full_dataset(self._loader.get_data_loader())
+            metrics = {name: float(value) for name, value in check_metrics(result, "evaluate_full_dataset").items()}
+        found: dict[str, float] = self._context.distributed.broadcast(metrics)
+        return found
+
+
+def _is_by_batch(trial: PyTorchTrial) -> bool:
+    kind = type(trial)
+    has_batch = kind.evaluate_batch is not PyTorchTrial.evaluate_batch
+    has_full = kind.evaluate_full_dataset is not PyTorchTrial.evaluate_full_dataset
+    if has_batch == has_full:
+        found = "both" if has_batch else "neither"
+        raise invalid(
+            "pytorch.evaluation",
+            f"{kind.__name__} defines {found} of evaluate_batch and evaluate_full_dataset; define exactly one of them",
+        )
+    return has_batch

@@ -1,0 +1,49 @@
+"""This rank's device and process group: made before the trial, taken down after it.
+
+Owns the choice of the backend (NCCL on GPUs, gloo on CPUs) and a teardown that ends: gloo ranks were seen to hang on
+exit after finished training, which must not change their outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+
+TEARDOWN_SECONDS = 5.0
+
+
+def choose_device() -> torch.device:
+    """The GPU of this local rank, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def open_group(device: torch.device) -> bool:
+    """Joins the default process group where the environment names more than one rank. True when it was made here."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+        return False
+    # gloo beside NCCL carries what is no training data: metrics, objects, the question whether to stop.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    return True
+
+
+def close_group(seconds: float = TEARDOWN_SECONDS) -> None:
+    """Leaves the process group, or gives up on it in time. May be called when there is none."""
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    thread = threading.Thread(target=_destroy, name="gangline-teardown", daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def _destroy() -> None:
+    # A peer that is gone already makes it fail; there is nobody left to tell.
+    with suppress(RuntimeError, ValueError):
+        dist.destroy_process_group()

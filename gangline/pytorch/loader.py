@@ -1,0 +1,183 @@
+"""The data loader of the trial API: torch's, with the order of the data in Gangline's hands.
+
+Owns the seeded order of an epoch, which depends on seed and epoch alone (not on ranks or worker processes), its
+division over the ranks, and the start in the middle of an epoch at the exact record. Reading records, workers and
+collation stay with torch.utils.data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Protocol, cast
+
+import torch
+from torch.utils import data
+
+from gangline.errors import invalid
+from gangline.pytorch.shard import Shard
+
+
+class BatchSource(Protocol):
+    """The batches of any epoch, as lists of record indices."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int, seed: int, positions: range) -> Iterator[Any]: ...
+
+
+class _IndexSource:
+    """Batches of record numbers, in order or shuffled."""
+
+    def __init__(self, length: int, batch_size: int, shuffle: bool, drop_last: bool) -> None:
+        self._length = length
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._count = length // batch_size if drop_last else -(-length // batch_size)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batches(self, epoch: int, seed: int, positions: range) -> Iterator[list[int]]:
+        order = torch.randperm(self._length, generator=_generator(seed, epoch)) if self._shuffle else None
+        for position in positions:
+            first = position * self._batch_size
+            last = min(first + self._batch_size, self._length)
+            yield list(range(first, last)) if order is None else order[first:last].tolist()
+
+
+class _SamplerSource:
+    """Batches of a user's sampler, which gets set_epoch(epoch) where it has such a method."""
+
+    def __init__(self, sampler: Any, batch_size: int | None, drop_last: bool) -> None:
+        self._sampler = sampler
+        self._batches = sampler if batch_size is None else data.BatchSampler(sampler, batch_size, drop_last)
+        if not isinstance(sampler, Sized):
+            raise invalid("pytorch.loader_length", f"{type(sampler).__name__} has no len(); give the sampler a __len__")
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._batches))
+
+    def batches(self, epoch: int, seed: int, positions: range) -> Iterator[Any]:
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+        return itertools.islice(iter(self._batches), positions.start, positions.stop, positions.step)
+
+
+class _ShardSampler(data.Sampler[Any]):
+    """This rank's batches, for torch's DataLoader."""
+
+    def __init__(self, source: BatchSource, shard: Shard, first_step: int | None, seed: int) -> None:
+        self._source = source
+        self._shard = shard
+        self._first_step = first_step
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        count = len(self._source)
+        if self._first_step is None:
+            return self._source.batches(0, self._seed, self._shard.validation_positions(count))
+        epochs = self._shard.training_positions(count, self._first_step)
+        return itertools.chain.from_iterable(
+            self._source.batches(epoch, self._seed, positions) for epoch, positions in epochs
+        )
+
+    def __len__(self) -> int:
+        count = len(self._source)
+        is_training = self._first_step is not None
+        return self._shard.steps_per_epoch(count) if is_training else len(self._shard.validation_positions(count))
+
+
+class DataLoader:
+    """Takes the arguments of torch.utils.data.DataLoader. The trainer makes each rank's loader from it.
+
+    batch_size counts records of one rank: context.get_per_slot_batch_size(). The dataset has a length; shuffling
+    follows the trial's seed. What fewer than all ranks could train on at the end of an epoch is left out of it.
+    """
+
+    def __init__(  # noqa: PLR0917  the order of torch's arguments
+        self,
+        dataset: data.Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size = None if batch_sampler is not None else batch_size
+        _check_dataset(dataset)
+        _check_choice(self.batch_size, shuffle, sampler, batch_sampler)
+        self._source = self._make_source(shuffle, sampler, batch_sampler, drop_last)
+        self._options = {"num_workers": num_workers, "collate_fn": collate_fn, "pin_memory": pin_memory, **options}
+
+    def __len__(self) -> int:
+        """Batches of one pass over all data, before it is divided over the ranks."""
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass over all data, in the order of epoch 0 with seed 0."""
+        return iter(self.get_data_loader())
+
+    def get_data_loader(
+        self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0, seed: int = 0
+    ) -> data.DataLoader[Any]:
+        """torch's loader for one rank of num_replicas.
+
+        repeat: epoch after epoch without an end, for training, beginning skip batches (of this rank) after the start.
+        Without repeat: one pass that leaves out nothing.
+        """
+        sampler = _ShardSampler(self._source, Shard(rank, num_replicas), skip if repeat else None, seed)
+        options: dict[str, Any] = {"generator": _generator(seed, rank), **self._options}
+        return data.DataLoader(self.dataset, batch_sampler=sampler, **options)
+
+    def steps_per_epoch(self, num_replicas: int) -> int:
+        """Batches of each rank in one epoch. Raises GanglineError when there is not one for every rank."""
+        steps = Shard(0, num_replicas).steps_per_epoch(len(self))
+        if steps < 1:
+            records = len(cast("Sized", self.dataset))
+            raise invalid(
+                "pytorch.dataset_too_short",
+                f"the training data has {records} records in {len(self)} batches, fewer than the {num_replicas} slots; "
+                "use a smaller batch, fewer slots or more data",
+            )
+        return steps
+
+    def _make_source(self, shuffle: bool, sampler: Any, batch_sampler: Any, drop_last: bool) -> BatchSource:
+        if batch_sampler is not None:
+            return _SamplerSource(batch_sampler, None, drop_last)
+        assert self.batch_size is not None
+        if sampler is not None:
+            return _SamplerSource(sampler, self.batch_size, drop_last)
+        return _IndexSource(len(cast("Sized", self.dataset)), self.batch_size, shuffle, drop_last)
+
+
+def _generator(seed: int, number: int) -> torch.Generator:
+    """A stream of its own for every pair: neighbouring seeds must not share their epochs' orders."""
+    digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _check_dataset(dataset: Any) -> None:
+    if isinstance(dataset, data.IterableDataset):
+        raise invalid(
+            "pytorch.iterable_dataset",
+            "DataLoader got an IterableDataset, which can neither be sharded nor resumed; give it a dataset "
+            "with __len__ and __getitem__",
+        )
+    if not isinstance(dataset, Sized):
+        raise invalid("pytorch.loader_length", f"{type(dataset).__name__} has no len(); give the dataset a __len__")
+
+
+def _check_choice(batch_size: int | None, shuffle: bool, sampler: Any, batch_sampler: Any) -> None:
+    if batch_sampler is not None and (shuffle or sampler is not None):
+        raise invalid("pytorch.loader_arguments", "DataLoader: batch_sampler excludes shuffle and sampler")
+    if sampler is not None and shuffle:
+        raise invalid("pytorch.loader_arguments", "DataLoader: sampler excludes shuffle")
+    if batch_sampler is None and (batch_size is None or batch_size < 1):
+        raise invalid("pytorch.loader_arguments", f"DataLoader: batch_size is {batch_size}; it must be at least 1")

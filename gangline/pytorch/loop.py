@@ -1,0 +1,273 @@
+"""The training loop: batch after batch until the schedule is over, somebody asks to stop, or the slots are needed.
+
+Owns the position in the data, when to report, validate and save, and the agreement of all ranks on when to look for a
+stop. It calls the user's trial and callbacks; what a batch does to the model is theirs. Made and run by the Trainer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from gangline.pytorch import metric, seed, state
+from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.context import LRScheduler, PyTorchTrialContext
+from gangline.pytorch.evaluation import Evaluation
+from gangline.pytorch.loader import DataLoader
+from gangline.pytorch.pace import Pace
+from gangline.pytorch.schedule import BestValidation, Schedule
+from gangline.pytorch.trial import PyTorchTrial
+from gangline.pytorch.unit import Position
+
+_StepMode = LRScheduler.StepMode
+_PROGRESS_SECONDS = 1.0
+_log = logging.getLogger("gangline")
+
+
+class TrainingLoop:
+    """All ranks run it in step. is_preempted: whether it ended because the slots are needed."""
+
+    def __init__(
+        self,
+        *,
+        trial: PyTorchTrial,
+        context: PyTorchTrialContext,
+        callbacks: Mapping[str, PyTorchCallback],
+        schedule: Schedule,
+        loader: DataLoader,
+        evaluation: Evaluation,
+    ) -> None:
+        self.is_preempted = False
+        self._trial = trial
+        self._context = context
+        self._distributed = context.distributed
+        self._link = context.core.link
+        self._callbacks = callbacks
+        self._schedule = schedule
+        self._loader = loader
+        self._evaluation = evaluation
+        self._best = BestValidation(context.setting.metric, context.setting.smaller_is_better)
+        self._has_warned_of_metric = False
+        self._sums = metric.MetricSums()
+        self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
+        self._batch_metrics: list[dict[str, Any]] = []
+        self._pace = Pace()
+        self._looked_at = self._told_at = (0, 0.0)
+        self._records = 0
+        self._newest_checkpoint = self._newest_validation = -1
+        self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size)
+        context.position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
+
+    @property
+    def _position(self) -> Position:
+        return self._context.position
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Goes on where a saved state was. All ranks call it in step, before `run`."""
+        state.restore(self._context, self._callbacks, saved)
+        progress = saved["progress"]
+        position = self._position
+        position.batches, position.epoch = progress["batches"], progress["epoch"]
+        position.offset = _offset_here(progress, self._loader.batch_size, self._distributed.size)
+        position.epoch += position.offset // position.epoch_length
+        position.offset %= position.epoch_length
+        self._best.value = progress["best_validation"]
+        self._newest_checkpoint, self._newest_validation = position.batches, progress["newest_validation"]
+
+    def run(self, saved: dict[str, Any] | None = None, validate_first: bool = False) -> None:
+        """saved: the state that was restored, for its random numbers; they start when everything else is in place."""
+        for callback in self._callbacks.values():
+            callback.on_training_start()
+        for model in self._context.models:
+            model.train()
+        seed.seed_training(self._context.get_trial_seed(), self._distributed.rank)
+        if saved is not None:
+            state.restore_random(self._context, saved)
+        if validate_first and self._position.batches == 0:
+            self._validate()
+        self._pace.agree(self._position.batches, 1)
+        self._looked_at = self._told_at = (self._position.batches, time.perf_counter())
+        self._train()
+        self._end()
+
+    def _train(self) -> None:
+        if self._schedule.is_over(self._position):
+            return
+        batches = self._batches()
+        while not self._schedule.is_over(self._position):
+            self._train_batch(next(batches))
+            self._after_batch()
+            if self._position.batches >= self._pace.next_look and self._should_stop():
+                return
+
+    def _batches(self) -> Iterator[Any]:
+        """This rank's endless stream of batches, from where training stands."""
+        loader = self._loader.get_data_loader(
+            repeat=True,
+            skip=self._position.loader_step,
+            num_replicas=self._distributed.size,
+            rank=self._distributed.rank,
+            seed=self._context.get_trial_seed(),
+        )
+        return iter(loader)
+
+    def _train_batch(self, batch: Any) -> None:
+        position = self._position
+        if position.is_epoch_start:
+            for callback in self._callbacks.values():
+                callback.on_training_epoch_start(position.epoch)
+        context = self._context
+        exchange = nullcontext() if context.is_step_batch else context.strategy.accumulate()
+        with exchange:
+            result = self._trial.train_batch(context.to_device(batch), position.epoch, position.batches)
+        metrics = metric.check_metrics(result, "train_batch")
+        self._sums.add(metrics)
+        if self._keeps_batch_metrics:
+            self._batch_metrics.append(metrics)
+        self._records += self._trial.get_batch_length(batch)
+
+    def _after_batch(self) -> None:
+        position = self._position
+        if self._context.is_step_batch:
+            self._link.send_first_step()
+        self._step_schedulers()
+        position.advance()
+        if position.is_epoch_start:
+            for callback in self._callbacks.values():
+                callback.on_training_epoch_end(position.epoch - 1)
+        if self._schedule.has_report(position):
+            self._report()
+        is_over = self._schedule.is_over(position)
+        if self._schedule.has_validation(position) and not is_over:
+            self._validate()
+        if self._schedule.has_checkpoint(position) and not is_over:
+            self._save()
+
+    def _step_schedulers(self) -> None:
+        position = self._position
+        batches, aggregation = position.batches + 1, self._context.setting.aggregation_frequency
+        for wrapped in self._context.lr_schedulers:
+            is_due = {
+                _StepMode.STEP_EVERY_BATCH: batches % wrapped.frequency == 0,
+                _StepMode.STEP_EVERY_OPTIMIZER_STEP: batches % (aggregation * wrapped.frequency) == 0,
+                _StepMode.STEP_EVERY_EPOCH: position.is_epoch_end and (position.epoch + 1) % wrapped.frequency == 0,
+                _StepMode.MANUAL_STEP: False,
+            }
+            if is_due[wrapped.step_mode]:
+                wrapped.scheduler.step()
+
+    def _should_stop(self) -> bool:
+        """Asks all ranks at once, at the same batch on all of them."""
+        now, batches = time.perf_counter(), self._position.batches
+        elapsed, done = now - self._looked_at[1], batches - self._looked_at[0]
+        wishes = [
+            int(self._distributed.is_chief and self._link.preemption is not None),
+            int(self._context.get_stop_requested()),
+            self._pace.suggest(done, elapsed),
+        ]
+        is_preempted, is_stopped, distance = self._distributed.maximum(wishes)
+        self._pace.agree(batches, distance)
+        self._looked_at = (batches, now)
+        if now - self._told_at[1] >= _PROGRESS_SECONDS:
+            self._send_progress()
+        self.is_preempted = bool(is_preempted) and not self._schedule.is_over(self._position)
+        return self.is_preempted or bool(is_stopped)
+
+    def _send_progress(self) -> None:
+        now, batches = time.perf_counter(), self._position.batches
+        done, seconds = batches - self._told_at[0], now - self._told_at[1]
+        if self._distributed.is_chief and done > 0:
+            self._link.send_progress(
+                batches,
+                self._schedule.total_batches(self._position),
+                self._records * self._distributed.size / seconds,
+                seconds / done,
+            )
+        self._records, self._told_at = 0, (batches, now)
+
+    def _report(self) -> None:
+        """Training metrics since the last report, averaged over the batches of all ranks."""
+        own = self._sums.take()
+        setting = self._context.setting
+        by_rank = self._distributed.allgather(own) if setting.average_training_metrics else [own]
+        metrics = metric.average(by_rank)
+        if self._distributed.is_chief:
+            self._context.core.train.report_training_metrics(self._position.batches, metrics)
+        for callback in self._callbacks.values():
+            callback.on_training_workload_end(metrics, self._batch_metrics)
+        self._batch_metrics = []
+
+    def _validate(self) -> None:
+        metrics = self._evaluation.run()
+        self._newest_validation = self._position.batches
+        if self._distributed.is_chief:
+            self._context.core.train.report_validation_metrics(self._position.batches, metrics)
+        self._warn_of_metric(metrics)
+        is_best = self._best.beats(metrics)
+        if self._schedule.wants_checkpoint_of(is_best) and self._position.batches > 0:
+            self._save()
+
+    def _warn_of_metric(self, metrics: Mapping[str, Any]) -> None:
+        """Once. No error, because the first validation may be the last one, after days of training."""
+        wanted = self._best.metric
+        if wanted is None or wanted in metrics or self._has_warned_of_metric or not self._distributed.is_chief:
+            return
+        self._has_warned_of_metric = True
+        _log.warning(
+            "searcher.metric is %s, but the validation reports %s; nothing decides, so every checkpoint counts as best",
+            wanted,
+            ", ".join(sorted(metrics)) or "nothing",
+        )
+
+    def _save(self) -> None:
+        if self._newest_checkpoint == self._position.batches:
+            return
+        saved = state.capture(self._context, self._callbacks, self._progress())
+        callbacks = self._callbacks.values()
+        if self._distributed.is_chief:
+            for callback in callbacks:
+                callback.on_checkpoint_save_start(saved)
+            metadata = state.metadata_of(self._context, self._position.batches)
+            with self._context.core.checkpoint.store_path(metadata) as (directory, storage_id):
+                state.write(directory, saved)
+                for callback in callbacks:
+                    callback.on_checkpoint_write_end(str(directory))
+            for callback in callbacks:
+                callback.on_checkpoint_upload_end(storage_id)
+        self._newest_checkpoint = self._position.batches
+
+    def _progress(self) -> dict[str, Any]:
+        position = self._position
+        return {
+            "batches": position.batches,
+            "epoch": position.epoch,
+            "offset": position.offset,
+            "batch_size": self._loader.batch_size,
+            "world_size": self._distributed.size,
+            "best_validation": self._best.value,
+            "newest_validation": self._newest_validation,
+        }
+
+    def _end(self) -> None:
+        """The last report and checkpoint, and unless the slots are needed the last validation."""
+        self._send_progress()
+        if self._sums:
+            self._report()
+        if not self.is_preempted and self._newest_validation != self._position.batches:
+            self._validate()
+        self._save()
+
+
+def _wants_batch_metrics(callback: PyTorchCallback) -> bool:
+    return type(callback).on_training_workload_end is not PyTorchCallback.on_training_workload_end
+
+
+def _offset_here(progress: Mapping[str, Any], batch_size: int | None, size: int) -> int:
+    """Batches into the epoch: the same records as when the state was saved, also where a batch has another size now."""
+    batches = progress["offset"] * progress["world_size"]
+    if batch_size is None or progress["batch_size"] is None:
+        return int(batches // size)
+    return int(batches * progress["batch_size"] // (batch_size * size))

@@ -1,0 +1,84 @@
+"""Lets user code call its bare module while another module does the work.
+
+`route(model, wrap)` gives the model's class a subclass whose forward goes through a wrapper such as
+DistributedDataParallel, which holds the original forward in turn. The model keeps its identity, its attributes and the
+names in its state_dict; a copy or a pickle of it is an instance of the original class and trains by itself.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+# Weak on both sides, as a wrapper holds its model: the strategy owns the wrappers.
+_wrapper_by_model: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+
+
+W = TypeVar("W", bound=nn.Module)
+
+
+class OriginalForward(nn.Module):
+    """Holds a model and calls what its forward was before it was routed; hooks of the model run once, outside."""
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = model
+        self._forward = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
+def route(model: nn.Module, wrap: Callable[[nn.Module], W]) -> W:
+    """Sends the model's forward through wrap(inner), where inner(...) is the model's original forward. Returns the
+    wrapper, for the caller to keep: without it the model is by itself again.
+
+    Only while gradients are recorded: a forward pass without them (validation) stays local, as ranks need not make
+    equally many of those. May be called again with another wrapper.
+    """
+    original = _original_class(model)
+    own_forward = vars(model).pop("forward", None)
+    forward = own_forward or original.forward.__get__(model)
+    _wrapper_by_model.pop(model, None)
+    wrapper = wrap(OriginalForward(model, forward))
+    if original is type(model):
+        model.__class__ = _routed_class(original)
+    _wrapper_by_model[model] = weakref.ref(wrapper)
+    return wrapper
+
+
+def _original_class(model: nn.Module) -> type[nn.Module]:
+    kind = type(model)
+    return getattr(kind, "_gangline_original", kind)
+
+
+def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        reference = _wrapper_by_model.get(self)
+        wrapper = reference() if reference else None
+        if wrapper is None:
+            return original.forward(self, *args, **kwargs)
+        if not torch.is_grad_enabled():
+            inner = next(module for module in wrapper.modules() if isinstance(module, OriginalForward))
+            return inner(*args, **kwargs)
+        return wrapper(*args, **kwargs)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        recipe = original.__reduce_ex__(self, protocol)
+        if isinstance(recipe, str):
+            return recipe
+        make, arguments, *rest = recipe
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # what the default recipe consists of
+            # pickle insists that its default recipe makes an instance of the object's own class.
+            make = original.__new__
+        return (make, tuple(original if part is type(self) else part for part in arguments), *rest)
+
+    content = {"forward": forward, "__reduce_ex__": reduce, "_gangline_original": original}
+    routed = type(original.__name__, (original,), {**content, "__module__": original.__module__})
+    routed.__qualname__ = original.__qualname__
+    return routed

@@ -1,0 +1,57 @@
+"""PURE: what the loop has to do after a batch, from the periods that the user gave. It knows no clock and no rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline.pytorch.unit import Position, TrainUnit
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A period of None means: only at the end."""
+
+    max_length: TrainUnit
+    reporting_period: TrainUnit
+    validation_period: TrainUnit | None = None
+    checkpoint_period: TrainUnit | None = None
+    checkpoint_policy: str = "best"
+
+    def has_report(self, position: Position) -> bool:
+        return self.reporting_period.is_due(position)
+
+    def has_validation(self, position: Position) -> bool:
+        return self.validation_period is not None and self.validation_period.is_due(position)
+
+    def has_checkpoint(self, position: Position) -> bool:
+        return self.checkpoint_period is not None and self.checkpoint_period.is_due(position)
+
+    def wants_checkpoint_of(self, is_best: bool) -> bool:
+        """After a validation, by the policy."""
+        return self.checkpoint_policy == "all" or (self.checkpoint_policy == "best" and is_best)
+
+    def is_over(self, position: Position) -> bool:
+        return self.max_length.is_reached(position)
+
+    def total_batches(self, position: Position) -> int:
+        return self.max_length.total_batches(position)
+
+
+@dataclass(slots=True)
+class BestValidation:
+    """Remembers the best value of the metric that decides. metric: None where nothing decides; then every validation
+    counts as best."""
+
+    metric: str | None
+    smaller_is_better: bool = True
+    value: float | None = None
+
+    def beats(self, metrics: dict[str, float]) -> bool:
+        """Whether these are the best so far, which it remembers."""
+        if self.metric is None or self.metric not in metrics:
+            return True
+        value = metrics[self.metric]
+        if self.value is not None and (value >= self.value if self.smaller_is_better else value <= self.value):
+            return False
+        self.value = value
+        return True

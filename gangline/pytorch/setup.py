@@ -1,0 +1,64 @@
+"""gangline.pytorch.init: everything a trial needs, made for where it runs: in the cluster, under torchrun, or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+import gangline.core
+from gangline.cluster_info import ClusterInfo
+from gangline.core import DistributedContext
+from gangline.pytorch import group, seed
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.parallel import choose_strategy
+from gangline.pytorch.setting import TrialSetting, aggregation_from, seed_from
+
+
+@contextmanager
+def init(
+    *,
+    hparams: Mapping[str, Any] | None = None,
+    exp_conf: Mapping[str, Any] | None = None,
+    distributed: DistributedContext | None = None,
+    aggregation_frequency: int = 1,
+    enable_tensorboard_logging: bool = True,
+) -> Iterator[PyTorchTrialContext]:
+    """Yields the trial's context; all ranks use it as `with pytorch.init() as context:`.
+
+    hparams, exp_conf: hyperparameters and configuration off the cluster; on it the experiment's own come first, so
+    that a search can vary them. distributed: for scripts that make their process group themselves; by default it is
+    made here. aggregation_frequency: batches whose gradients make one optimizer step, where the configuration does not
+    say it. enable_tensorboard_logging: accepted, no effect yet.
+    """
+    device = group.choose_device()
+    is_group_ours = group.open_group(device)
+    core = gangline.core.init(distributed=distributed or _distributed())
+    setting = make_setting(core.info, hparams or {}, exp_conf or {}, aggregation_frequency)
+    seed.seed_build(setting.trial_seed)
+    strategy = choose_strategy(setting.parallelism, core.distributed.size, device)
+    with core:
+        yield PyTorchTrialContext(core, setting, strategy, device)
+    # Not after an exception: peers would fail too, and perhaps be heard first. Nor on the cluster, where the rank
+    # leaves the group once it has told its end.
+    if is_group_ours and core.info is None:
+        group.close_group()
+
+
+def make_setting(
+    cluster: ClusterInfo | None, hparams: Mapping[str, Any], config: Mapping[str, Any], aggregation_frequency: int
+) -> TrialSetting:
+    """The experiment's own configuration and hyperparameters where there is one, else what the script passed."""
+    config = {**config, **(cluster.trial.config if cluster else {})}
+    return TrialSetting(
+        config=config,
+        hparams={**hparams, **(cluster.trial.hparams if cluster else {})},
+        aggregation_frequency=aggregation_from(config, aggregation_frequency),
+        trial_seed=cluster.trial.trial_seed if cluster else seed_from(config),
+    )
+
+
+def _distributed() -> DistributedContext:
+    return DistributedContext.from_torch_distributed() if dist.is_initialized() else DistributedContext()

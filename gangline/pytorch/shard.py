@@ -1,0 +1,34 @@
+"""PURE: which batches of an epoch a rank trains on.
+
+An epoch is a row of batches. Step i of a world of N ranks takes batches i*N to i*N + N - 1, rank r the r-th of them. A
+row that N does not divide loses its end, fewer than N batches: all ranks must make equally many steps. Validation
+loses nothing: its ranks need not be in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Rank `rank` of `size`."""
+
+    rank: int = 0
+    size: int = 1
+
+    def steps_per_epoch(self, num_batches: int) -> int:
+        return num_batches // self.size
+
+    def training_positions(self, num_batches: int, first_step: int) -> Iterator[tuple[int, range]]:
+        """From an endless row of epochs, starting first_step steps after its begin: each epoch's number with the
+        positions of this rank's batches in it."""
+        steps = self.steps_per_epoch(num_batches)
+        epoch, offset = divmod(first_step, steps)
+        while True:
+            yield epoch, range(offset * self.size + self.rank, steps * self.size, self.size)
+            epoch, offset = epoch + 1, 0
+
+    def validation_positions(self, num_batches: int) -> range:
+        return range(self.rank, num_batches, self.size)

@@ -1,0 +1,149 @@
+"""Trainer.fit: what a script calls to train a trial. It turns arguments and configuration into a schedule, finds the
+checkpoint to go on from, and runs the loop."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from gangline.cluster_info import CheckpointInfo
+from gangline.core.checkpoint import CheckpointContext, location_of
+from gangline.core.storage import CheckpointStore
+from gangline.errors import invalid
+from gangline.pytorch import state
+from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.evaluation import Evaluation
+from gangline.pytorch.loader import DataLoader
+from gangline.pytorch.loop import TrainingLoop
+from gangline.pytorch.schedule import Schedule
+from gangline.pytorch.setting import check_policy
+from gangline.pytorch.trial import PyTorchTrial
+from gangline.pytorch.unit import Batch, TrainUnit
+
+_log = logging.getLogger("gangline")
+
+
+class Trainer:
+    """Trains one trial. Every rank makes one with its own trial and context."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        self._trial = trial
+        self._context = context
+
+    def fit(  # noqa: PLR0917  the order of Determined's arguments
+        self,
+        checkpoint_period: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        max_length: TrainUnit | None = None,
+        reporting_period: TrainUnit | None = None,
+        checkpoint_policy: str | None = None,
+        latest_checkpoint: str | CheckpointInfo | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool = False,
+    ) -> None:
+        """Trains until max_length, an early stop or a preemption; it returns after the last checkpoint. All ranks call
+        it.
+
+        What is not given comes from the experiment's configuration; with neither, checkpoints and validations happen
+        at the end only, reports every 100 batches. checkpoint_policy: what to save after a validation: "best", "all"
+        or "none". latest_checkpoint: what to go on from: an id, the URL of its folder, or
+        get_cluster_info().latest_checkpoint; None starts anew. step_zero_validation: validate before the first batch.
+        test_mode: one batch of everything, to see whether the code works. profiling_enabled: accepted, no effect yet.
+        """
+        setting = self._context.setting
+        schedule = Schedule(
+            max_length=_length(max_length or setting.max_length, test_mode),
+            reporting_period=Batch(1) if test_mode else reporting_period or setting.reporting_period,
+            validation_period=validation_period or setting.validation_period,
+            checkpoint_period=checkpoint_period or setting.checkpoint_period,
+            checkpoint_policy=check_policy(checkpoint_policy or setting.checkpoint_policy),
+        )
+        if profiling_enabled:
+            _log.info("profiling_enabled has no effect yet")
+        self._train(schedule, latest_checkpoint, step_zero_validation or setting.has_initial_validation, test_mode)
+
+    def _train(
+        self, schedule: Schedule, checkpoint: str | CheckpointInfo | None, validate_first: bool, test_mode: bool
+    ) -> None:
+        context = self._context
+        callbacks = self._trial.build_callbacks()
+        evaluation = Evaluation(
+            trial=self._trial,
+            context=context,
+            callbacks=callbacks,
+            loader=_loader_of(self._trial.build_validation_data_loader(), "build_validation_data_loader"),
+            max_batches=1 if test_mode else None,
+        )
+        training = _loader_of(self._trial.build_training_data_loader(), "build_training_data_loader")
+        loop = TrainingLoop(
+            trial=self._trial,
+            context=context,
+            callbacks=callbacks,
+            schedule=schedule,
+            loader=training,
+            evaluation=evaluation,
+        )
+        _check_wrapped(context)
+        try:
+            saved = self._restore(loop, callbacks, checkpoint)
+            for callback in callbacks.values():
+                callback.on_trial_startup(context.position.batches, _id_of(checkpoint))
+            loop.run(saved, validate_first)
+        finally:
+            for callback in callbacks.values():
+                callback.on_trial_shutdown()
+        context.core.link.is_preempted = loop.is_preempted
+        context.core.link.batches_completed = context.position.batches
+
+    def _restore(
+        self, loop: TrainingLoop, callbacks: dict[str, PyTorchCallback], checkpoint: str | CheckpointInfo | None
+    ) -> dict[str, Any] | None:
+        if checkpoint is None:
+            return None
+        core = self._context.core
+        place = checkpoint.url if isinstance(checkpoint, CheckpointInfo) else checkpoint
+        storage_url, storage_id = location_of(place, core.checkpoint.storage_url)
+        source = CheckpointContext(core.distributed, core.link, CheckpointStore(storage_url), core.info)
+        with source.restore_path(storage_id) as directory:
+            saved = state.read(directory)
+        for callback in callbacks.values():
+            callback.on_checkpoint_load_start(saved)
+        loop.restore(saved)
+        _log.info("training goes on after batch %d of checkpoint %s", self._context.position.batches, storage_id)
+        return saved
+
+
+def _length(length: TrainUnit | None, test_mode: bool) -> TrainUnit:
+    if test_mode:
+        return Batch(1)
+    if length is None:
+        raise invalid(
+            "pytorch.no_length",
+            "nothing says how long to train: pass max_length to Trainer.fit, as in max_length=pytorch.Epoch(5), or set "
+            "searcher.max_length",
+        )
+    length.length  # noqa: B018  raises where the length is no number
+    return length
+
+
+def _loader_of(loader: Any, method: str) -> DataLoader:
+    if not isinstance(loader, DataLoader):
+        raise invalid(
+            "pytorch.loader", f"{method} returned a {type(loader).__name__}; return a gangline.pytorch.DataLoader"
+        )
+    return loader
+
+
+def _check_wrapped(context: PyTorchTrialContext) -> None:
+    for what, wrapped in (("model", context.models), ("optimizer", context.optimizers)):
+        if not wrapped:
+            raise invalid(
+                "pytorch.not_wrapped",
+                f"the trial wrapped no {what}; pass it to context.wrap_{what} in __init__ and use what that returns",
+            )
+
+
+def _id_of(checkpoint: str | CheckpointInfo | None) -> str | None:
+    return checkpoint.id if isinstance(checkpoint, CheckpointInfo) else checkpoint

@@ -1,0 +1,59 @@
+"""What a user writes to train on Gangline: a subclass of PyTorchTrial."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch.utils import data
+
+from gangline.pytorch.batch import count_records
+from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.loader import DataLoader
+from gangline.pytorch.metric import Reducer
+
+
+class PyTorchTrial(ABC):
+    """In __init__ make models, optimizers and learning-rate schedulers and pass each to the context's wrap_ method.
+
+    Exactly one of evaluate_batch and evaluate_full_dataset is to be defined. All methods run on all ranks.
+    """
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def build_training_data_loader(self) -> DataLoader:
+        """Batches of context.get_per_slot_batch_size() records."""
+
+    @abstractmethod
+    def build_validation_data_loader(self) -> DataLoader: ...
+
+    @abstractmethod
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        """Trains on one batch with context.backward and context.step_optimizer.
+
+        batch is on the context's device. batch_idx counts all batches of the trial. Returns a dictionary of metrics,
+        each one number, or the loss as a tensor.
+        """
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """The metrics of one validation batch; batch_idx may be left out of the signature."""
+        raise TypeError("this trial does not evaluate batch by batch")
+
+    def evaluate_full_dataset(self, data_loader: data.DataLoader[Any]) -> dict[str, Any]:
+        """The metrics of the whole validation data. Runs on the chief alone, over all data; batches are on the CPU."""
+        raise TypeError("this trial does not evaluate the full dataset at once")
+
+    def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
+        """How values of evaluate_batch become one: for all metrics, or by name."""
+        return Reducer.AVG
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        """By name; a callback's state is kept under its name in checkpoints."""
+        return {}
+
+    def get_batch_length(self, batch: Any) -> int:
+        """How many records a batch has. Override it where that is not the first dimension of the first tensor."""
+        return count_records(batch)

@@ -1,0 +1,169 @@
+"""PURE: how far training has come, and the units in which a user says how long and how often: batches, epochs, records.
+
+Owns the trainer's position in the data and the question whether something is due there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.errors import invalid
+
+
+@dataclass(slots=True)
+class Position:
+    """batches and epoch are completed ones, offset counts the batches of the running epoch.
+
+    epoch_length is in batches, records_per_batch over all ranks together (0 when unknown).
+    """
+
+    epoch_length: int
+    records_per_batch: int
+    batches: int = 0
+    epoch: int = 0
+    offset: int = 0
+
+    @property
+    def loader_step(self) -> int:
+        """How many batches of each rank's endless data stream lie behind."""
+        return self.epoch * self.epoch_length + self.offset
+
+    @property
+    def is_epoch_start(self) -> bool:
+        return self.offset == 0
+
+    @property
+    def is_epoch_end(self) -> bool:
+        """Whether the running batch is the last of its epoch."""
+        return self.offset == self.epoch_length - 1
+
+    def advance(self) -> None:
+        """One more batch is completed."""
+        self.batches += 1
+        self.offset += 1
+        if self.offset == self.epoch_length:
+            self.epoch, self.offset = self.epoch + 1, 0
+
+
+class TrainUnit:
+    """A length or a period. value: a number above 0, or a container of the points at which it is due."""
+
+    def __init__(self, value: int | Container[int]) -> None:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if (is_number and value <= 0) or not (is_number or _is_container(value)):  # type: ignore[operator]
+            raise invalid("pytorch.unit", f"{type(self).__name__}({value!r}): expected a number above 0")
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.value})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.length if isinstance(self.value, int) else id(self.value)))
+
+    @property
+    def length(self) -> int:
+        """The value where only a number makes sense."""
+        if not isinstance(self.value, int):
+            raise invalid("pytorch.unit", f"{self!r}: a length is one number")
+        return self.value
+
+    def count(self, position: Position) -> int:
+        """How many units lie behind this position."""
+        raise TypeError(f"{type(self).__name__} is no unit; use Batch, Epoch or Record")
+
+    def is_due(self, position: Position) -> bool:
+        """Whether the newest batch completed a unit at which this is due."""
+        raise TypeError(f"{type(self).__name__} is no unit; use Batch, Epoch or Record")
+
+    def total_batches(self, position: Position) -> int:
+        """How many batches training has when it has reached this length, seen from a position before that."""
+        raise TypeError(f"{type(self).__name__} is no unit; use Batch, Epoch or Record")
+
+    def is_reached(self, position: Position) -> bool:
+        return self.count(position) >= self.length
+
+    def _matches(self, number: int) -> bool:
+        return number % self.value == 0 if isinstance(self.value, int) else number in self.value
+
+
+class Batch(TrainUnit):
+    """One batch of every rank: one micro-step."""
+
+    def count(self, position: Position) -> int:
+        return position.batches
+
+    def is_due(self, position: Position) -> bool:
+        return position.batches > 0 and self._matches(position.batches)
+
+    def total_batches(self, position: Position) -> int:
+        return self.length
+
+
+class Epoch(TrainUnit):
+    """One pass over the training data."""
+
+    def count(self, position: Position) -> int:
+        return position.epoch
+
+    def is_due(self, position: Position) -> bool:
+        return position.epoch > 0 and position.offset == 0 and self._matches(position.epoch)
+
+    def total_batches(self, position: Position) -> int:
+        left = (self.length - position.epoch) * position.epoch_length - position.offset
+        return position.batches + max(0, left)
+
+
+class Record(TrainUnit):
+    """One record of the training data; counted in whole batches."""
+
+    def count(self, position: Position) -> int:
+        return position.batches * self._records_per_batch(position)
+
+    def is_due(self, position: Position) -> bool:
+        records = self._records_per_batch(position)
+        done = position.batches * records
+        if isinstance(self.value, int):
+            return done // self.value > (done - records) // self.value
+        return any(self._matches(number) for number in range(done - records + 1, done + 1))
+
+    def total_batches(self, position: Position) -> int:
+        return -(-self.length // self._records_per_batch(position))
+
+    def _records_per_batch(self, position: Position) -> int:
+        if position.records_per_batch < 1:
+            raise invalid(
+                "pytorch.unit", f"{self!r}: records need a DataLoader with a batch_size; count batches instead"
+            )
+        return position.records_per_batch
+
+
+_UNIT_BY_KEY: dict[str, type[TrainUnit]] = {"batches": Batch, "epochs": Epoch, "records": Record}
+
+
+def parse_unit(value: Any, where: str) -> TrainUnit | None:
+    """What a configuration holds at `where`: {batches: n}, {epochs: n}, {records: n}, a bare number of batches, or
+    nothing. A zero means nothing, as in Determined's periods."""
+    if value is None or value == 0:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = {"batches": value}
+    entries = [(key, number) for key, number in value.items() if number is not None] if _is_mapping(value) else []
+    if len(entries) != 1 or entries[0][0] not in _UNIT_BY_KEY:
+        raise invalid("config.length", f"{where}: expected one of batches, epochs and records, found {value!r}")
+    key, number = entries[0]
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise invalid("config.length", f"{where}.{key}: expected a whole number of 0 or more, found {number!r}")
+    return _UNIT_BY_KEY[key](number) if number else None
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, Container) and not isinstance(value, str)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)

@@ -1,0 +1,97 @@
+"""How every grpc channel and server of Gangline is set up, and how errors cross the wire.
+
+Owns the channel options (with the ping timeout without which a hung peer goes unnoticed for 60 s), the bearer token in
+the metadata, and the mapping between GanglineError and grpc status. It opens no channel by itself and retries nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import grpc
+
+from gangline.errors import ErrorKind, GanglineError
+from gangline.v1 import types_pb2
+
+AUTHORIZATION_KEY = "authorization"
+ERROR_KEY = "gangline-error-bin"
+CHUNK_BYTES = 1 << 20
+
+# Since grpc 1.60 a keepalive ping waits for its own timeout, 60 s by default: without ping_timeout_ms a host that is
+# gone is noticed a minute late. Below 5 s between pings etcd and grpc servers answer "too many pings".
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.enable_http_proxy", 0),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 4000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),
+]
+
+_STATUS_BY_KIND = {
+    ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorKind.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorKind.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+_KIND_BY_STATUS = {status: kind for kind, status in _STATUS_BY_KIND.items()}
+
+
+def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that carries a bearer token; never log it."""
+    return ((AUTHORIZATION_KEY, f"Bearer {token}"),)
+
+
+def find_token(metadata: Iterable[tuple[str, Any]] | None) -> str | None:
+    """The bearer token among a call's metadata, None without one."""
+    for key, value in metadata or ():
+        if key == AUTHORIZATION_KEY and isinstance(value, str) and value.startswith("Bearer "):
+            return value.removeprefix("Bearer ")
+    return None
+
+
+def status_of(error: GanglineError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+    """What a server aborts a call with: status, message, trailing metadata."""
+    detail = types_pb2.ErrorDetail(code=error.code, message=error.message)
+    return _STATUS_BY_KIND[error.kind], error.message, ((ERROR_KEY, detail.SerializeToString()),)
+
+
+def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
+    """The GanglineError that a failed call stands for.
+
+    target: what was called, as "the gateway at 10.0.0.1:8081", for failures that carry no detail of ours.
+    """
+    metadata = cast("Iterable[tuple[str, Any]] | None", failure.trailing_metadata())
+    for key, value in metadata or ():
+        if key == ERROR_KEY:
+            detail = types_pb2.ErrorDetail.FromString(value)
+            kind = _KIND_BY_STATUS.get(failure.code(), ErrorKind.INTERNAL)
+            return GanglineError(detail.code, detail.message, kind)
+    status = failure.code()
+    kind = _KIND_BY_STATUS.get(status, ErrorKind.INTERNAL)
+    if kind is ErrorKind.UNAVAILABLE:
+        return GanglineError("rpc.unreachable", f"cannot reach {target}: {failure.details()}", kind)
+    if kind is ErrorKind.TIMEOUT:
+        return GanglineError("rpc.timeout", f"{target} did not answer in time", kind)
+    return GanglineError("rpc.failed", f"{target} answered {status.name}: {failure.details()}", kind)

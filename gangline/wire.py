@@ -1,0 +1,160 @@
+"""The only map between protos and the domain.
+
+A domain record and its message have the same field names, so one generic mapping serves all of them: enums map by
+name, tuples to repeated fields, mappings to maps, None to an absent or unspecified field. It opens no connection and
+keeps no state beside the field plans it derives once for each class.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, cast
+
+from google.protobuf.message import Message
+
+from gangline.domain import allocation, experiment, resource, search
+from gangline.v1 import types_pb2
+
+_MESSAGE_BY_RECORD: dict[type, type[Message]] = {
+    record: getattr(types_pb2, record.__name__)
+    for record in (
+        allocation.Allocation,
+        allocation.ExitReport,
+        allocation.Member,
+        allocation.Reason,
+        allocation.Request,
+        allocation.Timeline,
+        experiment.Checkpoint,
+        experiment.Experiment,
+        experiment.Trial,
+        resource.Agent,
+        resource.Cluster,
+        resource.Counter,
+        resource.NetworkInterface,
+        resource.ServiceInstance,
+        resource.Slot,
+        resource.User,
+        search.Search,
+        search.SearchEvent,
+        search.SearchLog,
+        search.SearchPreview,
+    )
+}
+
+T = typing.TypeVar("T")
+E = typing.TypeVar("E", bound=StrEnum)
+Setter = Callable[[Any, Any], None]
+Getter = Callable[[Any], Any]
+
+
+def to_proto(record: Any) -> Any:
+    """The message of types.proto that holds the same as this domain record."""
+    record_type = type(record)
+    message = _MESSAGE_BY_RECORD[record_type]()
+    for name, setter, _ in _plan_of(record_type):
+        value = getattr(record, name)
+        if value is not None:
+            setter(message, value)
+    return message
+
+
+def from_proto(record_type: type[T], message: Any) -> T:
+    """The domain record of the given type that holds the same as this message."""
+    return record_type(**{name: getter(message) for name, _, getter in _plan_of(record_type)})
+
+
+def encode(record: Any) -> bytes:
+    """The bytes kept in etcd for a domain record."""
+    payload: bytes = to_proto(record).SerializeToString(deterministic=True)
+    return payload
+
+
+def decode(record_type: type[T], payload: bytes) -> T:
+    """Reads what `encode` wrote. Raises google.protobuf's DecodeError when it is something else."""
+    return from_proto(record_type, _MESSAGE_BY_RECORD[record_type].FromString(payload))
+
+
+def enum_number(member: StrEnum) -> int:
+    """The proto number of a domain enum's member."""
+    return _numbers(type(member))[member]
+
+
+def enum_member(enum_type: type[E], number: int) -> E | None:
+    """The domain member for a proto number; None for unspecified and for numbers from a newer version."""
+    return cast("E | None", _members(enum_type).get(number))
+
+
+@cache
+def _numbers(enum_type: type[StrEnum]) -> dict[StrEnum, int]:
+    prefix = "".join("_" + letter if letter.isupper() else letter.upper() for letter in enum_type.__name__).lstrip("_")
+    descriptor = types_pb2.DESCRIPTOR.enum_types_by_name[enum_type.__name__]
+    return {member: descriptor.values_by_name[f"{prefix}_{member.value}"].number for member in enum_type}
+
+
+@cache
+def _members(enum_type: type[StrEnum]) -> dict[int, StrEnum]:
+    return {number: member for member, number in _numbers(enum_type).items()}
+
+
+def _plan_of(record_type: type) -> tuple[tuple[str, Setter, Getter], ...]:
+    return _plan(cast("Any", record_type))
+
+
+@cache
+def _plan(record_type: type) -> tuple[tuple[str, Setter, Getter], ...]:
+    hints = typing.get_type_hints(record_type)
+    return tuple((field.name, *_field_plan(field.name, hints[field.name])) for field in fields(record_type))
+
+
+def _field_plan(name: str, hint: Any) -> tuple[Setter, Getter]:
+    is_optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    if is_optional:
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return _repeated_plan(name, typing.get_args(hint)[0])
+    if typing.get_origin(hint) is Mapping:
+        return (lambda m, v: getattr(m, name).update(v), lambda m: dict(getattr(m, name)))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _enum_plan(name, hint, is_optional)
+    if is_dataclass(hint):
+        return _record_plan(name, cast("type", hint), is_optional)
+    if is_optional:
+        return (
+            lambda m, v: setattr(m, name, v),
+            lambda m: getattr(m, name) if m.HasField(name) else None,
+        )
+    return (lambda m, v: setattr(m, name, v), lambda m: getattr(m, name))
+
+
+def _repeated_plan(name: str, item: Any) -> tuple[Setter, Getter]:
+    if is_dataclass(item):
+        item_type = cast("type", item)
+        return (
+            lambda m, v: getattr(m, name).extend(to_proto(entry) for entry in v),
+            lambda m: tuple(from_proto(item_type, entry) for entry in getattr(m, name)),
+        )
+    return (lambda m, v: getattr(m, name).extend(v), lambda m: tuple(getattr(m, name)))
+
+
+def _enum_plan(name: str, hint: type[StrEnum], is_optional: bool) -> tuple[Setter, Getter]:
+    def get(message: Any) -> StrEnum | None:
+        member = enum_member(hint, getattr(message, name))
+        if member is None and not is_optional:
+            raise ValueError(f"{type(message).__name__}.{name} holds {getattr(message, name)}, no {hint.__name__}")
+        return member
+
+    return (lambda m, v: setattr(m, name, enum_number(v)), get)
+
+
+def _record_plan(name: str, hint: type, is_optional: bool) -> tuple[Setter, Getter]:
+    def get(message: Any) -> Any:
+        if is_optional and not message.HasField(name):
+            return None
+        return from_proto(hint, getattr(message, name))
+
+    return (lambda m, v: getattr(m, name).CopyFrom(to_proto(v)), get)

@@ -1,0 +1,116 @@
+"""One agent as the scheduler sees it: its hello, and what it does on each command.
+
+Owns the obedience: epochs, specs that are not for this agent, slots it does not have. Allocations are the roster's
+business, connections the link's. Built and run by program.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+import gangline
+from gangline import wire
+from gangline.domain.allocation import Allocation
+from gangline.domain.resource import Agent as AgentRecord
+from gangline.domain.resource import NetworkInterface
+from gangline.domain.state import ExitKind
+from gangline.errors import GanglineError
+from gangline.v1 import agent_pb2, runner_pb2
+from services.agent import metrics, network
+from services.agent.admission import refuse_epoch, refuse_start
+from services.agent.journal import Journal
+from services.agent.record import StopOrder
+from services.agent.roster import Roster
+from services.agent.slot import Slots
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an agent says of itself that does not change while it runs."""
+
+    id: str
+    pool: str = "default"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    metrics_address: str = ""
+
+
+class Agent:
+    """Implements link.Peer. machine.py replaces slots and interfaces when they change."""
+
+    def __init__(self, identity: Identity, slots: Slots, journal: Journal, roster: Roster) -> None:
+        self.identity = identity
+        self.slots = slots
+        self.interfaces: tuple[NetworkInterface, ...] = network.list_interfaces()
+        self.roster = roster
+        self._journal = journal
+
+    def hello(self) -> agent_pb2.AgentHello:
+        record = AgentRecord(
+            id=self.identity.id,
+            pool=self.identity.pool,
+            slots=self.slots.slots,
+            interfaces=self.interfaces,
+            labels=self.identity.labels,
+            version=gangline.__version__,
+            hostname=network.read_hostname(),
+            host_id=network.read_host_id(),
+            metrics_address=self.identity.metrics_address,
+        )
+        return agent_pb2.AgentHello(
+            agent=wire.to_proto(record),
+            highest_epoch=self._journal.highest_epoch,
+            allocations=self.roster.statuses(),
+        )
+
+    def refuse_leader(self, epoch: int) -> str:
+        refusal = refuse_epoch(epoch, self._journal.highest_epoch)
+        if not refusal:
+            self._journal.raise_epoch(epoch)
+        return refusal
+
+    def unforgotten(self) -> Sequence[agent_pb2.AllocationStatus]:
+        return self.roster.statuses(ended_only=True)
+
+    async def on_command(self, command: agent_pb2.ConnectResponse) -> None:
+        kind = command.WhichOneof("message")
+        if kind == "start" and self._obeys("start", command.start.epoch, command.start.spec.allocation.id):
+            self._on_start(command.start.spec)
+        elif kind == "stop" and self._obeys("stop", command.stop.epoch, command.stop.allocation_id):
+            self._on_stop(command.stop)
+        elif kind == "forget":
+            self._count("forget", "obeyed")
+            self.roster.forget(command.forget.allocation_id)
+
+    def _obeys(self, command: str, epoch: int, allocation_id: str) -> bool:
+        refusal = self.refuse_leader(epoch)
+        self._count(command, "refused" if refusal else "obeyed")
+        if refusal:
+            log.warning("a command is refused", command=command, allocation_id=allocation_id, why=refusal)
+        return not refusal
+
+    def _on_start(self, spec: runner_pb2.RunnerSpec) -> None:
+        known = self.roster.find(spec.allocation.id)
+        if known is not None:
+            self.roster.on_status(known.status())
+            return
+        try:
+            allocation = wire.from_proto(Allocation, spec.allocation)
+            slot_ids = [slot.id for slot in self.slots.slots]
+            refusal = refuse_start(allocation, spec.node_rank, self.identity.id, slot_ids)
+            self.roster.accept(spec, () if refusal else allocation.members[spec.node_rank].slot_ids, refusal)
+        except (GanglineError, ValueError) as error:
+            log.error("a start command makes no sense; ignored", allocation_id=spec.allocation.id, error=str(error))
+
+    def _on_stop(self, command: agent_pb2.StopAllocation) -> None:
+        kind = wire.enum_member(ExitKind, command.kind) or ExitKind.KILLED
+        order = StopOrder(kind, command.reason, time.time() + command.grace_seconds)
+        self.roster.stop(command.allocation_id, command.epoch, order)
+
+    def _count(self, command: str, result: str) -> None:
+        metrics.commands.labels(command=command, result=result).inc()

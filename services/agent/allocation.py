@@ -1,0 +1,239 @@
+"""The story of one allocation on this agent, from its acceptance to its final report.
+
+`live` names the steps in order, each a small hook that says what it must tolerate. The record moves only here, and is
+on disk before anybody hears of it; a story that starts again from a record on disk goes on where the last one was.
+Owned by the agent, which gives it orders (`stop`) and carries its statuses to the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+from google.protobuf import json_format
+
+from gangline import wire
+from gangline.domain.state import ExitKind, State
+from gangline.errors import GanglineError
+from gangline.v1 import agent_pb2
+from services.agent import metrics, process
+from services.agent.conclusion import Evidence, conclude
+from services.agent.folder import AllocationFolder
+from services.agent.launcher import Launcher
+from services.agent.patience import plan_kill_at, plan_signal
+from services.agent.record import Phase, Process, Record, StopOrder, mark_ended, mark_started, mark_stopping
+
+POLL_SECONDS = 5.0
+# SIGKILL takes effect at once unless the kernel itself is stuck (a hung GPU, a dead network disk).
+SWEEP_SECONDS = 5.0
+FIND_SECONDS = 0.2
+RETRY_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a story needs of its agent.
+
+    wait_for_slots: returns "" once no other live allocation holds the record's slots, or why that will not happen.
+    on_status: told of each status after it is on disk.
+    """
+
+    agent_id: str
+    launcher: Launcher
+    wait_for_slots: Callable[[Record], Awaitable[str]]
+    on_status: Callable[[agent_pb2.AllocationStatus], None]
+
+
+class AllocationStory:
+    """problem: what was unreadable in its folder; empty when all is well."""
+
+    def __init__(self, folder: AllocationFolder, record: Record, surroundings: Surroundings, problem: str = "") -> None:
+        self.folder = folder
+        self.record = record
+        self._around = surroundings
+        self._evidence = Evidence(problem=problem, log_path=str(folder.log_path))
+        self._ordered = asyncio.Event()
+        self._log = log.bind(allocation_id=record.allocation_id)
+
+    def status(self) -> agent_pb2.AllocationStatus:
+        """What the scheduler should know now."""
+        if self.record.status is not None:
+            return json_format.ParseDict(dict(self.record.status), agent_pb2.AllocationStatus())
+        state = State.STARTING if self.record.phase is Phase.ACCEPTED else State.RUNNING
+        return agent_pb2.AllocationStatus(
+            allocation_id=self.record.allocation_id,
+            state=wire.enum_number(state),  # type: ignore[arg-type] # the map knows numbers, not the stub's enum type
+            accepted_at=self.record.accepted_at,
+        )
+
+    def stop(self, order: StopOrder) -> None:
+        """May come at any time and any number of times; orders only get stricter."""
+        self._move(mark_stopping(self.record, order))
+        self._ordered.set()
+
+    async def live(self) -> None:
+        """All steps, again from the first when one breaks: each goes by the record and does nothing twice."""
+        while self.record.is_live:
+            try:
+                await self._run_steps()
+            except Exception:  # noqa: BLE001 - the top of a long-lived task: no bug here may strand the slots
+                self._log.exception("a step failed; it is tried again", delay_seconds=RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _run_steps(self) -> None:
+        if self.record.phase is Phase.ACCEPTED:
+            # 1. Slots: the last owner of each slot must be gone, not only asked to go.
+            await self._take_slots()
+            # 2. Start: one runner, warm if possible; found instead of started when an earlier agent did it.
+            await self._start()
+        # 3. Attend: until the runner has ended, by itself, on request or by force.
+        await self._attend()
+        # 4. Sweep: nothing of it may use the slots any more.
+        await self._sweep()
+        # 5. Conclude: the runner's report, or what is known without one, into the journal and to the scheduler.
+        self._conclude()
+
+    async def _take_slots(self) -> None:
+        """Tolerates: a stop while it waits. A refusal ends the allocation before anything runs."""
+        waiting = asyncio.ensure_future(self._around.wait_for_slots(self.record))
+        try:
+            await self._wait_first([waiting], None)
+            if waiting.done():
+                self._evidence = replace(self._evidence, start_error=waiting.result())
+        finally:
+            waiting.cancel()
+
+    async def _start(self) -> None:
+        """Tolerates: a runner that an earlier agent started and did not get to record."""
+        if self.record.stop is not None or self._evidence.start_error:
+            return
+        try:
+            runner = await self._around.launcher.start(self.folder)
+        except (OSError, GanglineError) as error:
+            self._evidence = replace(self._evidence, start_error=f"cannot start a trial runner: {error}")
+            return
+        self._adopt(runner)
+
+    async def _attend(self) -> None:
+        """Tolerates: a runner that is not this agent's child, has ended already, or whose pid nobody wrote down."""
+        runner = self.record.process or await self._find_runner()
+        if runner is None:
+            return
+        metrics.runners.inc()
+        try:
+            with process.opened(runner) as pidfd:
+                if pidfd is not None:
+                    await self._watch(runner, pidfd)
+                    self._evidence = replace(self._evidence, end=await process.read_end(pidfd))
+        finally:
+            metrics.runners.dec()
+
+    async def _watch(self, runner: Process, pidfd: int) -> None:
+        """Passes orders on as signals, once each; kills when patience is over. Returns when the runner has ended."""
+        ended = asyncio.ensure_future(process.wait_end(pidfd))
+        sent, exit_seen_at = None, None
+        try:
+            while not ended.done():
+                wanted = plan_signal(self.record.stop)
+                if wanted is not None and wanted is not sent:
+                    process.send_signal(pidfd, wanted)
+                    sent = wanted
+                if exit_seen_at is None and self.folder.exit_path.exists():
+                    exit_seen_at = time.time()
+                kill_at = plan_kill_at(self.record.stop, exit_seen_at)
+                if kill_at is not None and time.time() >= kill_at:
+                    self._kill(runner)
+                    kill_at = None
+                patience = POLL_SECONDS if kill_at is None else min(POLL_SECONDS, max(0.0, kill_at - time.time()))
+                await self._wait_first([ended], patience)
+        finally:
+            ended.cancel()
+
+    async def _sweep(self) -> None:
+        """Tolerates: nothing left, which is the rule. What it finds would otherwise share slots with the next trial."""
+        give_up_at = time.monotonic() + SWEEP_SECONDS
+        while self._kill_groups(self.record.process):
+            if time.monotonic() > give_up_at:
+                self._log.error("processes of an ended trial survive SIGKILL; their slots are given back all the same")
+                return
+            await asyncio.sleep(0.05)
+
+    def _conclude(self) -> None:
+        """Tolerates: a report that is missing or unreadable."""
+        status = self._load_exit()
+        if status is None:
+            report = conclude(self.record, self._evidence, self._around.agent_id, time.time())
+            status = agent_pb2.AllocationStatus(exit=wire.to_proto(report))
+        status.allocation_id = self.record.allocation_id
+        status.accepted_at = self.record.accepted_at
+        status.state = wire.enum_number(State.TERMINAL)  # type: ignore[assignment] # as above
+        status.exit.agent_id = self._around.agent_id
+        kind = wire.enum_member(ExitKind, status.exit.kind)
+        metrics.runner_exits.labels(kind=kind or "UNKNOWN").inc()
+        self._log.info("ended", kind=kind, message=status.exit.message)
+        self._move(mark_ended(self.record, json_format.MessageToDict(status)))
+
+    def _load_exit(self) -> agent_pb2.AllocationStatus | None:
+        try:
+            return self.folder.load_exit()
+        except ValueError as error:
+            path = self.folder.exit_path
+            problem = f"its report {path} was unreadable ({error}) and is now {self.folder.move_aside(path).name}"
+            self._log.error("the runner's report was unreadable", problem=problem)
+            self._evidence = replace(self._evidence, problem=problem)
+            return None
+
+    async def _find_runner(self) -> Process | None:
+        """The living runner of a record that does not name it; None when there is none."""
+        while self.folder.is_locked():
+            for path in (self.folder.alive_path, self.folder.lock_path):
+                openers = process.find_openers(path)
+                if openers:
+                    self._adopt(openers[0])
+                    return openers[0]
+            await asyncio.sleep(FIND_SECONDS)
+        return None
+
+    def _adopt(self, runner: Process | None) -> None:
+        """None: it has ended before anybody could see it."""
+        self._move(mark_started(self.record, runner))
+        self._log.info("its trial runner was started", pid=runner.pid if runner else None)
+
+    def _kill(self, runner: Process) -> None:
+        self._log.warning("the trial runner did not end in time; killing it", pid=runner.pid)
+        self._evidence = replace(self._evidence, was_killed=True)
+        self._kill_groups(runner)
+
+    def _kill_groups(self, runner: Process | None) -> bool:
+        has_killed_runner = runner is not None and process.kill_group(runner)
+        return process.kill_recorded_group(self.folder.nursery_path) or has_killed_runner
+
+    def _move(self, record: Record) -> None:
+        """A record that cannot be written is still obeyed: after a crash the folder's locks tell as much."""
+        if record == self.record:
+            return
+        was = (self.record.phase, self.record.status)
+        self.record = record
+        try:
+            self.folder.save(record)
+        except OSError as error:
+            self._log.error(
+                "cannot write the journal; going on without", path=str(self.folder.record_path), error=str(error)
+            )
+        if (record.phase, record.status) != was:
+            self._around.on_status(self.status())
+
+    async def _wait_first(self, futures: Sequence[asyncio.Future[Any]], patience: float | None) -> None:
+        """Returns when one of them is done, a new order has come, or the time is over."""
+        ordered = asyncio.ensure_future(self._ordered.wait())
+        try:
+            await asyncio.wait([*futures, ordered], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ordered.cancel()
+            self._ordered.clear()

@@ -1,0 +1,92 @@
+"""PURE: how an allocation ended on this agent when its runner left no report of its own, as one ExitReport.
+
+The runner's own report always wins; these are the words for the cases in which there is none. Called by the story of
+an allocation, once for each.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from gangline.domain.allocation import ExitReport
+from gangline.domain.state import ExitKind
+from services.agent.record import Phase, Record, StopOrder
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """How a process ended, as far as the kernel tells; both None when it does not."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """start_error: why no runner could be started; empty otherwise. was_killed: the agent sent SIGKILL.
+
+    problem: what in the allocation's folder could not be read. log_path: where the runner's own words are.
+    """
+
+    end: ProcessEnd = ProcessEnd()
+    start_error: str = ""
+    was_killed: bool = False
+    problem: str = ""
+    log_path: str = ""
+
+
+def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> ExitReport:
+    """The report for a runner that left none."""
+    kind, message = _judge(record, evidence)
+    return ExitReport(
+        agent_id=agent_id,
+        kind=kind,
+        message=message,
+        exit_code=evidence.end.exit_code,
+        signal=evidence.end.signal,
+        failed_at=now,
+        ended_at=now,
+    )
+
+
+def _judge(record: Record, evidence: Evidence) -> tuple[ExitKind, str]:
+    if evidence.start_error:
+        return ExitKind.START_FAILED, evidence.start_error
+    if record.stop is None or evidence.problem:
+        return ExitKind.RUNNER_LOST, _lost_message(record, evidence)
+    return _judge_stopped(record, record.stop, evidence)
+
+
+def _judge_stopped(record: Record, order: StopOrder, evidence: Evidence) -> tuple[ExitKind, str]:
+    if record.phase is Phase.ACCEPTED:
+        return order.kind, f"stopped before its trial runner started: {order.reason}"
+    if order.kind is ExitKind.KILLED:
+        return ExitKind.KILLED, f"killed: {order.reason}"
+    if evidence.end.signal == signal.SIGTERM:
+        # Our own signal, before the runner could listen to it: there was nothing yet to checkpoint.
+        return order.kind, f"stopped while its trial runner was starting: {order.reason}"
+    if evidence.was_killed:
+        # Not PREEMPTED: that would claim a checkpoint which nobody has seen.
+        return ExitKind.RUNNER_LOST, f"did not stop in time and was killed; asked to stop because {order.reason}"
+    return ExitKind.RUNNER_LOST, _lost_message(record, evidence)
+
+
+def _lost_message(record: Record, evidence: Evidence) -> str:
+    who = f"its trial runner (pid {record.process.pid})" if record.process else "its trial runner"
+    parts = [f"{who} ended without a report", _format_end(evidence.end)]
+    parts += [evidence.problem, f"its log is {evidence.log_path}" if evidence.log_path else ""]
+    return "; ".join(part for part in parts if part)
+
+
+def _format_end(end: ProcessEnd) -> str:
+    if end.signal is not None:
+        return f"signal {end.signal} ({_signal_name(end.signal)}) ended it"
+    return f"exit code {end.exit_code}" if end.exit_code is not None else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unnamed"

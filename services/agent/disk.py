@@ -1,0 +1,38 @@
+"""Small writes that survive a crash of the process and of the machine. Knows nothing of what it writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_atomic(path: Path, content: str, mode: int = 0o644) -> None:
+    """The file holds either what it held before or all of `content`, also after a power cut."""
+    draft = path.with_name(f".{path.name}.draft")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames and new names in the folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def move_aside(path: Path, suffix: str) -> Path:
+    """Renames to the first free "<name>.<suffix>-<n>" beside it and returns where it is now; nothing is lost."""
+    number = 1
+    while (target := path.with_name(f"{path.name}.{suffix}-{number}")).exists():
+        number += 1
+    path.rename(target)
+    sync_folder(path.parent)
+    return target

@@ -1,0 +1,21 @@
+"""Where a forked trial runner begins: its output goes to its allocation's runner.log, then the runner's own code takes
+over. Runs in a process forked from the runner template, so it imports the standard library and the fork server only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gangline.launch import child
+
+TARGET = "services.agent.entry:enter"
+
+
+def enter(arguments: dict[str, Any], fds: list[int]) -> int:
+    """fds: the runner's log, and the flock'ed `alive` file, which stays open until this process ends."""
+    log, *held = fds
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    return child.call(arguments["target"], arguments["arguments"], held)

@@ -1,0 +1,169 @@
+"""The files of one allocation on this agent's disk: <state-dir>/allocations/<allocation id>/.
+
+| file         | written by | holds                                                                     |
+|--------------|------------|---------------------------------------------------------------------------|
+| record.json  | agent      | the journal record (record.py), replaced atomically                       |
+| spec.json    | agent      | RunnerSpec as proto JSON, 0600: it holds the allocation's token           |
+| alive        | agent      | flock'ed from before the runner is forked until the runner ends           |
+| lock         | runner     | flock'ed by the runner while it lives                                     |
+| exit.json    | runner     | AllocationStatus as proto JSON, atomically, as its last act               |
+| nursery.pid  | runner     | the leader of the ranks' process group                                    |
+| runner.log   | agent      | what a cold-started runner prints                                         |
+
+Owns their names and how each is read; decides nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from gangline.v1 import agent_pb2, runner_pb2
+from services.agent.disk import move_aside, sync_folder, write_atomic
+from services.agent.record import Record, format_record, parse_record
+
+CORRUPT = "corrupt"
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationFolder:
+    path: Path
+
+    @property
+    def allocation_id(self) -> str:
+        return self.path.name
+
+    @property
+    def record_path(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def spec_path(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def exit_path(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def nursery_path(self) -> Path:
+        return self.path / "nursery.pid"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "runner.log"
+
+    @property
+    def alive_path(self) -> Path:
+        return self.path / "alive"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / "lock"
+
+    def create(self, spec: runner_pb2.RunnerSpec, record: Record) -> None:
+        """The record comes last: a folder without one was never accepted."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self.spec_path, json_format.MessageToJson(spec), mode=0o600)
+        self.save(record)
+        sync_folder(self.path.parent)
+
+    def save(self, record: Record) -> None:
+        write_atomic(self.record_path, format_record(record))
+
+    def load_record(self) -> Record | None:
+        """None when there is none. Raises ValueError when it cannot be read or is another allocation's."""
+        text = _read(self.record_path)
+        if text is None:
+            return None
+        record = parse_record(text)
+        if record.allocation_id != self.allocation_id:
+            raise ValueError(f"it is the record of allocation {record.allocation_id}")
+        return record
+
+    def load_spec(self) -> runner_pb2.RunnerSpec | None:
+        """None when there is none. Raises ValueError when it cannot be read or is another allocation's."""
+        text = _read(self.spec_path)
+        if text is None:
+            return None
+        spec = _parse(text, runner_pb2.RunnerSpec())
+        if spec.allocation.id != self.allocation_id or spec.node_rank >= len(spec.allocation.members):
+            raise ValueError(f"it is the spec of allocation {spec.allocation.id!r}, node rank {spec.node_rank}")
+        return spec
+
+    def load_exit(self) -> agent_pb2.AllocationStatus | None:
+        """What the runner left; None when it left nothing. Raises ValueError when it cannot be read."""
+        text = _read(self.exit_path)
+        if text is None:
+            return None
+        status = _parse(text, agent_pb2.AllocationStatus())
+        if not status.HasField("exit"):
+            raise ValueError("it names no exit")
+        return status
+
+    def move_aside(self, path: Path) -> Path:
+        return move_aside(path, CORRUPT)
+
+    def find_aside(self, path: Path) -> str:
+        """The name under which an unreadable predecessor of this file lies here; empty without one."""
+        return next((each.name for each in sorted(self.path.glob(f"{path.name}.{CORRUPT}-*"))), "")
+
+    def hold_alive(self) -> int:
+        """A descriptor of the flock'ed file `alive`. The runner inherits it, so that there is no moment between fork
+        and the runner's own lock in which a restarted agent could take the runner for absent.
+
+        Raises BlockingIOError when a runner of this allocation lives.
+        """
+        descriptor = os.open(self.alive_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def is_locked(self) -> bool:
+        """Whether a runner of this allocation lives. Asks `alive` first: trying the runner's own lock while a runner
+        starts could make that runner believe that another one holds it."""
+        return _is_locked(self.alive_path) or _is_locked(self.lock_path)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _parse(text: str, message: M) -> M:
+    try:
+        return json_format.Parse(text, message, ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise ValueError(f"no {type(message).__name__} in JSON: {error}") from error
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,116 @@
+"""Starts one trial runner: forked from the runner template, or cold when that does not work.
+
+Owns that an allocation gets at most one runner, whatever fails in between: the flock on the folder's `alive` file is
+taken before the fork and inherited by the runner. It does not watch what it started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import structlog
+
+from gangline.errors import GanglineError
+from services.agent import entry, metrics, process
+from services.agent.folder import AllocationFolder
+from services.agent.record import Process
+from services.agent.warm import Template
+
+# Longer than the runner template needs for its imports: waiting for it beats importing the same once more.
+FORK_SECONDS = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerProgram:
+    """target: called in the fork with the runner's arguments. command: the same program from nothing.
+
+    preload, rank_preload: what the two templates import before they fork runners and ranks.
+    """
+
+    target: str = "services.trial_runner.runner:main"
+    preload: tuple[str, ...] = ("services.trial_runner.runner",)
+    command: tuple[str, ...] = (sys.executable, "-m", "services.trial_runner")
+    rank_preload: tuple[str, ...] = (
+        "torch",
+        "torch._dynamo",
+        "gangline.pytorch",
+        "gangline.core",
+        "gangline.launch.entrypoint",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """runner_template: None for cold starts only. rank_socket_path: empty when there are no warm ranks."""
+
+    program: RunnerProgram
+    runner_template: Template | None
+    rank_socket_path: str
+
+    async def start(self, folder: AllocationFolder) -> Process | None:
+        """The runner that now runs, or the one that already did; None when it has ended already.
+
+        Raises OSError when no process can be started.
+        """
+        try:
+            alive = folder.hold_alive()
+        except BlockingIOError:
+            return next(iter(process.find_openers(folder.alive_path)), None)
+        output = os.open(folder.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            return process.identify(await self._start(folder, alive, output))
+        finally:
+            os.close(output)
+            os.close(alive)
+
+    async def _start(self, folder: AllocationFolder, alive: int, output: int) -> int:
+        if self.runner_template is not None:
+            pid = await self._fork(self.runner_template, folder, alive, output)
+            if pid is not None:
+                metrics.runner_starts.labels(kind="warm").inc()
+                return pid
+        metrics.runner_starts.labels(kind="cold").inc()
+        return self._spawn(folder, alive, output)
+
+    async def _fork(self, template: Template, folder: AllocationFolder, alive: int, output: int) -> int | None:
+        """None when the template did not do it, and certainly will not."""
+        arguments = {"directory": str(folder.path), "rank_forkserver": self.rank_socket_path}
+        try:
+            return await template.fork(
+                entry.TARGET,
+                {"target": self.program.target, "arguments": arguments},
+                environment=os.environ,
+                directory=folder.path,
+                fds=(output, alive),
+                deadline_seconds=FORK_SECONDS,
+            )
+        except GanglineError as error:
+            log.warning("warm start failed; starting cold", allocation_id=folder.allocation_id, error=error.message)
+        # An answer that did not come may mean a fork that did: with the server gone, whoever else holds `alive` is it.
+        await template.end()
+        return next((each.pid for each in process.find_openers(folder.alive_path)), None)
+
+    def _spawn(self, folder: AllocationFolder, alive: int, output: int) -> int:
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        # Any number that is not a standard stream will do; the runner only keeps it open.
+        held = os.dup(alive)
+        os.set_inheritable(held, True)
+        try:
+            return os.posix_spawn(
+                self.program.command[0],
+                [*self.program.command, "--spec", str(folder.spec_path), "--rank-forkserver", self.rank_socket_path],
+                os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, null, 0),
+                    (os.POSIX_SPAWN_DUP2, output, 1),
+                    (os.POSIX_SPAWN_DUP2, output, 2),
+                ],
+                setsid=True,
+            )
+        finally:
+            os.close(held)
+            os.close(null)

@@ -1,0 +1,201 @@
+"""The agent's stream to the leading scheduler: finds it, greets it, heartbeats, and finds the next one by itself.
+
+Owns connections and timing. What a command means is its owner's business (`Peer`), and so is what the hello holds. A
+lost stream loses nothing: the next hello carries the whole journal, and final statuses are sent again until the
+scheduler forgets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import grpc
+import grpc.aio
+import structlog
+
+from gangline import rpc
+from gangline.errors import GanglineError
+from gangline.v1 import agent_pb2, agent_pb2_grpc
+from services.agent import metrics
+from services.agent.route import Route, after_failure, after_naming, after_welcome, plan_delay
+
+WELCOME_SECONDS = 10.0
+RESEND_SECONDS = 10.0
+
+Call = grpc.aio.StreamStreamCall[agent_pb2.ConnectRequest, agent_pb2.ConnectResponse]
+# A standby's refusal says where the leader is, for people and agents alike: "... the leader is 10.0.0.1:8082".
+_LEADER = re.compile(r"leader is (?:at )?((?:\[[0-9a-fA-F:.]+\]|[\w.-]+):\d+)")
+Outbox = asyncio.Queue[agent_pb2.AllocationStatus]
+log = structlog.get_logger(__name__)
+
+
+class Peer(Protocol):
+    """Whose link this is."""
+
+    def hello(self) -> agent_pb2.AgentHello: ...
+
+    def refuse_leader(self, epoch: int) -> str:
+        """Why a leader of this epoch is not obeyed; empty when it is, and then the epoch is remembered."""
+
+    async def on_command(self, command: agent_pb2.ConnectResponse) -> None: ...
+
+    def unforgotten(self) -> Sequence[agent_pb2.AllocationStatus]:
+        """The final statuses that the scheduler has not yet told the agent to forget."""
+
+
+class NotLeadingError(Exception):
+    """Who answered is no leader for this agent; leader: the address it named, or empty."""
+
+    def __init__(self, message: str, leader: str = "") -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class Link:
+    """`run` is its long-lived task; `reconnect` may be called at any time.
+
+    outbox: statuses to send. While no leader is there they may pile up: the next hello holds them all, and it empties.
+    heartbeat_at: when the last heartbeat was handed to the stream, by the monotonic clock; None before the first.
+    """
+
+    def __init__(self, addresses: Sequence[str], token: str, peer: Peer, outbox: Outbox) -> None:
+        self._route = Route(tuple(addresses))
+        self._metadata = rpc.token_metadata(token)
+        self._peer = peer
+        self._outbox = outbox
+        self._stale = asyncio.Event()
+        self._last_errors: dict[str, str] = {}
+        self.heartbeat_at: float | None = None
+
+    def reconnect(self) -> None:
+        """Greets the leader anew, for what only a hello can say."""
+        self._stale.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(plan_delay(self._route, random.random()))  # noqa: S311 - jitter, no secret
+            address = self._route.address
+            try:
+                await self._attempt(address)
+            except NotLeadingError as error:
+                self._route = after_naming(self._route, error.leader) if error.leader else after_failure(self._route)
+                self._note(address, "not_leading", str(error))
+            except GanglineError as error:
+                self._route = after_failure(self._route)
+                self._note(address, "failed", error.message)
+            except Exception:
+                # The top of a long-lived task: an agent that has lost its link for good would be no agent.
+                self._route = after_failure(self._route)
+                log.exception("the stream to the scheduler broke", address=address)
+                metrics.stream_attempts.labels(result="failed").inc()
+
+    async def _attempt(self, address: str) -> None:
+        async with grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS) as channel:
+            try:
+                await self._hold(channel, address)
+            except grpc.aio.AioRpcError as failure:
+                raise _to_error(failure, address) from failure
+            finally:
+                metrics.stream_connected.set(0)
+
+    async def _hold(self, channel: grpc.aio.Channel, address: str) -> None:
+        """One stream from hello to its end, which is always an exception unless the agent asked to reconnect."""
+        stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(channel)
+        call = stub.Connect(metadata=self._metadata)
+        welcome = await self._greet(call)
+        refusal = self._peer.refuse_leader(welcome.epoch)
+        if refusal:
+            raise NotLeadingError(refusal)
+        self._on_welcome(address, welcome)
+        await _first_to_end(self._send(call, welcome.heartbeat_seconds), self._receive(call), self._stale.wait())
+
+    async def _greet(self, call: Call) -> agent_pb2.AgentWelcome:
+        # From here on statuses gather in the empty outbox, so none falls between the hello and the sending.
+        self._stale.clear()
+        while not self._outbox.empty():
+            self._outbox.get_nowait()
+        try:
+            async with asyncio.timeout(WELCOME_SECONDS):
+                await call.write(agent_pb2.ConnectRequest(hello=self._peer.hello()))
+                first = await call.read()
+        except TimeoutError as error:
+            raise NotLeadingError(f"no welcome within {WELCOME_SECONDS:g} s") from error
+        if not isinstance(first, agent_pb2.ConnectResponse) or not first.HasField("welcome"):
+            raise NotLeadingError("it ended the stream without a welcome")
+        return first.welcome
+
+    async def _send(self, call: Call, heartbeat_seconds: float) -> None:
+        """Heartbeats in time, statuses as they come, the unforgotten final ones now and then."""
+        beat_at = resend_at = time.monotonic()
+        resend_at += RESEND_SECONDS
+        while True:
+            now = time.monotonic()
+            if now >= beat_at:
+                beat_at = now + heartbeat_seconds
+                await _write(call, agent_pb2.ConnectRequest(heartbeat=agent_pb2.AgentHeartbeat()))
+                self.heartbeat_at = now
+            if now >= resend_at:
+                resend_at = now + RESEND_SECONDS
+                for status in self._peer.unforgotten():
+                    await _write(call, agent_pb2.ConnectRequest(status=status))
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + beat_at - time.monotonic()):
+                    status = await self._outbox.get()
+                await _write(call, agent_pb2.ConnectRequest(status=status))
+
+    async def _receive(self, call: Call) -> None:
+        while True:
+            command = await call.read()
+            if not isinstance(command, agent_pb2.ConnectResponse):
+                raise NotLeadingError("it ended the stream")
+            await self._peer.on_command(command)
+
+    def _on_welcome(self, address: str, welcome: agent_pb2.AgentWelcome) -> None:
+        self._route = after_welcome(self._route)
+        self._last_errors.clear()
+        metrics.stream_connected.set(1)
+        metrics.stream_attempts.labels(result="welcomed").inc()
+        log.info("a leader welcomed this agent", address=address, epoch=welcome.epoch)
+
+    def _note(self, address: str, result: str, why: str) -> None:
+        """One log line for each change, not one for each attempt while a scheduler is away."""
+        metrics.stream_attempts.labels(result=result).inc()
+        if why != self._last_errors.get(address):
+            self._last_errors[address] = why
+            log.warning("no leading scheduler there; trying on", address=address, why=why)
+
+
+async def _first_to_end(*parts: Awaitable[object]) -> None:
+    """Runs all until one ends, then ends the others; raises what it raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _write(call: Call, message: agent_pb2.ConnectRequest) -> None:
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:
+        # The stream has ended; why is for the reader to say, who is told in the same moment.
+        await asyncio.Event().wait()
+
+
+def _to_error(failure: grpc.aio.AioRpcError, address: str) -> Exception:
+    error = rpc.error_of(failure, f"the scheduler at {address}")
+    if failure.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+        return error
+    named = _LEADER.search(error.message)
+    return NotLeadingError(error.message, named.group(1) if named else "")

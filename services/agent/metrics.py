@@ -1,0 +1,21 @@
+"""The agent's metrics, by name. Whoever sees a thing happen counts it here; nothing here decides."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge
+
+slots = Gauge("gangline_agent_slots", "Slots of this agent by state", ["state"])
+runners = Gauge("gangline_agent_runners", "Trial runners that this agent watches")
+journaled = Gauge("gangline_agent_journaled_allocations", "Allocations in the journal, ended ones included")
+runner_starts = Counter("gangline_agent_runner_starts_total", "Trial runners started: warm (forked) or cold", ["kind"])
+runner_exits = Counter("gangline_agent_runner_exits_total", "Ended allocations by their exit's kind", ["kind"])
+template_up = Gauge("gangline_agent_template_up", "1 while the fork server runs", ["template"])
+stream_connected = Gauge("gangline_agent_stream_connected", "1 while a leading scheduler has welcomed this agent")
+stream_attempts = Counter("gangline_agent_stream_attempts_total", "Connections tried, by how they ended", ["result"])
+heartbeat_age = Gauge("gangline_agent_heartbeat_age_seconds", "Since the last heartbeat was handed to the stream")
+commands = Counter(
+    "gangline_agent_commands_total", "Commands of the scheduler, by what was done", ["command", "result"]
+)
+gpu_utilization = Gauge("gangline_agent_gpu_utilization_ratio", "How busy the GPU is, by NVML", ["uuid"])
+gpu_memory_used = Gauge("gangline_agent_gpu_memory_used_bytes", "GPU memory in use, by NVML", ["uuid"])
+gpu_memory_total = Gauge("gangline_agent_gpu_memory_bytes", "GPU memory, by NVML", ["uuid"])

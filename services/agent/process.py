@@ -1,0 +1,203 @@
+"""Watches and signals processes that are not this agent's children.
+
+Owns pidfds and /proc: who a process is (pid and start time), when it ends, how it ended, and signals that cannot hit a
+later process with the same pid. It knows nothing of allocations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from services.agent.conclusion import ProcessEnd
+from services.agent.network import read_boot_id
+from services.agent.record import Process
+
+# ioctl PIDFD_GET_INFO with PIDFD_INFO_EXIT, linux/pidfd.h: since Linux 6.15 it tells anybody how a process ended.
+_PIDFD_GET_INFO = 0xC0000000 | 64 << 16 | 0xFF << 8 | 11
+_PIDFD_INFO_EXIT = 1 << 3
+_INFO = struct.Struct("=QQ11Ii")
+_STATE_FIELD, _GROUP_FIELD, _START_FIELD = 0, 2, 19
+
+
+def identify(pid: int) -> Process | None:
+    """None when there is no such process, or only its zombie."""
+    fields = _read_stat(pid)
+    if fields is None or fields[_STATE_FIELD] in "ZX":
+        return None
+    return Process(pid, int(fields[_START_FIELD]), _boot_id())
+
+
+def is_alive(process: Process) -> bool:
+    return identify(process.pid) == process
+
+
+@contextmanager
+def opened(process: Process) -> Iterator[int | None]:
+    """A pidfd of exactly this process; None when it has ended."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        # The pid may have passed to another process before the open; from here on the descriptor pins it.
+        yield descriptor if is_alive(process) else None
+    finally:
+        os.close(descriptor)
+
+
+async def wait_end(pidfd: int) -> None:
+    """Returns when the process has ended, zombie or not."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+
+
+async def read_end(pidfd: int, patience_seconds: float = 1.0) -> ProcessEnd:
+    """How an ended process ended; empty when neither being its parent nor the kernel lets us know.
+
+    The kernel tells once the parent has reaped it, which may take that parent a moment.
+    """
+    give_up_at = time.monotonic() + patience_seconds
+    while True:
+        status, can_come = _wait_status(pidfd)
+        if status is not None:
+            return _to_end(status)
+        if not can_come or time.monotonic() > give_up_at:
+            return ProcessEnd()
+        await asyncio.sleep(0.02)
+
+
+def send_signal(pidfd: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+def kill_group(leader: Process) -> bool:
+    """SIGKILL for every process of the group that this process leads, also when the leader itself is gone.
+
+    True when anybody in it was alive. Not for a pid that another process has taken since: a pid stays taken while its
+    group has members, so a process with the same pid and another start means that the group is empty.
+    """
+    fields = _read_stat(leader.pid)
+    if fields is not None and (int(fields[_START_FIELD]) != leader.start_ticks or leader.boot_id != _boot_id()):
+        return False
+    if fields is not None and int(fields[_GROUP_FIELD]) != leader.pid:
+        return identify(leader.pid) == leader and _kill(leader.pid)
+    return _has_living_members(leader.pid) and _kill(-leader.pid)
+
+
+def kill_recorded_group(pid_file: Path) -> bool:
+    """SIGKILL for the group whose leader's pid is the first word of this file. True when there was anybody.
+
+    The leader must be older than the file: a younger process has only inherited the number.
+    """
+    try:
+        pid = int(pid_file.read_text().split()[0])
+        written_at = pid_file.stat().st_mtime
+    except (OSError, ValueError, IndexError):
+        return False
+    leader = Process(pid, 0, _boot_id())
+    fields = _read_stat(pid)
+    if pid <= 1 or written_at < _booted_at():
+        return False
+    if fields is not None:
+        ticks = int(fields[_START_FIELD])
+        if _booted_at() + ticks / os.sysconf("SC_CLK_TCK") > written_at + 1:
+            return False
+        leader = Process(pid, ticks, _boot_id())
+    return kill_group(leader)
+
+
+def find_openers(path: Path) -> tuple[Process, ...]:
+    """Every process that has this file open, oldest first, this one left out. Looks through all of /proc."""
+    own, wanted = os.getpid(), str(path.resolve())
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    openers = [identify(pid) for pid in pids if pid != own and _has_open(pid, wanted)]
+    return tuple(sorted((each for each in openers if each is not None), key=lambda each: each.start_ticks))
+
+
+@cache
+def _boot_id() -> str:
+    return read_boot_id()
+
+
+def _booted_at() -> float:
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _read_stat(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat from the third on; the second, the program's name, may hold anything."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _has_open(pid: int, wanted: str) -> bool:
+    try:
+        return any(os.readlink(entry) == wanted for entry in Path(f"/proc/{pid}/fd").iterdir())  # noqa: PTH115 - links of /proc/<pid>/fd name no real relative path
+    except OSError:
+        return False
+
+
+def _has_living_members(group: int) -> bool:
+    """Zombies do not count: they hold nothing, and where nobody reaps them they stay."""
+    stats = (_read_stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return any(
+        fields is not None and int(fields[_GROUP_FIELD]) == group and fields[_STATE_FIELD] not in "ZX"
+        for fields in stats
+    )
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_status(pidfd: int) -> tuple[int | None, bool]:
+    """The wait status if it is known, and whether it may still come."""
+    try:
+        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return _ask_kernel(pidfd)
+    if result is None:
+        return None, True
+    if result.si_code == os.CLD_EXITED:
+        return result.si_status << 8, True
+    return result.si_status, True
+
+
+def _ask_kernel(pidfd: int) -> tuple[int | None, bool]:
+    buffer = bytearray(_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, buffer)
+    except OSError as error:
+        # ESRCH: dead, and how was forgotten; the others: a kernel without the call.
+        return None, error.errno == errno.EAGAIN
+    mask, *_, status = _INFO.unpack(buffer)
+    return (status, True) if mask & _PIDFD_INFO_EXIT else (None, True)
+
+
+def _to_end(status: int) -> ProcessEnd:
+    if os.WIFSIGNALED(status):
+        return ProcessEnd(signal=os.WTERMSIG(status))
+    return ProcessEnd(exit_code=os.WEXITSTATUS(status))

@@ -1,0 +1,121 @@
+"""The agent as a program: puts the parts together, runs them, and ends them in order when a signal comes.
+
+SIGTERM and SIGINT end the agent and leave its trial runners alone; the next agent finds them. With
+`kill_runners_on_exit` they preempt every trial first and kill what is left after the grace; a second signal shortens
+the grace to nothing. Called by `__main__`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import structlog
+
+from gangline.errors import invalid
+from services.agent.agent import Agent, Identity
+from services.agent.journal import Journal, open_journal
+from services.agent.launcher import Launcher, RunnerProgram
+from services.agent.link import Link, Outbox
+from services.agent.machine import watch_machine
+from services.agent.roster import Roster
+from services.agent.settings import AgentSettings
+from services.agent.slot import Slots, load_slots
+from services.agent.warm import Template
+from services.common.security import load_token
+from services.common.telemetry import serve_metrics, write_ready_file
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+log = structlog.get_logger(__name__)
+
+
+async def run(settings: AgentSettings, program: RunnerProgram) -> None:
+    """Until a signal asks it to end. Raises GanglineError for what an operator must change."""
+    if settings.cluster_token_file is None:
+        raise invalid("agent.no_token", "the agent needs the cluster's token; give --cluster-token-file FILE")
+    token = load_token(settings.cluster_token_file)
+    with open_journal(settings.state_dir, settings.keep_ended) as journal:
+        slots = await asyncio.to_thread(load_slots, settings.id, settings.slots)
+        await _Running(settings, program, token, journal, slots).run()
+
+
+class _Running:
+    """The parts of one running agent."""
+
+    def __init__(
+        self, settings: AgentSettings, program: RunnerProgram, token: str, journal: Journal, slots: Slots
+    ) -> None:
+        self._settings = settings
+        self._templates = _make_templates(settings, program) if settings.warm else []
+        runner, rank = self._templates or (None, None)
+        launcher = Launcher(program, runner, rank.socket_path if rank else "")
+        outbox: Outbox = asyncio.Queue()
+        roster = Roster(settings.id, journal, launcher, outbox.put_nowait)
+        metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else ""
+        self._metrics_address = settings.advertised(metrics_address) if metrics_address else ""
+        identity = Identity(settings.id, settings.pool, settings.labels, self._metrics_address)
+        self._agent = Agent(identity, slots, journal, roster)
+        self._link = Link(settings.scheduler_addresses, token, self._agent, outbox)
+
+    async def run(self) -> None:
+        signals = _catch_signals()
+        background = [asyncio.create_task(template.run()) for template in self._templates]
+        background.append(asyncio.create_task(watch_machine(self._agent, self._link, self._settings.health_seconds)))
+        self._agent.roster.recover()
+        link = asyncio.create_task(self._link.run())
+        write_ready_file(self._settings.ready_file, metrics=self._metrics_address or None)
+        log.info("the agent is up", agent_id=self._settings.id, num_slots=len(self._agent.slots.slots))
+        try:
+            number = await _first_signal(signals, [link, *background])
+            log.info("ending", signal=number.name, kills_runners=self._settings.kill_runners_on_exit)
+        finally:
+            # First of all no new work.
+            await _end(link)
+            if self._settings.kill_runners_on_exit:
+                await self._stop_runners(signals)
+            await self._agent.roster.close()
+            for task in background:
+                await _end(task)
+
+    async def _stop_runners(self, signals: asyncio.Queue[signal.Signals]) -> None:
+        reason = "its agent was stopped"
+        stopping = asyncio.create_task(self._agent.roster.stop_all(self._settings.exit_grace_seconds, reason))
+        again = asyncio.create_task(signals.get())
+        await asyncio.wait([stopping, again], return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not stopping.done():
+            await self._agent.roster.stop_all(0.0, reason)
+        await stopping
+
+
+def _make_templates(settings: AgentSettings, program: RunnerProgram) -> list[Template]:
+    # The runner template loads no torch: runners are cheap, and a CUDA context cannot be forked.
+    return [
+        Template("runner-template", (*program.preload, "services.agent.entry"), settings.state_dir),
+        Template("rank-template", program.rank_preload, settings.state_dir),
+    ]
+
+
+def _catch_signals() -> asyncio.Queue[signal.Signals]:
+    caught: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, caught.put_nowait, number)
+    return caught
+
+
+async def _first_signal(signals: asyncio.Queue[signal.Signals], tasks: list[asyncio.Task[None]]) -> signal.Signals:
+    """Raises what one of the tasks raised, none of which should ever end."""
+    caught = asyncio.create_task(signals.get())
+    done, _ = await asyncio.wait([caught, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        if task is not caught:
+            caught.cancel()
+            task.result()
+            raise AssertionError("a long-lived task of the agent ended")
+    return caught.result()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

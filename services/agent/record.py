@@ -1,0 +1,128 @@
+"""PURE: what the journal remembers of one allocation, and the only ways in which that may change.
+
+A record goes ACCEPTED -> RUNNING -> ENDED and never back; ENDED carries the report that the scheduler must get. The
+journal puts these records on disk, the story of an allocation moves them. No clock and no file here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from gangline.domain.state import ExitKind
+
+SCHEMA_VERSION = 1
+
+
+class Phase(StrEnum):
+    """ACCEPTED: journaled, no runner known. RUNNING: its runner was started. ENDED: its report is in the journal."""
+
+    ACCEPTED = "ACCEPTED"
+    RUNNING = "RUNNING"
+    ENDED = "ENDED"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, told apart from a later one with the same pid by its start (clock ticks since boot) and its boot."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrder:
+    """kind: PREEMPTED (let it checkpoint first) or KILLED. deadline_at: Unix seconds; what is left then is killed."""
+
+    kind: ExitKind
+    reason: str
+    deadline_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """status: the final AllocationStatus as proto JSON, None until the record is ENDED."""
+
+    allocation_id: str
+    epoch: int
+    slot_ids: tuple[str, ...]
+    accepted_at: float
+    phase: Phase = Phase.ACCEPTED
+    process: Process | None = None
+    stop: StopOrder | None = None
+    status: Mapping[str, Any] | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.phase is not Phase.ENDED
+
+
+def mark_started(record: Record, process: Process | None) -> Record:
+    """The runner was started; process is None when nobody knows which it is. An ended record stays ended."""
+    return replace(record, phase=Phase.RUNNING, process=process) if record.is_live else record
+
+
+def mark_stopping(record: Record, order: StopOrder) -> Record:
+    """Adds an order to stop. Orders only get stricter: KILLED outweighs PREEMPTED, the earlier deadline holds."""
+    if not record.is_live:
+        return record
+    return replace(record, stop=order if record.stop is None else _stricter(record.stop, order))
+
+
+def mark_ended(record: Record, status: Mapping[str, Any]) -> Record:
+    """The first final status stays: a terminal state never changes."""
+    return replace(record, phase=Phase.ENDED, status=status) if record.is_live else record
+
+
+def find_holders(records: Iterable[Record], allocation_id: str, slot_ids: Iterable[str]) -> tuple[str, ...]:
+    """The other live allocations that hold one of these slots."""
+    wanted = set(slot_ids)
+    return tuple(
+        record.allocation_id
+        for record in records
+        if record.is_live and record.allocation_id != allocation_id and wanted.intersection(record.slot_ids)
+    )
+
+
+def format_record(record: Record) -> str:
+    return json.dumps({"version": SCHEMA_VERSION, **asdict(record)}, indent=1) + "\n"
+
+
+def parse_record(text: str) -> Record:
+    """Raises ValueError, in words, when it is not what `format_record` wrote."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error}") from error
+    if not isinstance(values, dict) or values.pop("version", None) != SCHEMA_VERSION:
+        raise ValueError(f"no journal record of version {SCHEMA_VERSION}")
+    try:
+        return _read_record(values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"a field is missing or wrong: {error}") from error
+
+
+def _read_record(values: dict[str, Any]) -> Record:
+    process, stop, status = values["process"], values["stop"], values["status"]
+    record = Record(
+        allocation_id=str(values["allocation_id"]),
+        epoch=int(values["epoch"]),
+        slot_ids=tuple(str(slot_id) for slot_id in values["slot_ids"]),
+        accepted_at=float(values["accepted_at"]),
+        phase=Phase(values["phase"]),
+        process=Process(**process) if process else None,
+        stop=StopOrder(**{**stop, "kind": ExitKind(stop["kind"])}) if stop else None,
+        status=dict(status) if status is not None else None,
+    )
+    if record.phase is Phase.ENDED and not record.status:
+        raise ValueError("ENDED without a status")
+    return record
+
+
+def _stricter(first: StopOrder, second: StopOrder) -> StopOrder:
+    harder = second if second.kind is ExitKind.KILLED and first.kind is not ExitKind.KILLED else first
+    return replace(harder, deadline_at=min(first.deadline_at, second.deadline_at))

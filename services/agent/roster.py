@@ -1,0 +1,209 @@
+"""Which allocations this agent has: their stories, who may use which slot, and what becomes of the journal's finds.
+
+Owns that a slot has one live allocation here, whatever the scheduler orders, and that an allocation's folder lives as
+long as its story. It knows no stream; the agent feeds it commands and hears statuses through `on_status`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import structlog
+from google.protobuf import json_format
+
+from gangline import wire
+from gangline.domain.allocation import ExitReport
+from gangline.domain.state import ExitKind, State
+from gangline.v1 import agent_pb2, runner_pb2
+from services.agent import metrics, process
+from services.agent.admission import refuse_slots
+from services.agent.allocation import AllocationStory, Surroundings
+from services.agent.folder import AllocationFolder
+from services.agent.journal import Journal, Survey
+from services.agent.launcher import Launcher
+from services.agent.record import Phase, Record, StopOrder, find_holders, mark_ended
+from services.agent.recovery import Verdict, plan_recovery
+
+# As long as a stopped trial may take to go; the scheduler's own deadline for the gang ends the wait earlier.
+SLOT_SECONDS = 120.0
+FORGET_GRACE_SECONDS = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+class Roster:
+    """All methods run on the event loop. on_status is told of every status after it is in the journal."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        journal: Journal,
+        launcher: Launcher,
+        on_status: Callable[[agent_pb2.AllocationStatus], None],
+    ) -> None:
+        self._agent_id = agent_id
+        self._journal = journal
+        self.on_status = on_status
+        self._stories: dict[str, AllocationStory] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unwanted: set[str] = set()
+        self._changed = asyncio.Event()
+        self._around = Surroundings(agent_id, launcher, self._wait_for_slots, on_status)
+
+    @property
+    def records(self) -> list[Record]:
+        return [story.record for story in list(self._stories.values())]
+
+    def find(self, allocation_id: str) -> AllocationStory | None:
+        return self._stories.get(allocation_id)
+
+    def statuses(self, ended_only: bool = False) -> list[agent_pb2.AllocationStatus]:
+        return [story.status() for story in self._stories.values() if not (ended_only and story.record.is_live)]
+
+    def recover(self) -> None:
+        """Takes up what the journal holds; call it once, before the first command."""
+        for survey in self._journal.survey():
+            verdict = plan_recovery(survey.found)
+            log.info("found in the journal", allocation_id=survey.folder.allocation_id, verdict=verdict.value)
+            self._take_up(survey, verdict)
+
+    def accept(self, spec: runner_pb2.RunnerSpec, slot_ids: tuple[str, ...], refusal: str) -> None:
+        """Begins a new allocation, or, when it is refused, one that has ended before it began.
+
+        Raises GanglineError `id.allocation` for an id that is none.
+        """
+        folder = self._journal.folder(spec.allocation.id)
+        record = Record(spec.allocation.id, spec.allocation.epoch, slot_ids, accepted_at=time.time())
+        refusal = refusal or refuse_slots(self.records, record.allocation_id, slot_ids)
+        if refusal:
+            # Without slots: what it asked for is not held by it.
+            record = self._ended(replace(record, slot_ids=()), ExitKind.START_FAILED, refusal)
+        try:
+            folder.create(spec, record)
+        except OSError as error:
+            # What a restarted agent would not find must not run.
+            message = f"cannot write the journal in {folder.path}: {error}"
+            record = self._ended(record, ExitKind.START_FAILED, message)
+        self._begin(folder, record)
+        self.on_status(self._stories[record.allocation_id].status())
+
+    def stop(self, allocation_id: str, epoch: int, order: StopOrder) -> None:
+        """Stops it if it lives; says in any case how it stands."""
+        story = self._stories.get(allocation_id)
+        if story is not None and story.record.is_live:
+            story.stop(order)
+            self._notify()
+        elif story is not None:
+            self.on_status(story.status())
+        else:
+            # It never came here, or its exit is recorded already. Nothing of it lives, and that is what was wanted.
+            record = Record(allocation_id, epoch, (), accepted_at=0.0)
+            record = self._ended(record, order.kind, f"it was not here to stop: {order.reason}")
+            self.on_status(json_format.ParseDict(dict(record.status or {}), agent_pb2.AllocationStatus()))
+
+    def forget(self, allocation_id: str) -> None:
+        """Drops an ended allocation. A live one is killed first: its slots may be promised to another by now."""
+        story = self._stories.get(allocation_id)
+        if story is None:
+            return
+        if story.record.is_live:
+            self._unwanted.add(allocation_id)
+            deadline_at = time.time() + FORGET_GRACE_SECONDS
+            story.stop(StopOrder(ExitKind.KILLED, "the scheduler does not know this allocation any more", deadline_at))
+            self._notify()
+            return
+        self._drop(story)
+
+    async def stop_all(self, grace_seconds: float, reason: str) -> None:
+        """Preempts every allocation and returns when all have ended. Called again, it kills what is left at once."""
+        order = StopOrder(ExitKind.PREEMPTED, reason, time.time() + grace_seconds)
+        for story in self._stories.values():
+            story.stop(order)
+        await asyncio.gather(*self._tasks.values())
+
+    async def close(self) -> None:
+        """Stops watching. No runner notices."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _take_up(self, survey: Survey, verdict: Verdict) -> None:
+        folder, record = survey.folder, survey.record
+        if verdict is Verdict.DISCARD:
+            folder.remove()
+            return
+        if record is None:
+            record = Record(folder.allocation_id, 0, (), accepted_at=0.0, phase=Phase.RUNNING)
+        if verdict is Verdict.KILL:
+            # By SIGKILL, so that no report of an orderly end hides that it was us who gave up on it.
+            for opener in (*process.find_openers(folder.alive_path), *process.find_openers(folder.lock_path)):
+                process.kill_group(opener)
+        elif verdict in {Verdict.ADOPT, Verdict.CONCLUDE}:
+            # Whatever the record says, a start is behind it: there must never be a second one.
+            record = replace(record, phase=Phase.RUNNING)
+        self._begin(folder, record, survey.found.problem)
+
+    def _begin(self, folder: AllocationFolder, record: Record, problem: str = "") -> None:
+        story = AllocationStory(folder, record, self._around, problem)
+        self._stories[record.allocation_id] = story
+        if record.is_live:
+            self._tasks[record.allocation_id] = asyncio.create_task(self._live(story))
+
+    async def _live(self, story: AllocationStory) -> None:
+        await story.live()
+        allocation_id = story.record.allocation_id
+        self._tasks.pop(allocation_id, None)
+        self._notify()
+        if allocation_id in self._unwanted:
+            self._drop(story)
+
+    def _drop(self, story: AllocationStory) -> None:
+        allocation_id = story.record.allocation_id
+        self._unwanted.discard(allocation_id)
+        del self._stories[allocation_id]
+        try:
+            self._journal.forget(story.folder)
+        except OSError as error:
+            log.warning("cannot remove a forgotten allocation's folder", path=str(story.folder.path), error=str(error))
+
+    async def _wait_for_slots(self, record: Record) -> str:
+        """ "" once they are free; otherwise why they will not be."""
+        give_up_at = time.monotonic() + SLOT_SECONDS
+        while holders := find_holders(self._accepted_before(record), record.allocation_id, record.slot_ids):
+            refusal = refuse_slots(self._accepted_before(record), record.allocation_id, record.slot_ids)
+            if refusal:
+                return refusal
+            left = give_up_at - time.monotonic()
+            if left <= 0:
+                return f"its slots are still in use by {', '.join(holders)} after {SLOT_SECONDS:g} s"
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+        return ""
+
+    def _accepted_before(self, record: Record) -> list[Record]:
+        """Who comes first: an allocation that is stopped before it got its slots must not wait for its successor."""
+        records = self.records
+        ids = [each.allocation_id for each in records]
+        return records[: ids.index(record.allocation_id)]
+
+    def _notify(self) -> None:
+        """Wakes whoever waits for slots."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _ended(self, record: Record, kind: ExitKind, message: str) -> Record:
+        now = time.time()
+        report = ExitReport(self._agent_id, kind, message, failed_at=now, ended_at=now)
+        status = agent_pb2.AllocationStatus(
+            allocation_id=record.allocation_id,
+            state=wire.enum_number(State.TERMINAL),  # type: ignore[arg-type] # the map knows numbers, not the stub's type
+            accepted_at=record.accepted_at,
+            exit=wire.to_proto(report),
+        )
+        metrics.runner_exits.labels(kind=kind).inc()
+        return mark_ended(record, json_format.MessageToDict(status))

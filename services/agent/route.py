@@ -1,0 +1,58 @@
+"""PURE: which scheduler the agent tries next, and after how long.
+
+A route holds the configured addresses and, when a standby named it, the leader's. The link asks it after each attempt;
+randomness comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+FIRST_DELAY_SECONDS = 0.1
+LONGEST_DELAY_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """failures: attempts since the last stream that was welcomed. leader: an address that a standby named."""
+
+    addresses: tuple[str, ...]
+    cursor: int = 0
+    failures: int = 0
+    leader: str = ""
+
+    @property
+    def address(self) -> str:
+        return self.leader or self.addresses[self.cursor % len(self.addresses)]
+
+
+def after_failure(route: Route) -> Route:
+    """Nobody there, or no leader. A named leader that failed is dropped before the next configured address is tried."""
+    moved = route.cursor if route.leader else route.cursor + 1
+    return replace(route, cursor=moved % len(route.addresses), failures=route.failures + 1, leader="")
+
+
+def after_naming(route: Route, leader: str) -> Route:
+    """A standby answered and named the leader. It counts as a failure, so two standbys that name each other are not
+    asked in a tight loop."""
+    if leader == route.address:
+        return after_failure(route)
+    return replace(after_failure(route), leader=leader)
+
+
+def after_welcome(route: Route) -> Route:
+    return replace(route, failures=0)
+
+
+def plan_delay(route: Route, roll: float) -> float:
+    """Seconds to wait before the next attempt; roll: uniform in [0, 1).
+
+    The first attempt after a lost stream and the first round over all addresses go fast, because a new leader is
+    elected within a second; then the delay doubles each round up to its bound, each time halved or kept by chance so
+    that a cluster's agents do not come back in step.
+    """
+    if route.failures == 0:
+        return 0.0
+    rounds = route.failures // (len(route.addresses) + 1)
+    longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(rounds, 16))
+    return longest * (0.5 + 0.5 * roll)

@@ -1,0 +1,49 @@
+"""What an operator can set for an agent; see services/common/settings.py for where values come from."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from services.common.settings import ServiceSettings
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class AgentSettings(ServiceSettings):
+    service: ClassVar[str] = "agent"
+
+    scheduler_addresses: list[str] = Field(
+        default_factory=lambda: ["127.0.0.1:8082"], min_length=1, description="host:port of the schedulers, any order"
+    )
+    id: str = Field(default_factory=socket.gethostname, description="unique in the cluster; the hostname by default")
+    slots: str = Field(default="auto", description="auto for the GPUs, or N for N artificial CPU slots")
+    pool: str = Field(default="default", min_length=1, description="resource pool that the slots belong to")
+    labels: dict[str, str] = Field(default_factory=dict, description="k=v,k=v")
+    state_dir: Path = Field(default=Path("/var/lib/gangline/agent"), description="journal; one agent at a time")
+    warm: bool = Field(default=True, description="keep warm processes, from which trials start in a moment")
+    kill_runners_on_exit: bool = Field(
+        default=False, description="SIGTERM preempts the running trials before the agent ends; else they run on"
+    )
+    exit_grace_seconds: float = Field(default=10.0, ge=0, description="for that: time until what is left is killed")
+    keep_ended: int = Field(default=10, ge=0, description="folders of ended allocations kept for debugging")
+    health_seconds: float = Field(default=15.0, gt=0, description="between two looks at GPUs and interfaces")
+
+    @field_validator("id")
+    @classmethod
+    def _check_id(cls, value: str) -> str:
+        if not _ID.fullmatch(value):
+            raise ValueError("an id has letters, digits, '.', '_' and '-' only, 63 at most, and begins with no sign")
+        return value
+
+    @field_validator("slots", mode="before")
+    @classmethod
+    def _check_slots(cls, value: object) -> str:
+        text = str(value)
+        if text != "auto" and not (text.isascii() and text.isdigit() and int(text) <= 1024):
+            raise ValueError("it is auto or a number from 0 to 1024")
+        return text

@@ -1,0 +1,81 @@
+"""Which slots this agent offers: the GPUs that NVML lists and CUDA_VISIBLE_DEVICES leaves, or artificial CPU slots.
+
+Owns the slots' stable ids. It reads NVML through nvml.py and starts nothing. The agent calls `load_slots` once and
+`refresh_slots` now and then, each in a thread, because NVML may block.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gangline.domain.resource import Slot
+from gangline.domain.state import SlotKind
+from gangline.errors import GanglineError, unavailable
+from services.agent import nvml
+from services.agent.visible import Device, merge_devices, select_visible
+
+VISIBLE_KEY = "CUDA_VISIBLE_DEVICES"
+REMEDY = "start the agent with --slots N for N artificial CPU slots"
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """devices[i] is the device of slots[i]; no devices for artificial slots."""
+
+    slots: tuple[Slot, ...]
+    devices: tuple[Device, ...] = ()
+
+
+def load_slots(agent_id: str, setting: str, environment: Mapping[str, str] = os.environ) -> Slots:
+    """setting: "auto" for GPUs, or the number of artificial slots.
+
+    Raises GanglineError `agent.no_gpus` when "auto" finds none: guessing a number of CPU slots would let a machine
+    with a broken driver join as a CPU machine and train there, slowly, without a word.
+    """
+    if setting != "auto":
+        return Slots(tuple(Slot(id=f"{agent_id}/{index}") for index in range(int(setting))))
+    try:
+        found = nvml.list_devices()
+    except nvml.NvmlUnavailableError as error:
+        raise _no_gpus(f"NVML is not usable here ({error})") from error
+    if not found:
+        raise _no_gpus("NVML lists no GPU")
+    devices = select_visible(found, environment.get(VISIBLE_KEY))
+    if not devices:
+        raise _no_gpus(f"{VISIBLE_KEY}={environment.get(VISIBLE_KEY)!r} hides all {len(found)} devices")
+    return Slots(tuple(_to_slot(agent_id, device) for device in devices), devices)
+
+
+def refresh_slots(agent_id: str, before: Slots) -> Slots:
+    """The same slots in their present health. Artificial slots are always well."""
+    if not before.devices:
+        return before
+    try:
+        devices = merge_devices(before.devices, nvml.list_devices())
+    except nvml.NvmlUnavailableError as error:
+        return with_problem(agent_id, before, f"NVML is not usable ({error})")
+    return Slots(tuple(_to_slot(agent_id, device) for device in devices), devices)
+
+
+def with_problem(agent_id: str, before: Slots, problem: str) -> Slots:
+    """The same GPU slots, all unhealthy for one reason."""
+    devices = tuple(replace(device, problem=problem) for device in before.devices)
+    return Slots(tuple(_to_slot(agent_id, device) for device in devices), devices)
+
+
+def _to_slot(agent_id: str, device: Device) -> Slot:
+    return Slot(
+        id=f"{agent_id}/{device.uuid or f'gpu-{device.index}'}",
+        kind=SlotKind.GPU,
+        uuid=device.uuid,
+        model=device.model,
+        memory_bytes=device.memory_bytes,
+        is_healthy=not device.problem,
+        problem=device.problem,
+    )
+
+
+def _no_gpus(why: str) -> GanglineError:
+    return unavailable("agent.no_gpus", f"no GPU to offer: {why}; {REMEDY}")

@@ -1,0 +1,88 @@
+"""PURE: which of a machine's devices this agent may hand out: what CUDA_VISIBLE_DEVICES means over NVML's list.
+
+A MIG-enabled GPU stands for its MIG devices. An entry that names no device becomes an unhealthy device that says so,
+where CUDA would silently hide it and all that follow. Called by slot.py with what nvml.py read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or a MIG device as NVML sees it.
+
+    index: of the GPU, in PCI order. uuid: empty when NVML did not tell. mig_path: "<gpu uuid>/<gpu instance>/<compute
+    instance>" of a MIG device, from which old drivers make its name. problem: empty when it is healthy.
+    """
+
+    index: int
+    uuid: str = ""
+    model: str = ""
+    memory_bytes: int = 0
+    problem: str = ""
+    mig_path: str = ""
+
+
+def select_visible(devices: Sequence[Device], setting: str | None) -> tuple[Device, ...]:
+    """setting: the value of CUDA_VISIBLE_DEVICES, None when it is unset (then all devices are visible).
+
+    As in CUDA: entries keep their order, a negative index or a word that names nothing ends the list, a UUID may be
+    shortened as long as it is unique. A device that is named twice counts once.
+    """
+    if setting is None:
+        return tuple(devices)
+    chosen: dict[tuple[int, str], Device] = {}
+    for entry in (part.strip() for part in setting.split(",")):
+        if not _can_name(entry):
+            break
+        for device in _find(devices, entry):
+            chosen.setdefault((device.index, device.uuid or device.problem), device)
+    return tuple(chosen.values())
+
+
+def merge_devices(before: Iterable[Device], now: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices that the agent started with, in their present health: slots neither come nor go while it runs.
+
+    A device that NVML no longer lists, or lists without a UUID, stays as an unhealthy one.
+    """
+    by_uuid = {device.uuid: device for device in now if device.uuid}
+    nameless = {device.index: device for device in now if not device.uuid}
+    return tuple(_refresh(device, by_uuid, nameless) for device in before)
+
+
+def _refresh(device: Device, by_uuid: dict[str, Device], nameless: dict[int, Device]) -> Device:
+    if device.uuid in by_uuid:
+        return replace(device, problem=by_uuid[device.uuid].problem)
+    if device.index in nameless:
+        return replace(device, problem=nameless[device.index].problem)
+    return replace(device, problem=device.problem or "NVML no longer lists it")
+
+
+def _can_name(entry: str) -> bool:
+    return entry.isdigit() or entry.startswith(("GPU-", "MIG-"))
+
+
+def _find(devices: Sequence[Device], entry: str) -> tuple[Device, ...]:
+    if entry.isdigit():
+        found = [device for device in devices if device.index == int(entry)]
+        return tuple(found) or (_unknown(int(entry), "", entry),)
+    found = [device for device in devices if _is_named(device, entry)]
+    # A GPU's name may stand for all of its MIG devices, so only names of several GPUs are ambiguous.
+    if len({str(device.index) if entry.startswith("GPU-") else device.uuid for device in found}) > 1:
+        return (_unknown(-1, entry, entry, "more than one device"),)
+    return tuple(found) or (_unknown(-1, entry, entry),)
+
+
+def _is_named(device: Device, entry: str) -> bool:
+    if device.mig_path and entry.startswith("GPU-"):
+        return device.mig_path.startswith(entry)
+    if device.mig_path and entry.startswith("MIG-GPU-"):
+        return f"MIG-{device.mig_path}" == entry
+    return bool(device.uuid) and device.uuid.startswith(entry)
+
+
+def _unknown(index: int, uuid: str, entry: str, what: str = "no device that NVML lists") -> Device:
+    return Device(index, uuid=uuid, problem=f"CUDA_VISIBLE_DEVICES names {entry!r}, which is {what}")

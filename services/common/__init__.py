@@ -1,0 +1,1 @@
+"""Floor 2: what the four services share. Never imported by gangline/."""

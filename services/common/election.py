@@ -1,0 +1,219 @@
+"""Which scheduler leads, and the only way for it to write.
+
+Owns the leader key: one transaction creates it under the winner's lease, and its create revision is the fencing token
+(epoch) that every write compares, so a leader that was paused past its lease cannot change anything. Owns fail-over
+that is faster than the lease as well: a standby deposes a leader whose process has died (`tether.py`). What is written
+is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from gangline import wire
+from gangline.domain.resource import ServiceInstance
+from gangline.errors import GanglineError, unavailable
+from services.common import keys
+from services.common.etcd import Committed, Delete, EtcdClient, Guard, KeyValue, Lease, Listing, Put, Unsure
+from services.common.tether import leader_died
+
+_log = structlog.get_logger(__name__)
+
+LEASE_SECONDS = 5.0
+BEAT_SECONDS = 1.0
+_RETRY_SECONDS = 0.5
+_RESIGN_SECONDS = 2.0
+
+
+class Deposed(Exception):
+    """Somebody else leads, or nobody does. Stop; nothing that this leader still writes is accepted."""
+
+
+class Refused(Exception):
+    """A guard of the caller did not hold, and nothing was written. found: the guards' keys as they are."""
+
+    def __init__(self, found: tuple[KeyValue, ...]) -> None:
+        super().__init__("a guard did not hold: " + ", ".join(f"{item.key}@{item.create_revision}" for item in found))
+        self.found = found
+
+
+class Leadership:
+    """One term of one leader. epoch: its fencing token, larger than those of all earlier terms.
+
+    lost: set once, when this leader finds out that it no longer leads, by its lease, the key, or a refused write.
+    """
+
+    def __init__(self, client: EtcdClient, leader: Put, epoch: int, lease: Lease, stack: contextlib.AsyncExitStack):
+        self.epoch = epoch
+        self.lost = asyncio.Event()
+        self._client = client
+        self._leader = leader
+        self._lease = lease
+        self._stack = stack
+        self._fence_revision = epoch
+        self._watching = asyncio.create_task(self._watch(), name="leadership")
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a beat of the lease was answered within its TTL. While it was not: start nothing new."""
+        return not self.lost.is_set() and self._lease.is_fresh
+
+    async def commit(self, operations: Sequence[Put | Delete], guards: Sequence[Guard] = ()) -> int:
+        """Writes all of it in one transaction, if this leader still leads, and returns the revision.
+
+        Raises Deposed, Refused when one of `guards` did not hold, or GanglineError `etcd.unreachable`: then it is open
+        whether it was written. Concurrent calls must not touch the same key.
+        """
+        deadline = time.monotonic() + self._client.settings.deadline_seconds
+        try_seconds = self._client.settings.try_seconds
+        while not self.lost.is_set():
+            fence = Guard(self._leader.key, self.epoch, self._fence_revision)
+            try:
+                result = await self._client.commit_once(operations, (fence, *guards), try_seconds)
+            except Unsure as failure:
+                revision = await self._settle(operations)
+                if revision is not None:
+                    return revision
+                if time.monotonic() > deadline:
+                    raise unavailable("etcd.unreachable", f"etcd takes no write: {failure}") from failure
+                try_seconds *= 2
+                continue
+            if result.is_committed:
+                return result.revision
+            self._read_refusal(result, fence)
+        raise self._deposed()
+
+    async def _settle(self, operations: Sequence[Put | Delete]) -> int | None:
+        """The revision of a write whose answer was lost, None when it was not applied and never will be.
+
+        A try that hangs in a stopped member may still be applied minutes later, over newer values. Writing the leader
+        key anew moves its mod revision, which that try compares: from then on it is refused. Only then is looked.
+        """
+        result = await self._client.commit([self._leader], [Guard(self._leader.key, self.epoch)])
+        if not result.is_committed:
+            raise self._deposed()
+        self._fence_revision = max(self._fence_revision, result.revision)
+        return await self._client.find_applied(operations)
+
+    def _read_refusal(self, result: Committed, fence: Guard) -> None:
+        """Returns when only the fence revision was old, and the same may be tried again with the one found."""
+        leader = next((item for item in result.found if item.key == self._leader.key), None)
+        if leader is None or leader.create_revision != self.epoch:
+            raise self._deposed()
+        if leader.mod_revision == fence.mod_revision:
+            raise Refused(tuple(item for item in result.found if item.key != self._leader.key))
+        self._fence_revision = max(self._fence_revision, leader.mod_revision)
+
+    def _deposed(self) -> Deposed:
+        self._lose("a write was refused")
+        return Deposed(f"leadership {self.epoch} is over: the leader key is another's or gone")
+
+    async def close(self) -> None:
+        """Ends the term: deletes the key, if it is still ours, and the lease. May be called twice."""
+        self._lose("closed")
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
+        try:
+            async with asyncio.timeout(_RESIGN_SECONDS):
+                await self._client.commit([Delete(self._leader.key)], [Guard(self._leader.key, self.epoch)])
+        except (GanglineError, TimeoutError) as error:
+            _log.warning("leader key left to its lease", epoch=self.epoch, reason=str(error))
+        await self._stack.aclose()
+
+    async def _watch(self) -> None:
+        lease_lost = asyncio.create_task(self._lease.lost.wait())
+        key_gone = asyncio.create_task(wait_until_gone(self._client, self.epoch))
+        try:
+            await asyncio.wait({lease_lost, key_gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lease_lost.cancel()
+            key_gone.cancel()
+        self._lose("the lease ended" if self._lease.lost.is_set() else "the leader key is gone")
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.is_set():
+            self.lost.set()
+            _log.info("leadership over", epoch=self.epoch, reason=reason)
+
+
+class Election:
+    """instance: who this candidate is; its grpc_address is what standbys watch and others connect to."""
+
+    def __init__(self, client: EtcdClient, instance: ServiceInstance, lease_seconds: float = LEASE_SECONDS) -> None:
+        self._client = client
+        self._instance = instance
+        self._lease_seconds = lease_seconds
+
+    async def campaign(self) -> Leadership:
+        """Waits until this candidate leads; outages of etcd only make it wait longer. Cancel it to withdraw."""
+        while True:
+            try:
+                leader = await self._client.get(keys.LEADER)
+                if leader is None:
+                    leadership = await self._try_to_win()
+                    if leadership is not None:
+                        return leadership
+                else:
+                    await self._stand_by(leader)
+            except GanglineError as error:
+                _log.warning("campaign waits", reason=error.message)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def resign(self, leadership: Leadership) -> None:
+        """Ends the term at once, so that a standby need not wait for the lease. Also after it was lost."""
+        await leadership.close()
+
+    async def find_leader(self) -> ServiceInstance | None:
+        return await find_leader(self._client)
+
+    async def _try_to_win(self) -> Leadership | None:
+        async with contextlib.AsyncExitStack() as stack:
+            beat_seconds = min(BEAT_SECONDS, self._lease_seconds / 3)
+            lease = await stack.enter_async_context(self._client.keep_lease(self._lease_seconds, beat_seconds))
+            put = Put(keys.LEADER, wire.encode(self._instance), lease.id)
+            result = await self._client.commit([put], [Guard(keys.LEADER, 0)])
+            if not result.is_committed:
+                return None
+            _log.info("elected", id=self._instance.id, epoch=result.revision)
+            return Leadership(self._client, put, result.revision, lease, stack.pop_all())
+
+    async def _stand_by(self, leader: KeyValue) -> None:
+        """Returns when the leader key is gone, deleting it when the leader's process has died."""
+        instance = wire.decode(ServiceInstance, leader.value)
+        _log.info("standing by", leader=instance.id, address=instance.grpc_address, epoch=leader.create_revision)
+        gone = asyncio.create_task(wait_until_gone(self._client, leader.create_revision))
+        died = asyncio.create_task(leader_died(instance.grpc_address))
+        try:
+            await asyncio.wait({gone, died}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                await gone
+                return
+            _log.warning("leader's process is gone, not waiting for its lease", leader=instance.id)
+            # Should it live after all, the guard of its next write tells it; two leaders never both write.
+            await self._client.commit([Delete(keys.LEADER)], [Guard(keys.LEADER, leader.create_revision)])
+        finally:
+            gone.cancel()
+            died.cancel()
+            await asyncio.wait({gone, died})
+
+
+async def find_leader(client: EtcdClient) -> ServiceInstance | None:
+    """Who leads now; None while nobody does."""
+    found = await client.get(keys.LEADER)
+    return wire.decode(ServiceInstance, found.value) if found else None
+
+
+async def wait_until_gone(client: EtcdClient, epoch: int) -> None:
+    """Returns when the leader key of this epoch no longer exists."""
+    async with contextlib.aclosing(client.list_watch(keys.LEADER)) as changes:
+        async for change in changes:
+            if isinstance(change, Listing):
+                if not any(item.key == keys.LEADER and item.create_revision == epoch for item in change.items):
+                    return
+            elif any(event.key == keys.LEADER and event.value is None for event in change.events):
+                return

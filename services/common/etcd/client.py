@@ -1,0 +1,182 @@
+"""The one client of etcd.
+
+Owns the calls that services make: get, list, commit, watch, leases, and the check of etcd's version when it connects.
+Rotation, retries, tokens and streams are in the modules beside it. It knows no key and no schema, which are in
+`services.common.keys`. Open it with `async with EtcdClient(settings) as client`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any
+
+import structlog
+
+from gangline.errors import GanglineError, unavailable
+from services.common.etcd.failure import TryFailed
+from services.common.etcd.lease import Lease, keep_lease
+from services.common.etcd.list_watch import list_watch
+from services.common.etcd.record import (
+    Committed,
+    Compacted,
+    Delete,
+    Guard,
+    KeyValue,
+    Listing,
+    Put,
+    Status,
+    Unsure,
+    WatchBatch,
+)
+from services.common.etcd.session import Session
+from services.common.etcd.settings import EtcdSettings
+from services.common.etcd.stub import Operation, messages
+from services.common.etcd.transaction import (
+    applied_revision,
+    evidence_request,
+    key_value,
+    prefix_end,
+    transaction_answer,
+    transaction_request,
+)
+from services.common.etcd.version import (
+    Version,
+    answers_progress_requests,
+    is_safe,
+    may_lose_entries,
+    parse_version,
+)
+from services.common.etcd.watch import Watch
+
+_log = structlog.get_logger(__name__)
+
+# Each page makes etcd count the rest of the range, so small pages double its work; 5000 values under 1 KB are 5 MB.
+PAGE_KEYS = 5000
+
+
+class EtcdClient:
+    """Every method raises GanglineError `etcd.unreachable` when no endpoint answers within the deadline."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self.settings = settings
+        self._session = Session(settings)
+        self._version: Version = (0, 0, 0)
+
+    async def __aenter__(self) -> EtcdClient:
+        try:
+            await self._check_version()
+        except BaseException:
+            await self._session.rotation.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.rotation.close()
+
+    async def get(self, key: str) -> KeyValue | None:
+        """Linearizable: it sees every write that was acknowledged before."""
+        answer = await self._session.call(Operation.RANGE, messages.RangeRequest(key=key.encode()))
+        return next((key_value(item) for item in answer.message.kvs), None)
+
+    async def list(self, prefix: str) -> Listing:
+        """Everything under the prefix, sorted by key, in pages that all show one revision."""
+        while True:
+            try:
+                return await self._list(prefix)
+            except Compacted:
+                _log.info("compacted while listing, starting over", prefix=prefix)
+
+    async def commit(self, operations: Sequence[Put | Delete], guards: Sequence[Guard] = ()) -> Committed:
+        """All operations in one transaction, if every guard holds.
+
+        When the answer to a try was lost, the next one may be refused because of the first one's own effect. Then the
+        store is read: if it holds what we wanted, from one revision, it was us.
+        """
+        answer = await self._session.call(Operation.TXN, transaction_request(operations, guards))
+        result = transaction_answer(answer.message)
+        if result.is_committed or not answer.is_retried:
+            return result
+        revision = await self.find_applied(operations)
+        return result if revision is None else Committed(is_committed=True, revision=revision)
+
+    async def commit_once(
+        self, operations: Sequence[Put | Delete], guards: Sequence[Guard], try_seconds: float | None = None
+    ) -> Committed:
+        """As `commit` with a single try. Raises Unsure when it is open whether etcd applied it."""
+        request = transaction_request(operations, guards)
+        try:
+            message = await self._session.try_once(Operation.TXN, request, try_seconds or self.settings.try_seconds)
+        except TryFailed as failure:
+            raise Unsure(failure.reason) from failure
+        return transaction_answer(message)
+
+    async def find_applied(self, operations: Sequence[Put | Delete]) -> int | None:
+        """The revision that applied exactly these operations, None when the store does not show one."""
+        answer = await self._session.call(Operation.TXN, evidence_request(operations))
+        return applied_revision(operations, answer.message)
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """Every change from that revision on, one batch a revision. Resumes by itself; raises Compacted."""
+        watch = Watch(self._session, prefix, from_revision, answers_progress_requests(self._version))
+        return watch.batches()
+
+    def list_watch(self, prefix: str) -> AsyncGenerator[Listing | WatchBatch, None]:
+        """A Listing, then a WatchBatch for every change; a new Listing, to replace everything, after a compaction."""
+        return list_watch(lambda: self.list(prefix), lambda revision: self.watch(prefix, revision))
+
+    def keep_lease(
+        self, ttl_seconds: float, beat_seconds: float | None = None
+    ) -> contextlib.AbstractAsyncContextManager[Lease]:
+        """A lease beaten every third of its TTL, or as given, and revoked at the end of the context."""
+        return keep_lease(self._session, ttl_seconds, beat_seconds)
+
+    async def compact(self, revision: int) -> None:
+        """Makes etcd forget the history before this revision."""
+        await self._session.call(Operation.COMPACT, messages.CompactionRequest(revision=revision, physical=True))
+
+    async def read_status(self) -> Status:
+        """The member in use about itself."""
+        answer = (await self._session.call(Operation.STATUS, messages.StatusRequest())).message
+        is_leader = answer.leader == answer.header.member_id
+        return Status(answer.version, is_leader, answer.dbSize, answer.dbSizeInUse)
+
+    async def _list(self, prefix: str) -> Listing:
+        items: list[KeyValue] = []
+        end = prefix_end(prefix)
+        start, revision = prefix.encode(), 0
+        while True:
+            request = messages.RangeRequest(key=start, range_end=end, limit=PAGE_KEYS, revision=revision)
+            page: Any = (await self._session.call(Operation.RANGE, request)).message
+            items.extend(key_value(item) for item in page.kvs)
+            revision = revision or page.header.revision
+            if not page.more:
+                return Listing(tuple(items), revision)
+            start = page.kvs[-1].key + b"\0"
+
+    async def _check_version(self) -> None:
+        status = await self.read_status()
+        self._version = parse_version(status.version)
+        if is_safe(self._version):
+            return
+        num_members = await self._count_members()
+        if may_lose_entries(self._version) and num_members > 1 and not self.settings.allow_unsafe_version:
+            raise unavailable(
+                "etcd.unsafe_version",
+                f"etcd {status.version} with {num_members} members can lose acknowledged writes; "
+                "use 3.4.22, 3.5.6 or newer",
+            )
+        _log.warning("etcd older than is safe for a cluster", version=status.version, num_members=num_members)
+
+    async def _count_members(self) -> int:
+        """A user without the right to ask is told as many as it has endpoints."""
+        try:
+            answer = await self._session.call(Operation.MEMBERS, messages.MemberListRequest())
+        except GanglineError as error:
+            if error.code != "etcd.permission_denied":
+                raise
+            return len(self.settings.endpoints)
+        return len(answer.message.members)

@@ -1,0 +1,122 @@
+"""One grpc channel for each etcd endpoint, and which of them is in use.
+
+A member that lost its quorum keeps its TCP connections and answers, so grpc's own balancing never leaves it. Instead
+every call and every open stream uses one endpoint, and the first failure moves all of them to the next. Owns channels,
+TLS and rotation; knows nothing of what is asked. Used by `session.py` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from gangline.errors import invalid
+from gangline.rpc import CHANNEL_OPTIONS
+from services.common.etcd.metric import ROTATIONS
+from services.common.etcd.settings import EtcdSettings
+from services.common.etcd.stub import Operation, methods_of
+
+_log = structlog.get_logger(__name__)
+
+# etcd closes a connection that pings more often than every 5 s, or that pings at all while no call is open: a ping at
+# exactly 5 s is early every second time. A list of 5000 values may exceed any limit worth naming; etcd itself bounds
+# what it stores.
+_OWN_OPTIONS = {
+    "grpc.keepalive_time_ms": 7000,
+    "grpc.keepalive_permit_without_calls": 0,
+    "grpc.max_receive_message_length": -1,
+}
+_OPTIONS = [*(dict(CHANNEL_OPTIONS) | _OWN_OPTIONS).items()]
+
+
+class Connection:
+    """A channel to one endpoint, with the streams that are open on it."""
+
+    def __init__(self, endpoint: str, channel: grpc.aio.Channel) -> None:
+        self.endpoint = endpoint
+        self.channel = channel
+        self.methods: dict[Operation, Callable[..., Any]] = methods_of(channel)
+        self.streams: set[Any] = set()
+
+    def cancel_streams(self) -> None:
+        """Their readers see a cancellation that nobody asked their task for, and reopen elsewhere."""
+        for stream in tuple(self.streams):
+            stream.cancel()
+
+
+class Rotation:
+    """All endpoints, in the order in which they are tried. Channels open when first needed."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self._credentials = _load_credentials(settings)
+        self._endpoints = [_parse_endpoint(endpoint) for endpoint in settings.endpoints]
+        self._connections: dict[int, Connection] = {}
+        self._position = 0
+
+    @property
+    def num_endpoints(self) -> int:
+        return len(self._endpoints)
+
+    @property
+    def current(self) -> Connection:
+        if self._position not in self._connections:
+            self._connections[self._position] = self._open(*self._endpoints[self._position])
+        return self._connections[self._position]
+
+    def rotate(self, failed: Connection, reason: str) -> None:
+        """Moves on from `failed`, unless somebody else already did. With one endpoint there is nowhere to go."""
+        if self.num_endpoints == 1 or failed is not self.current:
+            return
+        self._position = (self._position + 1) % self.num_endpoints
+        ROTATIONS.inc()
+        _log.warning("etcd endpoint changed", left=failed.endpoint, now=self.current.endpoint, reason=reason)
+        failed.cancel_streams()
+
+    async def close(self) -> None:
+        for connection in self._connections.values():
+            connection.cancel_streams()
+            await connection.channel.close()
+        self._connections.clear()
+
+    def _open(self, address: str, is_secure: bool) -> Connection:
+        credentials = self._credentials or (grpc.ssl_channel_credentials() if is_secure else None)
+        if credentials is None:
+            return Connection(address, grpc.aio.insecure_channel(address, options=_OPTIONS))
+        return Connection(address, grpc.aio.secure_channel(address, credentials, options=_OPTIONS))
+
+
+def _parse_endpoint(endpoint: str) -> tuple[str, bool]:
+    scheme, separator, address = endpoint.rpartition("://")
+    if (separator and scheme not in ("http", "https")) or ":" not in address:
+        raise invalid(
+            "etcd.bad_endpoint", f"etcd endpoint {endpoint!r} is not of the form host:port or https://host:port"
+        )
+    return address.rstrip("/"), scheme == "https"
+
+
+def _load_credentials(settings: EtcdSettings) -> grpc.ChannelCredentials | None:
+    if (settings.cert_file is None) != (settings.key_file is None):
+        raise invalid("etcd.half_certificate", "etcd.cert_file and etcd.key_file belong together; set both or neither")
+    if settings.ca_file is None and settings.cert_file is None:
+        return None
+    return grpc.ssl_channel_credentials(
+        root_certificates=_read(settings.ca_file),
+        private_key=_read(settings.key_file),
+        certificate_chain=_read(settings.cert_file),
+    )
+
+
+def _read(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise invalid(
+            "etcd.unreadable_file", f"cannot read {path}: {error.strerror}; check the etcd settings"
+        ) from error

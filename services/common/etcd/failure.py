@@ -1,0 +1,81 @@
+"""What a failed call to etcd means: try elsewhere, log in again, or tell somebody.
+
+Owns the reading of grpc's status and of etcd's own texts. It decides nothing about time and tries nothing again;
+`session.py` and `stream.py` act on what it says.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+import grpc
+
+from gangline.errors import ErrorKind, GanglineError
+from services.common.etcd.record import Compacted
+
+_RETRIED_STATUS = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    # grpc.aio answers an operation on a dying connection with "Internal error from Core" now and then.
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+}
+_TOKEN_TEXTS = ("invalid auth token", "revision of auth store is old", "user name is empty")
+_PEOPLE = (
+    (
+        "database space exceeded",
+        "etcd.no_space",
+        "etcd refuses to write: its database is at its quota; compact, defragment, then disarm the alarm",
+    ),
+    ("permission denied", "etcd.permission_denied", "etcd refuses: this user lacks a role for the key"),
+    ("authentication failed", "etcd.wrong_password", "etcd knows no such user and password; check etcd.password_file"),
+    ("requested lease not found", "etcd.lease_not_found", "the lease has ended, so etcd refuses to tie a key to it"),
+    ("request is too large", "etcd.too_large", "etcd refuses a request of this size; its limit is 1.5 MiB"),
+)
+
+
+class Remedy(Enum):
+    """What to do about a failure that may go away."""
+
+    MOVE = "move"
+    LOGIN = "login"
+    WAIT = "wait"
+
+
+class TryFailed(Exception):
+    """One try failed and another one may work."""
+
+    def __init__(self, remedy: Remedy, reason: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+        self.reason = reason
+
+
+def read_failure(error: grpc.RpcError, endpoint: str) -> Exception:
+    """TryFailed when another try may work, else what the caller must be told."""
+    return read_status(error.code(), error.details() or "", endpoint)
+
+
+def read_status(status: grpc.StatusCode, details: str, endpoint: str) -> Exception:
+    """As `read_failure`, for a status and its text; also for the cancel_reason of a watch."""
+    reason = f"{endpoint}: {status.name}: {details}"
+    if any(text in details for text in _TOKEN_TEXTS):
+        return TryFailed(Remedy.LOGIN, reason)
+    if "required revision has been compacted" in details:
+        return Compacted(0)
+    for text, code, message in _PEOPLE:
+        if text in details:
+            return GanglineError(code, f"{message} ({endpoint})", ErrorKind.UNAVAILABLE)
+    if "too many requests" in details:
+        return TryFailed(Remedy.WAIT, reason)
+    if status in _RETRIED_STATUS:
+        return TryFailed(Remedy.MOVE, reason)
+    return GanglineError("etcd.refused", f"etcd at {endpoint} answered {status.name}: {details}", ErrorKind.INTERNAL)
+
+
+def read_cancel_reason(text: str, endpoint: str) -> Exception:
+    """What a canceled watch means. The text carries a whole status: "rpc error: code = X desc = Y"."""
+    match = re.search(r"desc = (.*)", text)
+    return read_status(grpc.StatusCode.UNAVAILABLE, match[1] if match else text, endpoint)

@@ -1,0 +1,111 @@
+"""A lease that is kept alive while a context is open.
+
+Owns the beats. A lease counts from when a beat was *sent*: that is the earliest moment from which etcd counts it.
+Missing beats alone do not end it, because etcd extends leases while its own members elect; only etcd's word does
+(TTL 0). Between the two `is_fresh` is False, and who holds the lease starts nothing new. Used by election and presence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import structlog
+
+from gangline.errors import GanglineError
+from services.common.etcd.failure import TryFailed
+from services.common.etcd.metric import LEASE_BEAT_TIME
+from services.common.etcd.session import Session, pause_seconds
+from services.common.etcd.stream import Stream
+from services.common.etcd.stub import Operation, messages
+
+_log = structlog.get_logger(__name__)
+
+_REVOKE_SECONDS = 2.0
+
+
+class LeaseLost(Exception):
+    """etcd has ended the lease, with every key that was tied to it."""
+
+
+class Lease:
+    """A living lease. id: what `Put.lease` takes. lost: set once, when etcd says that the lease has ended."""
+
+    def __init__(self, lease_id: int, ttl_seconds: float, beat_seconds: float, sent_at: float) -> None:
+        self.id = lease_id
+        self.ttl_seconds = ttl_seconds
+        self.beat_seconds = beat_seconds
+        self.lost = asyncio.Event()
+        self._sent_at = sent_at
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether etcd certainly still holds it: a beat sent less than a TTL ago was answered."""
+        return not self.lost.is_set() and time.monotonic() < self._sent_at + self.ttl_seconds
+
+    def beaten(self, sent_at: float) -> None:
+        self._sent_at = sent_at
+        LEASE_BEAT_TIME.set_to_current_time()
+
+
+@contextlib.asynccontextmanager
+async def keep_lease(session: Session, ttl_seconds: float, beat_seconds: float | None) -> AsyncIterator[Lease]:
+    """Grants a lease, beats it until the context ends, then revokes it, which deletes its keys."""
+    lease = await _grant(session, ttl_seconds, beat_seconds)
+    beating = asyncio.create_task(_beat(session, lease), name=f"lease-{lease.id:x}")
+    try:
+        yield lease
+    finally:
+        beating.cancel()
+        await asyncio.wait({beating})
+        if not lease.lost.is_set():
+            await _revoke(session, lease)
+
+
+async def _grant(session: Session, ttl_seconds: float, beat_seconds: float | None) -> Lease:
+    sent_at = time.monotonic()
+    answer = await session.call(Operation.LEASE_GRANT, messages.LeaseGrantRequest(TTL=round(ttl_seconds)))
+    ttl = float(answer.message.TTL)
+    return Lease(answer.message.ID, ttl, beat_seconds or ttl / 3, sent_at)
+
+
+async def _revoke(session: Session, lease: Lease) -> None:
+    """Without it the keys only last until the lease runs out, so a failure here is no more than that."""
+    request = messages.LeaseRevokeRequest(ID=lease.id)
+    try:
+        await session.call(Operation.LEASE_REVOKE, request, deadline_seconds=_REVOKE_SECONDS)
+    except GanglineError as error:
+        _log.info("lease left to run out", lease=lease.id, ttl_seconds=lease.ttl_seconds, reason=error.message)
+
+
+async def _beat(session: Session, lease: Lease) -> None:
+    num_failures = 0
+    while True:
+        try:
+            async with await session.open(Operation.KEEP_ALIVE) as stream:
+                while True:
+                    await _beat_once(session, lease, stream)
+                    num_failures = 0
+                    await asyncio.sleep(lease.beat_seconds)
+        except LeaseLost:
+            _log.warning("lease lost", lease=lease.id, ttl_seconds=lease.ttl_seconds)
+            lease.lost.set()
+            return
+        except (TryFailed, GanglineError) as failure:
+            num_failures += 1
+            _log.warning("lease beat failed", lease=lease.id, is_fresh=lease.is_fresh, reason=str(failure))
+        await asyncio.sleep(pause_seconds(num_failures))
+
+
+async def _beat_once(session: Session, lease: Lease, stream: Stream) -> None:
+    seconds = session.settings.try_seconds
+    sent_at = time.monotonic()
+    await stream.write(messages.LeaseKeepAliveRequest(ID=lease.id), seconds)
+    answer = await stream.read(seconds)
+    if answer is None:
+        raise stream.fail(f"no answer to a lease beat for {seconds:g} s")
+    if answer.TTL <= 0:
+        raise LeaseLost
+    lease.beaten(sent_at)

@@ -1,0 +1,110 @@
+"""One call to etcd: its tries, its deadline, its token.
+
+Owns the rule that a call has 1.5 s at one member and then goes to the next, until its overall deadline. Everything
+Gangline asks may be applied twice without harm, so every call is tried again; who must know that it was (transactions)
+reads `Answer.is_retried`. Used by the modules of this package only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from gangline.errors import unavailable
+from services.common.etcd.connection import Connection, Rotation
+from services.common.etcd.credential import Credential, Metadata
+from services.common.etcd.failure import Remedy, TryFailed, read_failure
+from services.common.etcd.metric import CALL_SECONDS, FAILED_TRIES
+from services.common.etcd.settings import EtcdSettings
+from services.common.etcd.stream import Stream
+from services.common.etcd.stub import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """is_retried: an earlier try of the same call failed, and etcd may have applied it all the same."""
+
+    message: Any
+    is_retried: bool
+
+
+class Session:
+    """What all calls of one client share."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self.settings = settings
+        self.rotation = Rotation(settings)
+        self._credential = Credential(settings)
+
+    async def call(self, operation: Operation, request: Any, deadline_seconds: float | None = None) -> Answer:
+        """Tries until it works. Raises GanglineError `etcd.unreachable` at the deadline, or what etcd refuses for."""
+        seconds = self.settings.deadline_seconds if deadline_seconds is None else deadline_seconds
+        deadline = time.monotonic() + seconds
+        num_tries = 0
+        with CALL_SECONDS.labels(operation.name.lower()).time():
+            while True:
+                left = deadline - time.monotonic()
+                try:
+                    message = await self.try_once(operation, request, min(left, self._try_seconds(num_tries)))
+                    return Answer(message, is_retried=num_tries > 0)
+                except TryFailed as failure:
+                    num_tries += 1
+                    pause = pause_seconds(num_tries)
+                    if time.monotonic() + pause >= deadline:
+                        raise self._unreachable(seconds, failure) from failure
+                await asyncio.sleep(pause)
+
+    async def try_once(self, operation: Operation, request: Any, try_seconds: float) -> Any:
+        """One try at the endpoint in use. Raises TryFailed after having made way for the next try."""
+        connection = self.rotation.current
+        metadata: Metadata = ()
+        try:
+            metadata = await self._credential.metadata(connection)
+            return await connection.methods[operation](request, metadata=metadata, timeout=try_seconds)
+        except grpc.RpcError as error:
+            FAILED_TRIES.labels(operation.name.lower(), error.code().name.lower()).inc()
+            raise self.make_way(connection, metadata, read_failure(error, connection.endpoint)) from error
+
+    async def open(self, operation: Operation) -> Stream:
+        """A stream at the endpoint in use. Raises as `try_once`."""
+        connection = self.rotation.current
+        metadata: Metadata = ()
+        try:
+            metadata = await self._credential.metadata(connection)
+        except grpc.RpcError as error:
+            raise self.make_way(connection, metadata, read_failure(error, connection.endpoint)) from error
+        call = connection.methods[operation](metadata=metadata)
+        return Stream(call, connection, lambda failure: self.make_way(connection, metadata, failure))
+
+    def make_way(self, connection: Connection, metadata: Metadata, failure: Exception) -> Exception:
+        """Does what a failure asks for before the next try, and gives the failure back."""
+        if isinstance(failure, TryFailed):
+            if failure.remedy is Remedy.MOVE:
+                self.rotation.rotate(connection, failure.reason)
+            elif failure.remedy is Remedy.LOGIN:
+                if not self._credential.has_user:
+                    return unavailable("etcd.user_needed", f"etcd asks for a user: set etcd.user ({failure.reason})")
+                self._credential.forget(metadata)
+        return failure
+
+    def _try_seconds(self, num_tries: int) -> float:
+        """Doubled for each round of all endpoints, so that a store that is only slow still gets to answer."""
+        return self.settings.try_seconds * float(2 ** min(num_tries // self.rotation.num_endpoints, 6))
+
+    def _unreachable(self, seconds: float, failure: TryFailed) -> Exception:
+        endpoints = ", ".join(self.settings.endpoints)
+        return unavailable(
+            "etcd.unreachable",
+            f"no etcd answered within {seconds:g} s at {endpoints}; start etcd or correct --etcd-endpoints "
+            f"(last: {failure.reason})",
+        )
+
+
+def pause_seconds(num_tries: int) -> float:
+    """How long to wait before the next try: 20 ms at first, half a second at most, and never twice the same."""
+    return random.uniform(0.02, min(0.5, 0.05 * 2**num_tries))  # noqa: S311 - spreads load, keeps no secret

@@ -1,0 +1,37 @@
+"""PURE: where etcd is and how to reach it.
+
+Owns the `[etcd]` table of every service's settings (flags `--etcd-endpoints` and so on). It opens no file and no
+connection; `connection.py` does both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class EtcdSettings(BaseModel):
+    """How the client reaches etcd.
+
+    endpoints: `host:port` each; `https://host:port` asks for TLS, as do ca_file and cert_file for all of them.
+    try_seconds: how long one member has to answer one call before the next one is asked. deadline_seconds: how long
+    all tries of a call may take together.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    endpoints: tuple[str, ...] = Field(default=("127.0.0.1:2379",), min_length=1)
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    user: str | None = None
+    password_file: Path | None = None
+    try_seconds: float = Field(default=1.5, gt=0)
+    deadline_seconds: float = Field(default=10.0, gt=0)
+    allow_unsafe_version: bool = False
+
+    @field_validator("endpoints", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -1,0 +1,38 @@
+"""PURE: which versions of etcd may keep a cluster's state.
+
+Owns the verdict on an etcd version. Source of the numbers: etcd issue 13766 (3.5.0 to 3.5.2 can lose committed entries
+when killed under load), the announcement of the 3.4.21 and 3.5.5 inconsistency (fixed in 3.4.22 and 3.5.6), and etcd
+pulls 15237 and 17566 (requested progress notifications are right from 3.5.16 on).
+"""
+
+from __future__ import annotations
+
+import re
+
+Version = tuple[int, int, int]
+
+_LOSES_ENTRIES: tuple[Version, Version] = ((3, 5, 0), (3, 5, 2))
+_SAFE_3_4: Version = (3, 4, 22)
+_SAFE_3_5: Version = (3, 5, 6)
+_RIGHT_PROGRESS: Version = (3, 5, 16)
+
+
+def parse_version(text: str) -> Version:
+    """ "3.5.30" and "3.6.0-rc.1" alike; anything unreadable is (0, 0, 0)."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
+
+
+def may_lose_entries(version: Version) -> bool:
+    """Whether this version must not run with more than one member."""
+    return _LOSES_ENTRIES[0] <= version <= _LOSES_ENTRIES[1]
+
+
+def is_safe(version: Version) -> bool:
+    """Whether no corruption is known for this version."""
+    return version >= _SAFE_3_5 or _SAFE_3_4 <= version < (3, 5, 0)
+
+
+def answers_progress_requests(version: Version) -> bool:
+    """Whether a requested progress notification can be trusted not to overtake events."""
+    return version >= _RIGHT_PROGRESS

@@ -1,0 +1,80 @@
+"""PURE: every key that Gangline keeps in etcd, and the schema of its value.
+
+| key                              | value (types.proto) | writer                  | lives                      |
+|----------------------------------|---------------------|-------------------------|----------------------------|
+| election/scheduler               | ServiceInstance     | the candidate that wins | its lease                  |
+| alive/<kind>/<id>                | ServiceInstance     | that scheduler, gateway | its lease                  |
+| meta/cluster                     | Cluster             | leader                  | for ever                   |
+| meta/next_experiment             | Counter             | leader                  | for ever                   |
+| agents/<agent id>                | Agent               | leader                  | until removed              |
+| experiments/<experiment id>      | Experiment          | leader                  | until deleted              |
+| trials/<trial id>                | Trial               | leader                  | with its experiment        |
+| searches/<experiment id>         | Search              | leader                  | with its experiment        |
+| search_logs/<exp. id>/<page>     | SearchLog           | leader                  | with its experiment        |
+| requests/<trial id>              | Request             | leader                  | while the trial waits      |
+| allocations/<allocation id>      | Allocation          | leader                  | until every member ended   |
+| checkpoints/<checkpoint id>      | Checkpoint          | leader                  | until deleted              |
+| users/<name>                     | User                | leader                  | until removed              |
+
+"leader" means: only in a transaction guarded by the leader key's create revision. Which slots are taken is derived
+from the allocations, never stored beside them.
+"""
+
+from __future__ import annotations
+
+ROOT = "/gangline/v1/"
+
+LEADER = ROOT + "election/scheduler"
+ALIVE = ROOT + "alive/"
+CLUSTER = ROOT + "meta/cluster"
+NEXT_EXPERIMENT = ROOT + "meta/next_experiment"
+AGENTS = ROOT + "agents/"
+EXPERIMENTS = ROOT + "experiments/"
+TRIALS = ROOT + "trials/"
+SEARCHES = ROOT + "searches/"
+SEARCH_LOGS = ROOT + "search_logs/"
+REQUESTS = ROOT + "requests/"
+ALLOCATIONS = ROOT + "allocations/"
+CHECKPOINTS = ROOT + "checkpoints/"
+USERS = ROOT + "users/"
+
+
+def alive(kind: str, instance_id: str) -> str:
+    return f"{ALIVE}{kind}/{instance_id}"
+
+
+def agent(agent_id: str) -> str:
+    return AGENTS + agent_id
+
+
+def experiment(experiment_id: int) -> str:
+    """Padded, so that etcd lists experiments by age."""
+    return f"{EXPERIMENTS}{experiment_id:010d}"
+
+
+def trial(trial_id: str) -> str:
+    return TRIALS + trial_id
+
+
+def search(experiment_id: int) -> str:
+    return f"{SEARCHES}{experiment_id:010d}"
+
+
+def search_log(log_id: str) -> str:
+    return SEARCH_LOGS + log_id
+
+
+def request(trial_id: str) -> str:
+    return REQUESTS + trial_id
+
+
+def allocation(allocation_id: str) -> str:
+    return ALLOCATIONS + allocation_id
+
+
+def checkpoint(checkpoint_id: str) -> str:
+    return CHECKPOINTS + checkpoint_id
+
+
+def user(name: str) -> str:
+    return USERS + name

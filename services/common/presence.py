@@ -1,0 +1,60 @@
+"""Says in etcd that a service is alive, for as long as it is.
+
+Owns one key `alive/<kind>/<id>` under a lease of its own, put again whenever etcd has ended the lease. The gateway
+reads these keys to list services and what Prometheus shall scrape. It decides nothing: who leads is `election.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import structlog
+
+from gangline import wire
+from gangline.domain.resource import ServiceInstance
+from gangline.errors import GanglineError
+from services.common import keys
+from services.common.etcd import EtcdClient, Put
+
+_log = structlog.get_logger(__name__)
+
+TTL_SECONDS = 10.0
+_RETRY_SECONDS = 1.0
+
+
+@contextlib.asynccontextmanager
+async def announce(
+    client: EtcdClient, instance: ServiceInstance, ttl_seconds: float = TTL_SECONDS
+) -> AsyncIterator[None]:
+    """The key is there when the context begins and gone when it has ended. Raises when etcd is away at the start."""
+    is_announced = asyncio.Event()
+    announcing = asyncio.create_task(_announce(client, instance, ttl_seconds, is_announced), name="presence")
+    waiting = asyncio.create_task(is_announced.wait())
+    try:
+        await asyncio.wait({announcing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if announcing.done():
+            await announcing
+        yield
+    finally:
+        for task in (announcing, waiting):
+            task.cancel()
+        await asyncio.wait({announcing, waiting})
+
+
+async def _announce(
+    client: EtcdClient, instance: ServiceInstance, ttl_seconds: float, is_announced: asyncio.Event
+) -> None:
+    key = keys.alive(instance.kind, instance.id)
+    while True:
+        try:
+            async with client.keep_lease(ttl_seconds) as lease:
+                await client.commit([Put(key, wire.encode(instance), lease.id)])
+                is_announced.set()
+                await lease.lost.wait()
+        except GanglineError as error:
+            if not is_announced.is_set():
+                raise
+            _log.warning("cannot announce again yet", key=key, reason=error.message)
+            await asyncio.sleep(_RETRY_SECONDS)

@@ -1,0 +1,123 @@
+"""A grpc.aio server as every service runs it.
+
+Owns listening, authentication of every call, and the mapping of exceptions to grpc status: handlers just raise
+GanglineError and ask `current_principal()`. It knows no service and no token; the caller brings both. Handlers must be
+coroutines or async generators.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import grpc
+import grpc.aio
+import structlog
+
+from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.rpc import SERVER_OPTIONS
+from services.common.address import bind_error, join_address, split_address
+from services.common.interceptor import CallInterceptor
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls. name: the user's name, the allocation's id, or "cluster"."""
+
+    kind: Literal["cluster", "user", "allocation"]
+    name: str
+    is_admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """client_ca_file: when set, only clients with a certificate from it may connect."""
+
+    cert_file: Path
+    key_file: Path
+    client_ca_file: Path | None = None
+
+
+Authenticate = Callable[[str, str | None], Awaitable[Principal]]
+
+_principal: ContextVar[Principal] = ContextVar("principal")
+
+
+def current_principal() -> Principal:
+    """Who made the call that this handler serves. A bug outside of a handler."""
+    return _principal.get()
+
+
+class Server:
+    """address: "host:port" with the real port."""
+
+    def __init__(self, server: grpc.aio.Server, address: str) -> None:
+        self.address = address
+        self._server = server
+
+    async def stop(self, grace_seconds: float = 1.0) -> None:
+        """Refuses new calls at once, cancels those that still run after the grace. May be called twice."""
+        await self._server.stop(grace_seconds)
+
+
+async def serve(
+    listen: str,
+    add_services: Callable[[grpc.aio.Server], None],
+    authenticate: Authenticate,
+    tls: ServerTls | None = None,
+) -> Server:
+    """Serves until stopped.
+
+    authenticate: given the method's full name and the bearer token, says who calls or raises GanglineError.
+    Raises GanglineError `server.port_in_use`.
+    """
+    host, port = split_address(listen)
+    _check_free(listen, host, port)
+
+    async def admit(method: str, token: str | None) -> None:
+        _principal.set(await authenticate(method, token))
+
+    server = grpc.aio.server(interceptors=[CallInterceptor(admit)], options=SERVER_OPTIONS)
+    add_services(server)
+    try:
+        if tls is None:
+            real_port = server.add_insecure_port(listen)
+        else:
+            real_port = server.add_secure_port(listen, _load_credentials(tls))
+    except RuntimeError as error:
+        raise GanglineError(
+            "server.cannot_listen", f"cannot listen on {listen}: {error}", ErrorKind.CONFLICT
+        ) from error
+    await server.start()
+    address = join_address(host, real_port)
+    _log.info("serving grpc", address=address, has_tls=tls is not None)
+    return Server(server, address)
+
+
+def _check_free(listen: str, host: str, port: int) -> None:
+    """grpc only says "failed to bind"; the kernel says why."""
+    if port == 0:
+        return
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+            probe.listen()
+    except OSError as error:
+        raise bind_error(listen, error, "--listen") from error
+
+
+def _load_credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    try:
+        pair = (tls.key_file.read_bytes(), tls.cert_file.read_bytes())
+        client_ca = tls.client_ca_file.read_bytes() if tls.client_ca_file else None
+    except OSError as error:
+        raise invalid("server.unreadable_file", f"cannot read {error.filename}: {error.strerror}") from error
+    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)

@@ -1,0 +1,81 @@
+"""PURE: turns a refused setting into one line for a person: which key, from where, and the nearest known one.
+
+Owns the wording only. Called by `settings.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from gangline.errors import GanglineError, invalid
+
+Path = Sequence[int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Settings of one origin; name as a person calls it."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known word that this one was probably meant to be."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
+
+
+def explain(model: type[BaseModel], error: ValidationError, layers: Sequence[Layer]) -> GanglineError:
+    """The first problem of a validation; one at a time is what a person mends."""
+    problem = error.errors()[0]
+    path = problem["loc"]
+    key = ".".join(str(part) for part in path)
+    origin = next((layer.name for layer in layers if _has(layer.values, path)), "the settings")
+    if problem["type"] == "extra_forbidden":
+        return _unknown_key(model, path, key, origin)
+    if problem["type"] == "missing":
+        flag = "--" + key.replace("_", "-").replace(".", "-")
+        return invalid("settings.missing", f"{key} is not set; give {flag}, or set it in {layers[-1].name}")
+    given = problem.get("input")
+    return invalid("settings.invalid", f"{key} in {origin} cannot be {given!r}: {_sentence(problem['msg'])}")
+
+
+def _unknown_key(model: type[BaseModel], path: Path, key: str, origin: str) -> GanglineError:
+    candidate = nearest(str(path[-1]), _known_keys(model, path[:-1]))
+    hint = f"; did you mean {'.'.join([*map(str, path[:-1]), candidate])}?" if candidate else ""
+    return invalid("settings.unknown_key", f"{key} in {origin} is no setting{hint}")
+
+
+def _known_keys(model: Any, path: Path) -> list[str]:
+    """The field names at this place of the model; mappings and sequences of models are walked through."""
+    for part in path:
+        models = [item for item in _models(model) if isinstance(part, str) and part in item.model_fields]
+        model = models[0].model_fields[str(part)].annotation if models else model
+    return [name for item in _models(model) for name in item.model_fields]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if get_origin(annotation) is None:
+        return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+    return [model for argument in get_args(annotation) for model in _models(argument)]
+
+
+def _has(values: Any, path: Path) -> bool:
+    for part in path:
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
+        elif not isinstance(values, list | tuple) or not isinstance(part, int) or part >= len(values):
+            return False
+        else:
+            values = values[part]
+    return True
+
+
+def _sentence(message: str) -> str:
+    return message[:1].lower() + message[1:]

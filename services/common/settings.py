@@ -1,0 +1,112 @@
+"""The settings that every service has, and where settings come from.
+
+Owns the precedence (flags, then GANGLINE_* variables, then the TOML file, then defaults) and the refusal of keys that
+nobody knows, with the nearest known one. A service derives its own class from ServiceSettings and calls `load` in its
+`__main__`. It reads files and the environment; it opens nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gangline.errors import invalid
+from services.common.address import advertised_address
+from services.common.etcd.settings import EtcdSettings
+from services.common.setting_error import Layer, explain, nearest
+from services.common.setting_flag import flags_of, parse_flags, value_at
+from services.common.telemetry import LogFormat
+
+_ENVIRONMENT_PREFIX = "GANGLINE_"
+# Read by other programs of Gangline, and near enough to a setting's name to be taken for a misspelling of it.
+_OTHER_VARIABLES = {"GANGLINE_ETCD"}
+
+
+class ServiceSettings(BaseSettings):
+    """What all services take. `[etcd]` in the file is `--etcd-...` as flags, GANGLINE_ETCD_... as variables."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True)
+
+    service: ClassVar[str] = "service"
+
+    etcd: EtcdSettings = EtcdSettings()
+    cluster_token_file: Path | None = None
+    ready_file: Path | None = None
+    log_format: LogFormat = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    metrics_listen: str | None = None
+    advertise_host: str | None = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load` passes: the sources are merged there, where each value's origin is still known."""
+        return (init_settings,)
+
+    @classmethod
+    def load(cls, arguments: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> Self:
+        """arguments: without the program's name; sys.argv's when None. Raises GanglineError `settings.*`."""
+        program = f"gangline-{cls.service.replace('_', '-')}"
+        flags, file = parse_flags(cls, program, sys.argv[1:] if arguments is None else arguments)
+        layers = [flags, _read_environment(cls, os.environ if environment is None else environment)]
+        layers.append(_read_file(file, Path(f"/etc/gangline/{cls.service}.toml")))
+        merged: dict[str, Any] = {}
+        for layer in reversed(layers):
+            _merge(merged, layer.values)
+        try:
+            return cls(**merged)
+        except ValidationError as error:
+            raise explain(cls, error, layers) from error
+
+    def advertised(self, address: str) -> str:
+        """What others are told to connect to, for an address that this service listens on."""
+        return advertised_address(address, self.advertise_host)
+
+
+def _read_environment(model: type[BaseSettings], environment: Mapping[str, str]) -> Layer:
+    """Variables that set nothing here belong to other programs; one that looks like a misspelling is refused."""
+    known = {_ENVIRONMENT_PREFIX + "_".join(flag.path).upper(): flag for flag in flags_of(model)}
+    values: dict[str, Any] = {}
+    for name, text in environment.items():
+        if name in known:
+            value_at(values, known[name].path, known[name].parse(text, name))
+        elif name.startswith(_ENVIRONMENT_PREFIX) and name not in _OTHER_VARIABLES:
+            candidate = nearest(name, known, cutoff=0.9)
+            if candidate:
+                raise invalid(
+                    "settings.unknown_key", f"{name} in the environment is no setting; did you mean {candidate}?"
+                )
+    return Layer("the environment", values)
+
+
+def _read_file(file: Path | None, default: Path) -> Layer:
+    path = file or default
+    if file is None and not default.exists():
+        return Layer(str(path), {})
+    try:
+        return Layer(str(path), tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise invalid("settings.unreadable_file", f"cannot read the settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise invalid("settings.bad_file", f"{path} is not TOML: {error}") from error
+
+
+def _merge(target: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = dict(value) if isinstance(value, Mapping) else value

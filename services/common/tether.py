@@ -1,0 +1,55 @@
+"""Notices within milliseconds that a process on another machine has died.
+
+When a process dies its kernel closes its sockets at once. So a standby holds a plain TCP connection to the leader's
+grpc port: when it closes and a new one is refused, nothing listens there any more. A host that is gone closes nothing;
+that case is left to the lease. Decides nothing; `election.py` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from services.common.address import split_address
+
+_log = structlog.get_logger(__name__)
+
+_DIAL_SECONDS = 2.0
+_REDIAL_SECONDS = 1.0
+
+
+async def leader_died(address: str) -> None:
+    """Returns when a connection to this address was open, was closed, and the next one is refused.
+
+    An address that refuses from the start proves nothing, it may only mean something on the leader's own machine; this
+    then never returns, and neither does it when a host just falls silent.
+    """
+    host, port = split_address(address)
+    was_connected = False
+    while True:
+        try:
+            async with asyncio.timeout(_DIAL_SECONDS):
+                reader, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            if was_connected:
+                return
+        except (OSError, TimeoutError):
+            # Unreachable is not dead: the network may be at fault. The lease decides.
+            was_connected = False
+        else:
+            was_connected = True
+            await _wait_until_closed(reader, writer)
+            # A grpc server closes a connection that never speaks after two minutes; then the next dial succeeds.
+            continue
+        await asyncio.sleep(_REDIAL_SECONDS)
+
+
+async def _wait_until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        with contextlib.suppress(OSError):
+            while await reader.read(4096):
+                pass
+    finally:
+        writer.close()

@@ -1,0 +1,42 @@
+"""`gangline-gateway`: reads the settings, configures logging, serves until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+import structlog
+
+from gangline.errors import ErrorKind, GanglineError
+from services.common.telemetry import configure_logging, write_ready_file
+from services.gateway.process import run_gateway
+from services.gateway.settings import GatewaySettings
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> None:
+    """Exit code 2: what the operator gave cannot work. 1: something the gateway needs is not there."""
+    try:
+        settings = GatewaySettings.load()
+        configure_logging("gateway", settings.log_format, settings.log_level)
+        asyncio.run(_serve_until_stopped(settings))
+    except GanglineError as error:
+        print(f"gangline-gateway: {error.message}", file=sys.stderr)
+        sys.exit(2 if error.kind is ErrorKind.INVALID else 1)
+
+
+async def _serve_until_stopped(settings: GatewaySettings) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with run_gateway(settings) as addresses:
+        write_ready_file(settings.ready_file, grpc=addresses.grpc, http=addresses.http, metrics=addresses.metrics)
+        log.info("gateway serves", grpc=addresses.grpc, http=addresses.http)
+        await stopping.wait()
+        log.info("gateway stops")
+
+
+if __name__ == "__main__":
+    main()

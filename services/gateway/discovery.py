@@ -1,0 +1,64 @@
+"""PURE: what Prometheus scrapes, as its HTTP service discovery wants it: every service, agent and trial runner.
+
+The labels are the ones of the dashboards in deploy/: `service` is a closed set, the ids tell whose numbers they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gangline.domain.allocation import Allocation, Member
+from gangline.domain.resource import Agent, ServiceInstance
+from gangline.domain.state import AgentState, State
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One address to scrape, "host:port", and the labels that its series get."""
+
+    address: str
+    labels: dict[str, str]
+
+
+def list_targets(
+    instances: Iterable[ServiceInstance], agents: Iterable[Agent], allocations: Iterable[Allocation]
+) -> list[Target]:
+    """In a stable order. Whatever serves no metrics is left out."""
+    found = [*_of_instances(instances), *_of_agents(agents), *_of_runners(allocations)]
+    return sorted((target for target in found if target.address), key=lambda target: sorted(target.labels.items()))
+
+
+def _of_instances(instances: Iterable[ServiceInstance]) -> Iterator[Target]:
+    for instance in instances:
+        # A gateway serves its metrics on its HTTP port.
+        address = instance.metrics_address or instance.http_address
+        yield Target(address, {"service": instance.kind, "instance_id": instance.id})
+
+
+def _of_agents(agents: Iterable[Agent]) -> Iterator[Target]:
+    for agent in agents:
+        if agent.state is AgentState.ALIVE:
+            yield Target(
+                agent.metrics_address,
+                {"service": "agent", "instance_id": agent.id, "agent_id": agent.id, "pool": agent.pool},
+            )
+
+
+def _of_runners(allocations: Iterable[Allocation]) -> Iterator[Target]:
+    for allocation in allocations:
+        if allocation.state is not State.TERMINAL:
+            for member in allocation.members:
+                yield Target(member.metrics_address, _runner_labels(allocation, member))
+
+
+def _runner_labels(allocation: Allocation, member: Member) -> dict[str, str]:
+    return {
+        "service": "trial_runner",
+        "instance_id": f"{allocation.id}/{member.node_rank}",
+        "agent_id": member.agent_id,
+        "pool": allocation.pool,
+        "experiment_id": str(allocation.experiment_id),
+        "trial_id": allocation.trial_id,
+        "allocation_id": allocation.id,
+    }

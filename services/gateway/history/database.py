@@ -1,0 +1,123 @@
+"""Opens the history's database and brings its tables up to date.
+
+Owns the engine's settings and the two locks: one around migrations, because gateways that share a PostgreSQL may start
+together, and one around each writing transaction, so that row ids become visible in their order there as well. Called
+in threads only: everything here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+
+from gangline.errors import GanglineError, invalid, unavailable
+
+MIGRATIONS = Path(__file__).parent / "migration"
+MIGRATION_LOCK = 0x67616E67_0001
+WRITE_LOCK = 0x67616E67_0002
+CONNECT_SECONDS = 10
+WRITING = "gangline_writing"
+
+
+def open_database(url: str) -> sa.Engine:
+    """An engine on a migrated database. Raises GanglineError `database.*`, which names the URL without its password."""
+    parsed = _parse(url)
+    try:
+        engine = _create_engine(parsed)
+        _migrate(engine)
+    except ImportError as failure:
+        raise invalid(
+            "database.no_driver",
+            f"the database {_shown(parsed)} needs the module {failure.name}; install gangline[postgres] for PostgreSQL",
+        ) from failure
+    except sa.exc.DBAPIError as failure:
+        raise unavailable(
+            "database.unreachable", f"cannot open the database {_shown(parsed)}: {_first_line(failure.orig)}"
+        ) from failure
+    return engine
+
+
+@contextmanager
+def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """One transaction that writes. Writers come one after another, so row ids are committed in their order."""
+    with engine.connect() as raw:
+        connection = raw.execution_options(**{WRITING: True})
+        with connection.begin():
+            if engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITE_LOCK)))
+            yield connection
+
+
+def _parse(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError as failure:
+        raise invalid("database.url", f"--database-url is no database URL; one looks like {EXAMPLE}") from failure
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise invalid(
+            "database.kind",
+            f"no support for a {parsed.get_backend_name()} database; use SQLite or PostgreSQL, as in {EXAMPLE}",
+        )
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
+
+
+EXAMPLE = "sqlite:////var/lib/gangline/gateway.db or postgresql://user@host/gangline"
+
+
+def _create_engine(url: sa.URL) -> sa.Engine:
+    if url.get_backend_name() == "postgresql":
+        return sa.create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_SECONDS})
+    engine = sa.create_engine(url)
+    sa.event.listen(engine, "connect", _set_up_sqlite)
+    sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _: Any) -> None:
+    """WAL lets readers go on beside the writer; FULL, because what was acknowledged must survive a power cut."""
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={CONNECT_SECONDS * 1000}"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    """A transaction that reads first and writes later would fail when another one wrote in between."""
+    is_writing = connection.get_execution_options().get(WRITING, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writing else "BEGIN")
+
+
+def _migrate(engine: sa.Engine) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    with engine.connect() as raw:
+        connection = raw.execution_options(**{WRITING: True})
+        with connection.begin():
+            if engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+            config.attributes["connection"] = connection
+            _upgrade(config)
+
+
+def _upgrade(config: Config) -> None:
+    try:
+        command.upgrade(config, "head")
+    except CommandError as failure:
+        raise GanglineError(
+            "database.newer",
+            f"the database was made by a newer gangline ({failure}); start that version, or use another --database-url",
+        ) from failure
+
+
+def _shown(url: sa.URL) -> str:
+    return url.render_as_string(hide_password=True)
+
+
+def _first_line(failure: BaseException | None) -> str:
+    return (str(failure).strip().splitlines() or ["unknown"])[0]

@@ -1,0 +1,144 @@
+"""Stores ingested batches: one transaction for all that are given, each record at most once.
+
+The cursor of a spool moves in the transaction that inserts its records, so after any crash either both are there or
+neither is. Blocking; writer.py calls it from its thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from services.gateway.history import table
+from services.gateway.history.database import writing
+from services.gateway.record import IngestBatch, IngestRecord, LogLine, MetricsPoint, ProgressPoint
+
+Row = dict[str, Any]
+
+
+@dataclass
+class StoredCount:
+    """What one transaction added, by kind, and what it left out because it was there."""
+
+    logs: int = 0
+    metrics: int = 0
+    progress: int = 0
+    repeated: int = 0
+
+
+@dataclass
+class _Rows:
+    """Rows to insert, and the newest rows to replace by their key."""
+
+    logs: list[Row] = field(default_factory=list)
+    metrics: list[Row] = field(default_factory=list)
+    newest_by_key: dict[tuple[str, str], Row] = field(default_factory=dict)
+    progress_by_trial_id: dict[str, Row] = field(default_factory=dict)
+    stored_by_spool_id: dict[str, int] = field(default_factory=dict)
+    count: StoredCount = field(default_factory=StoredCount)
+
+    def take(self, batch: IngestBatch) -> None:
+        stored = self.stored_by_spool_id.get(batch.spool_id, 0)
+        for record in batch.records:
+            if record.sequence <= stored:
+                self.count.repeated += 1
+                continue
+            self._take_record(batch, record)
+            stored = record.sequence
+        self.stored_by_spool_id[batch.spool_id] = stored
+
+    def _take_record(self, batch: IngestBatch, record: IngestRecord) -> None:
+        content = record.content
+        place = {"experiment_id": batch.experiment_id, "trial_id": batch.trial_id, "at": record.at}
+        if isinstance(content, LogLine):
+            self.logs.append({**place, **_log_row(content)})
+            self.count.logs += 1
+        elif isinstance(content, MetricsPoint):
+            row = _metrics_row(content)
+            self.metrics.append({**place, **row})
+            self.newest_by_key[batch.trial_id, row["metric_group"]] = {"trial_id": batch.trial_id, **row}
+            self.count.metrics += 1
+        else:
+            row = _progress_row(content)
+            self.progress_by_trial_id[batch.trial_id] = {"trial_id": batch.trial_id, "at": record.at, **row}
+            self.count.progress += 1
+
+
+def store_batches(engine: sa.Engine, batches: Sequence[IngestBatch], now: float) -> tuple[list[int], StoredCount]:
+    """The stored sequence number of each batch's spool after the commit, in the order of the batches."""
+    with writing(engine) as connection:
+        rows = _Rows(stored_by_spool_id=_find_cursors(connection, {batch.spool_id for batch in batches}))
+        for batch in batches:
+            rows.take(batch)
+        _insert(connection, rows, now)
+    return [rows.stored_by_spool_id[batch.spool_id] for batch in batches], rows.count
+
+
+def _find_cursors(connection: sa.Connection, spool_ids: set[str]) -> dict[str, int]:
+    cursors = table.ingest_cursors
+    found = connection.execute(
+        sa.select(cursors.c.spool_id, cursors.c.stored_sequence).where(cursors.c.spool_id.in_(sorted(spool_ids)))
+    )
+    return {row.spool_id: row.stored_sequence for row in found}
+
+
+def _insert(connection: sa.Connection, rows: _Rows, now: float) -> None:
+    if rows.logs:
+        connection.execute(sa.insert(table.logs), rows.logs)
+    if rows.metrics:
+        connection.execute(sa.insert(table.metrics), rows.metrics)
+    _upsert(connection, table.newest_metrics, list(rows.newest_by_key.values()))
+    _upsert(connection, table.progress, list(rows.progress_by_trial_id.values()))
+    _upsert(
+        connection,
+        table.ingest_cursors,
+        [
+            {"spool_id": spool_id, "stored_sequence": stored, "updated_at": now}
+            for spool_id, stored in rows.stored_by_spool_id.items()
+        ],
+    )
+
+
+def _upsert(connection: sa.Connection, target: sa.Table, rows: list[Row]) -> None:
+    if not rows:
+        return
+    is_sqlite = connection.dialect.name == "sqlite"
+    insert = sqlite.insert(target) if is_sqlite else postgresql.insert(target)
+    keys = [column.name for column in target.primary_key]
+    values = {name: insert.excluded[name] for name in rows[0] if name not in keys}
+    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=values), rows)
+
+
+def _log_row(line: LogLine) -> Row:
+    return {
+        "rank": line.rank,
+        "agent_id": _clean(line.agent_id),
+        "stream": _clean(line.stream),
+        "text": _clean(line.text),
+    }
+
+
+def _metrics_row(point: MetricsPoint) -> Row:
+    return {
+        "metric_group": _clean(point.group),
+        "batches_completed": point.batches_completed,
+        "metrics_json": json.dumps({_clean(name): value for name, value in point.metrics.items()}, sort_keys=True),
+    }
+
+
+def _progress_row(point: ProgressPoint) -> Row:
+    return {
+        "batches_completed": point.batches_completed,
+        "batches_total": point.batches_total,
+        "samples_per_second": point.samples_per_second,
+    }
+
+
+def _clean(text: str) -> str:
+    """PostgreSQL keeps no NUL in a text."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")

@@ -1,0 +1,71 @@
+"""The tables of the history, in types that SQLite and PostgreSQL both have. Changes need a migration beside them.
+
+Texts that others send have no length: a limit of ours would make one row refuse a whole batch on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+# SQLite numbers rows by itself only in a column of type INTEGER.
+_Id = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+logs = sa.Table(
+    "logs",
+    metadata,
+    sa.Column("id", _Id, primary_key=True, autoincrement=True),
+    sa.Column("experiment_id", sa.BigInteger, nullable=False),
+    sa.Column("trial_id", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("rank", sa.Integer),
+    sa.Column("agent_id", sa.Text, nullable=False),
+    sa.Column("stream", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Index("logs_by_experiment", "experiment_id", "id"),
+    sa.Index("logs_by_trial", "trial_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+metrics = sa.Table(
+    "metrics",
+    metadata,
+    sa.Column("id", _Id, primary_key=True, autoincrement=True),
+    sa.Column("experiment_id", sa.BigInteger, nullable=False),
+    sa.Column("trial_id", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("metric_group", sa.Text, nullable=False),
+    sa.Column("batches_completed", sa.BigInteger, nullable=False),
+    sa.Column("metrics_json", sa.Text, nullable=False),
+    sa.Index("metrics_by_experiment", "experiment_id", "id"),
+    sa.Index("metrics_by_trial", "trial_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+newest_metrics = sa.Table(
+    "newest_metrics",
+    metadata,
+    sa.Column("trial_id", sa.Text, primary_key=True),
+    sa.Column("metric_group", sa.Text, primary_key=True),
+    sa.Column("batches_completed", sa.BigInteger, nullable=False),
+    sa.Column("metrics_json", sa.Text, nullable=False),
+)
+
+progress = sa.Table(
+    "progress",
+    metadata,
+    sa.Column("trial_id", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("batches_completed", sa.BigInteger, nullable=False),
+    sa.Column("batches_total", sa.BigInteger, nullable=False),
+    sa.Column("samples_per_second", sa.Double, nullable=False),
+)
+
+ingest_cursors = sa.Table(
+    "ingest_cursors",
+    metadata,
+    sa.Column("spool_id", sa.Text, primary_key=True),
+    sa.Column("stored_sequence", sa.BigInteger, nullable=False),
+    sa.Column("updated_at", sa.Double, nullable=False),
+)

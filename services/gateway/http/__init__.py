@@ -1,0 +1,1 @@
+"""The HTTP surface: JSON under /api/v1 with Determined's paths where both have the call, and what operators scrape."""

@@ -1,0 +1,75 @@
+"""Lets a request in or not, before any of its body is read.
+
+Everything needs a token but OPEN_PATHS. A browser cannot send a bearer token when somebody types an address, so reading
+also accepts the token as the password of HTTP Basic; changing does not, because browsers repeat Basic credentials on
+requests that other sites make.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gangline.errors import GanglineError, invalid
+from services.common.server import Principal
+from services.gateway.archive import MAX_ARCHIVE_BYTES, too_large
+from services.gateway.auth import Authenticator
+from services.gateway.http.problem import problem_response
+
+OPEN_PATHS = frozenset({"/healthz", "/metrics", "/prom/http-sd"})
+# An archive of the largest size in base64, and its configuration.
+MAX_BODY_BYTES = MAX_ARCHIVE_BYTES * 4 // 3 + (1 << 20)
+
+
+class Admission:
+    """ASGI middleware; puts the principal into the request's state."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                self._admit(scope)
+            except GanglineError as error:
+                await problem_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        token = _find_token(headers.get("authorization", ""), is_reading=scope["method"] in ("GET", "HEAD"))
+        scope.setdefault("state", {})["principal"] = self._authenticator.identify(token)
+        if scope["method"] == "POST" and "transfer-encoding" in headers:
+            # Such a body is read into memory as a whole, so its size must be known first.
+            raise invalid("request.no_length", "send this body with Content-Length instead of in chunks")
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+            raise too_large("too much even when packed")
+
+
+def _find_token(header: str, *, is_reading: bool) -> str | None:
+    kind, _, value = header.partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() == "basic" and is_reading:
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return None
+
+
+def _principal(request: Request) -> Principal:
+    principal = request.state.principal
+    assert isinstance(principal, Principal)
+    return principal
+
+
+Caller = Annotated[Principal, Depends(_principal)]

@@ -1,0 +1,67 @@
+"""Routes of tasks, agents, checkpoints and the cluster as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+
+from services.gateway.http import model
+from services.gateway.http.admission import Caller
+from services.gateway.http.context import Cases
+
+router = APIRouter(prefix="/api/v1")
+
+
+@router.get("/tasks", tags=["cluster"])
+async def list_tasks(caller: Caller, cases: Cases) -> model.TaskList:
+    """What runs and what waits, each waiting one with its reason."""
+    return model.TaskList.model_validate({"tasks": await cases.clusters.list_tasks(caller)})
+
+
+@router.get("/agents", tags=["cluster"])
+async def list_agents(caller: Caller, cases: Cases) -> model.AgentList:
+    return model.AgentList.model_validate({"agents": cases.clusters.list_agents(caller)})
+
+
+@router.get("/agents/{agent_id}", tags=["cluster"])
+async def get_agent(agent_id: str, caller: Caller, cases: Cases) -> model.AgentView:
+    return model.AgentView.model_validate(cases.clusters.view_agent(caller, agent_id))
+
+
+@router.get("/master", tags=["cluster"], include_in_schema=False)
+@router.get("/cluster", tags=["cluster"])
+async def get_cluster(caller: Caller, cases: Cases) -> model.ClusterView:
+    """Also at /api/v1/master, where Determined's tools look for it."""
+    return model.ClusterView.model_validate(cases.clusters.describe(caller))
+
+
+@router.get("/checkpoints", tags=["checkpoints"])
+async def list_checkpoints(caller: Caller, cases: Cases) -> model.CheckpointList:
+    return model.CheckpointList.model_validate({"checkpoints": cases.checkpoints.list(caller)})
+
+
+@router.get("/experiments/{experiment_id}/checkpoints", tags=["checkpoints"])
+async def list_experiment_checkpoints(experiment_id: int, caller: Caller, cases: Cases) -> model.CheckpointList:
+    return model.CheckpointList.model_validate({"checkpoints": cases.checkpoints.list(caller, experiment_id)})
+
+
+@router.get("/checkpoints/{checkpoint_id}", tags=["checkpoints"])
+async def get_checkpoint(checkpoint_id: str, caller: Caller, cases: Cases) -> model.CheckpointAnswer:
+    return model.CheckpointAnswer.model_validate({"checkpoint": cases.checkpoints.find(caller, checkpoint_id)})
+
+
+@router.get("/checkpoints/{checkpoint_id}/files/{path:path}", tags=["checkpoints"], response_class=StreamingResponse)
+async def get_checkpoint_file(checkpoint_id: str, path: str, caller: Caller, cases: Cases) -> StreamingResponse:
+    """One file of the checkpoint; `resources` of the checkpoint lists them."""
+    chunks = cases.checkpoints.read_file(caller, checkpoint_id, path)
+    # Fetched before the answer begins, so that a missing file is an error and not a broken download.
+    first = await anext(chunks, b"")
+    return StreamingResponse(_after(first, chunks), media_type="application/octet-stream")
+
+
+async def _after(first: bytes, following: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in following:
+        yield chunk

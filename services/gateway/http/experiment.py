@@ -1,0 +1,134 @@
+"""Routes of experiments, trials and code."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import uuid
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, Request
+
+from gangline.config import parse_config
+from gangline.domain.state import ExperimentAction
+from gangline.errors import invalid
+from services.common.server import Principal
+from services.gateway.http import model
+from services.gateway.http.admission import Caller
+from services.gateway.http.context import Cases
+from services.gateway.usecase.bundle import UseCases
+
+router = APIRouter(prefix="/api/v1")
+
+
+@router.post("/experiments", tags=["experiments"])
+async def create_experiment(body: model.CreateExperiment, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+    """Creates an experiment from its configuration and its code."""
+    text = body.config if isinstance(body.config, str) else json.dumps(body.config)
+    config, config_warnings = parse_config(text)
+    code_sha256 = await _take_code(body, caller, cases)
+    experiment, warnings = await cases.experiments.create(
+        caller, body.request_id or str(uuid.uuid4()), config.model_dump_json(), code_sha256
+    )
+    unique = list(dict.fromkeys([*config_warnings, *warnings]))
+    return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment), warnings=unique)
+
+
+@router.get("/experiments", tags=["experiments"])
+async def list_experiments(
+    caller: Caller,
+    cases: Cases,
+    limit: int = 0,
+    beforeId: int = 0,  # noqa: N803  the API's names are in camel case
+) -> model.ExperimentList:
+    """Newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id."""
+    return model.ExperimentList.model_validate({"experiments": cases.experiments.list(caller, limit, beforeId)})
+
+
+@router.get("/experiments/{experiment_id}", tags=["experiments"])
+async def get_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentView:
+    return model.ExperimentView.model_validate(await cases.experiments.view(caller, experiment_id))
+
+
+@router.post("/experiments/{experiment_id}/kill", tags=["experiments"])
+async def kill_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+    """Ends it at once. Ending an ended one changes nothing."""
+    experiment = await cases.experiments.kill(caller, str(uuid.uuid4()), experiment_id)
+    return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))
+
+
+@router.post("/experiments/{experiment_id}/pause", tags=["experiments"])
+async def pause_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+    """Its trials checkpoint and give their slots back; none starts before it is activated."""
+    return await _change(cases, caller, experiment_id, ExperimentAction.PAUSE)
+
+
+@router.post("/experiments/{experiment_id}/activate", tags=["experiments"])
+async def activate_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+    """Its trials go on from their checkpoints."""
+    return await _change(cases, caller, experiment_id, ExperimentAction.ACTIVATE)
+
+
+@router.post("/experiments/{experiment_id}/cancel", tags=["experiments"])
+async def cancel_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+    """Its trials checkpoint, then it has ended."""
+    return await _change(cases, caller, experiment_id, ExperimentAction.CANCEL)
+
+
+@router.post("/preview-hp-search", tags=["experiments"])
+async def preview_search(body: model.PreviewSearch, caller: Caller, cases: Cases) -> model.SearchPreview:
+    """The trials that a configuration would make."""
+    text = body.config if isinstance(body.config, str) else json.dumps(body.config)
+    config, _ = parse_config(text)
+    found = await cases.experiments.preview_search(caller, config.model_dump_json(), body.limit)
+    return model.SearchPreview.model_validate(found)
+
+
+@router.post("/trials/{trial_id}/kill", tags=["trials"])
+async def kill_trial(trial_id: str, caller: Caller, cases: Cases) -> model.TrialAnswer:
+    """The others of its experiment go on."""
+    trial = await cases.experiments.kill_trial(caller, str(uuid.uuid4()), trial_id)
+    return model.TrialAnswer(trial=model.Trial.model_validate(trial))
+
+
+@router.get("/experiments/{experiment_id}/trials", tags=["trials"])
+async def list_trials(experiment_id: int, caller: Caller, cases: Cases) -> model.TrialList:
+    view = await cases.experiments.view(caller, experiment_id)
+    return model.TrialList.model_validate({"trials": view.trials})
+
+
+@router.get("/trials/{trial_id}", tags=["trials"])
+async def get_trial(trial_id: str, caller: Caller, cases: Cases) -> model.TrialView:
+    return model.TrialView.model_validate(await cases.experiments.view_trial(caller, trial_id))
+
+
+@router.put("/code/{code_sha256}", tags=["code"])
+async def upload_code(code_sha256: str, request: Request, caller: Caller, cases: Cases) -> model.CodeAnswer:
+    """The body is a gzipped tar of the code folder, the path names its sha256."""
+    return model.CodeAnswer(code_sha256=await cases.code.upload(caller, code_sha256, request.stream()))
+
+
+async def _change(
+    cases: UseCases, caller: Principal, experiment_id: int, action: ExperimentAction
+) -> model.ExperimentAnswer:
+    experiment = await cases.experiments.change(caller, str(uuid.uuid4()), experiment_id, action)
+    return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))
+
+
+async def _take_code(body: model.CreateExperiment, caller: Principal, cases: UseCases) -> str:
+    """The sha256 of the code, stored now or before."""
+    if (body.code_archive is None) == (body.code_sha256 is None):
+        raise invalid("code.one_of", "give the code either as codeArchive (a gzipped tar in base64) or as codeSha256")
+    if body.code_sha256 is not None:
+        return body.code_sha256
+    try:
+        archive = base64.b64decode(body.code_archive or "", validate=True)
+    except binascii.Error as failure:
+        raise invalid("code.corrupt", f"codeArchive is no base64 ({failure})") from failure
+    return await cases.code.upload(caller, hashlib.sha256(archive).hexdigest(), _one(archive))
+
+
+async def _one(chunk: bytes) -> AsyncIterator[bytes]:
+    yield chunk

@@ -1,0 +1,146 @@
+"""Routes of logs and metrics: a page of JSON, or server-sent events that follow.
+
+An event's id is its row's id, so a client that reconnects with Last-Event-ID goes on where it was. The last event is
+`end`, after which an EventSource must be closed, since it would connect again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import structlog
+from fastapi import APIRouter, Depends, Header, Query
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from gangline.errors import GanglineError
+from services.common.server import Principal
+from services.gateway.http import model
+from services.gateway.http.admission import Caller
+from services.gateway.http.context import Cases
+from services.gateway.record import ExperimentView, Scope, StoredLog, StoredMetrics
+from services.gateway.usecase.bundle import UseCases
+from services.gateway.usecase.ingest import experiment_id_of
+
+router = APIRouter(prefix="/api/v1", tags=["history"])
+log = structlog.get_logger(__name__)
+
+MAX_PAGE_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which rows, and whether to go on with those to come."""
+
+    follow: Annotated[bool, Query(description="Answer with server-sent events until the experiment has ended")] = False
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE_ROWS)] = 1000
+    after_id: Annotated[int, Query(alias="afterId", ge=0, description="Only rows with a greater id")] = 0
+    resume_id: Annotated[int, Header(alias="Last-Event-ID", ge=0)] = 0
+
+    @property
+    def last_id(self) -> int:
+        return max(self.after_id, self.resume_id)
+
+
+Wanted = Annotated[Window, Depends()]
+Tail = Annotated[int, Query(ge=0, description="Only the last so many of the lines there are; 0 for all")]
+Group = Annotated[str, Query(description="training or validation; both when absent")]
+
+
+@router.get("/experiments/{experiment_id}/events", response_class=EventSourceResponse)
+async def watch_experiment(experiment_id: int, caller: Caller, cases: Cases) -> EventSourceResponse:
+    """The experiment's view at once and after each change, until it has ended."""
+    await cases.experiments.view(caller, experiment_id)
+    return _stream(_view_events(cases.experiments.watch(caller, experiment_id)))
+
+
+@router.get("/experiments/{experiment_id}/logs", response_model=model.LogPage)
+async def experiment_logs(
+    experiment_id: int, caller: Caller, cases: Cases, window: Wanted, tail: Tail = 0
+) -> model.LogPage | EventSourceResponse:
+    return await _logs(cases, caller, Scope(experiment_id), window, tail)
+
+
+@router.get("/trials/{trial_id}/logs", response_model=model.LogPage)
+async def trial_logs(
+    trial_id: str, caller: Caller, cases: Cases, window: Wanted, tail: Tail = 0
+) -> model.LogPage | EventSourceResponse:
+    return await _logs(cases, caller, Scope(experiment_id_of(trial_id), trial_id), window, tail)
+
+
+@router.get("/experiments/{experiment_id}/metrics", response_model=model.MetricsPage)
+async def experiment_metrics(
+    experiment_id: int, caller: Caller, cases: Cases, window: Wanted, group: Group = ""
+) -> model.MetricsPage | EventSourceResponse:
+    return await _metrics(cases, caller, Scope(experiment_id, group=group), window)
+
+
+@router.get("/trials/{trial_id}/metrics", response_model=model.MetricsPage)
+async def trial_metrics(
+    trial_id: str, caller: Caller, cases: Cases, window: Wanted, group: Group = ""
+) -> model.MetricsPage | EventSourceResponse:
+    return await _metrics(cases, caller, Scope(experiment_id_of(trial_id), trial_id, group), window)
+
+
+async def _logs(
+    cases: UseCases, caller: Principal, scope: Scope, window: Window, tail: int
+) -> model.LogPage | EventSourceResponse:
+    # Also before following: an event stream that has begun cannot answer with an error any more.
+    cases.records.check(caller, scope)
+    if window.follow:
+        pages = cases.records.logs(caller, scope, tail=tail, after_id=window.last_id, follow=True)
+        return _stream(_log_events(pages))
+    rows = await cases.records.log_page(caller, scope, window.last_id, window.limit, tail)
+    return model.LogPage.model_validate({"logs": rows, "next_after_id": _next(rows, window.limit)})
+
+
+async def _metrics(
+    cases: UseCases, caller: Principal, scope: Scope, window: Window
+) -> model.MetricsPage | EventSourceResponse:
+    cases.records.check(caller, scope)
+    if window.follow:
+        pages = cases.records.metrics(caller, scope, after_id=window.last_id, follow=True)
+        return _stream(_metrics_events(pages))
+    rows = await cases.records.metrics_page(caller, scope, window.last_id, window.limit)
+    return model.MetricsPage.model_validate({"metrics": rows, "next_after_id": _next(rows, window.limit)})
+
+
+def _next(rows: Sequence[StoredLog] | Sequence[StoredMetrics], limit: int) -> int | None:
+    return rows[-1].id if len(rows) == limit else None
+
+
+async def _view_events(views: AsyncIterator[ExperimentView]) -> AsyncIterator[ServerSentEvent]:
+    async for view in views:
+        yield ServerSentEvent(_json(model.ExperimentView.model_validate(view)), event="experiment")
+
+
+async def _log_events(pages: AsyncIterator[Sequence[StoredLog]]) -> AsyncIterator[ServerSentEvent]:
+    async for page in pages:
+        for row in page:
+            yield ServerSentEvent(_json(model.StoredLog.model_validate(row)), event="log", id=str(row.id))
+
+
+async def _metrics_events(pages: AsyncIterator[Sequence[StoredMetrics]]) -> AsyncIterator[ServerSentEvent]:
+    async for page in pages:
+        for row in page:
+            yield ServerSentEvent(_json(model.StoredMetrics.model_validate(row)), event="metrics", id=str(row.id))
+
+
+def _stream(events: AsyncIterator[ServerSentEvent]) -> EventSourceResponse:
+    return EventSourceResponse(_until_end(events))
+
+
+async def _until_end(events: AsyncIterator[ServerSentEvent]) -> AsyncIterator[ServerSentEvent]:
+    """Without `end`, a client knows that it has to connect again: the answer has begun and can carry no error."""
+    try:
+        async for event in events:
+            yield event
+    except GanglineError as error:
+        log.info("an event stream ended early", reason=error.message)
+        return
+    yield ServerSentEvent("{}", event="end")
+
+
+def _json(answer: model.Answer) -> str:
+    return answer.model_dump_json(by_alias=True)

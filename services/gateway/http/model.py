@@ -1,0 +1,382 @@
+"""The JSON of the HTTP API, declared once: OpenAPI, requests and answers all come from these models.
+
+Names follow Determined's REST API where both have the field (startTime, endTime, username, hparams), otherwise ours in
+camel case. Answers are read off the records' attributes; times are RFC 3339, null where something has not happened.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from gangline.domain.state import AgentState, ExitKind, Outcome, ReasonCode, SlotKind, State
+
+
+def _instant(seconds: Any) -> datetime | None:
+    return datetime.fromtimestamp(seconds, UTC) if seconds else None
+
+
+def _document(text: Any) -> Any:
+    return json.loads(text) if text else None
+
+
+Instant = Annotated[datetime | None, BeforeValidator(_instant)]
+Document = Annotated[Any, BeforeValidator(_document)]
+
+
+class Answer(BaseModel):
+    # NaN and infinities are no JSON; they become null.
+    model_config = ConfigDict(
+        from_attributes=True,
+        alias_generator=AliasGenerator(serialization_alias=to_camel),
+        ser_json_inf_nan="null",
+        protected_namespaces=(),
+    )
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+
+class Experiment(Answer):
+    id: int
+    name: str
+    username: str = Field(validation_alias="owner")
+    config: Document = Field(validation_alias="config_json")
+    code_sha256: str = Field(serialization_alias="codeSha256")
+    state: State
+    outcome: Outcome | None
+    reason: str
+    start_time: Instant = Field(validation_alias="created_at")
+    end_time: Instant = Field(validation_alias="ended_at")
+
+
+class ExitReport(Answer):
+    agent_id: str
+    kind: ExitKind
+    message: str
+    rank: int | None
+    exit_code: int | None
+    signal: int | None
+    failed_at: Instant
+    ended_at: Instant
+    last_lines: list[str]
+
+
+class Timeline(Answer):
+    queued_at: Instant
+    placed_at: Instant
+    accepted_at: Instant
+    runner_up_at: Instant
+    rendezvous_at: Instant
+    ranks_up_at: Instant
+    first_step_at: Instant
+
+
+class Trial(Answer):
+    id: str
+    experiment_id: int
+    hparams: Document = Field(validation_alias="hyperparameters_json")
+    seed: int
+    state: State
+    outcome: Outcome | None
+    reason: str
+    restarts: int
+    attempts: int
+    latest_checkpoint_id: str
+    total_batches_processed: int = Field(validation_alias="batches_completed")
+    latest_validation: Document = Field(validation_alias="validation_json")
+    searcher_metric_value: float | None = Field(validation_alias="best_validation")
+    searcher_metric_batches: int = Field(validation_alias="best_validation_batches")
+    start_time: Instant = Field(validation_alias="created_at")
+    end_time: Instant = Field(validation_alias="ended_at")
+    timeline: Timeline
+    last_failure: ExitReport | None
+
+
+class Member(Answer):
+    agent_id: str
+    node_rank: int
+    slot_ids: list[str]
+
+
+class Allocation(Answer):
+    id: str
+    trial_id: str
+    attempt: int
+    pool: str
+    members: list[Member]
+    state: State
+    exits: list[ExitReport]
+    start_time: Instant = Field(validation_alias="created_at")
+    stop_reason: str
+    timeline: Timeline
+
+
+class Reason(Answer):
+    code: ReasonCode
+    message: str
+    would_start_if: str
+    blocking_ids: list[str]
+    eta_at: Instant
+
+
+class Progress(Answer):
+    batches_completed: int
+    batches_total: int
+    samples_per_second: float
+
+
+class Metrics(Answer):
+    group: str
+    batches_completed: int
+    metrics: dict[str, float]
+
+
+class Newest(Answer):
+    progress: Progress | None
+    training: Metrics | None
+    validation: Metrics | None
+
+
+class TrialView(Answer):
+    """newest: the newest progress and metrics. reason: why it waits."""
+
+    trial: Trial
+    allocation: Allocation | None
+    reason: Reason | None
+    newest: Newest
+
+
+class Search(Answer):
+    """num_wanted: trials that the searcher has asked for so far, of num_planned."""
+
+    seed: int
+    num_wanted: int
+    num_planned: int
+    is_shut_down: bool
+
+
+class ExperimentView(Answer):
+    """reason: why no further trial starts. search: null for experiments of older versions."""
+
+    experiment: Experiment
+    trials: list[TrialView]
+    search: Search | None
+    reason: Reason | None
+
+
+class ExperimentList(Answer):
+    experiments: list[Experiment]
+
+
+class ExperimentAnswer(Answer):
+    experiment: Experiment
+    warnings: list[str] = []
+
+
+class TrialAnswer(Answer):
+    trial: Trial
+
+
+class SearchPreview(Answer):
+    """hparams: of the first trials. max_concurrent_trials: 0 for no limit."""
+
+    searcher: str
+    seed: int
+    num_trials: int
+    max_concurrent_trials: int
+    hparams: list[Document] = Field(validation_alias="hyperparameters_json")
+
+
+class TrialList(Answer):
+    trials: list[TrialView]
+
+
+class LogLine(Answer):
+    rank: int | None
+    agent_id: str
+    stream: str
+    text: str
+
+
+class StoredLog(Answer):
+    id: int
+    trial_id: str
+    time: Instant = Field(validation_alias="at")
+    line: LogLine
+
+
+class StoredMetrics(Answer):
+    id: int
+    trial_id: str
+    time: Instant = Field(validation_alias="at")
+    point: Metrics
+
+
+class LogPage(Answer):
+    """next_after_id: what to pass as afterId for the next page; null when this was the last one by now."""
+
+    logs: list[StoredLog]
+    next_after_id: int | None
+
+
+class MetricsPage(Answer):
+    metrics: list[StoredMetrics]
+    next_after_id: int | None
+
+
+class Request(Answer):
+    pool: str
+    slots: int
+    priority: int
+    submitted_at: Instant
+
+
+class Task(Answer):
+    """allocation: the slots that it holds. request and reason: what it waits for, and why."""
+
+    trial: Trial
+    experiment_name: str
+    allocation: Allocation | None
+    request: Request | None
+    reason: Reason | None
+
+
+class TaskList(Answer):
+    tasks: list[Task]
+
+
+class Slot(Answer):
+    id: str
+    kind: SlotKind
+    uuid: str
+    model: str
+    memory_bytes: int
+    is_healthy: bool
+    problem: str
+
+
+class NetworkInterface(Answer):
+    name: str
+    address: str
+    prefix_length: int
+    speed_mbit: int
+
+
+class Agent(Answer):
+    id: str
+    pool: str
+    state: AgentState
+    slots: list[Slot]
+    interfaces: list[NetworkInterface]
+    labels: dict[str, str]
+    version: str
+    hostname: str
+    registered_time: Instant = Field(validation_alias="registered_at")
+    lost_time: Instant = Field(validation_alias="lost_at")
+
+
+class AgentView(Answer):
+    """allocation_id_by_slot_id: free slots are absent."""
+
+    agent: Agent
+    allocation_id_by_slot_id: dict[str, str]
+
+
+class AgentList(Answer):
+    agents: list[AgentView]
+
+
+class Checkpoint(Answer):
+    id: str
+    trial_id: str
+    experiment_id: int
+    total_batches: int = Field(validation_alias="batches_completed")
+    url: str
+    resources: dict[str, int] = Field(validation_alias="file_bytes")
+    metadata: Document = Field(validation_alias="metadata_json")
+    report_time: Instant = Field(validation_alias="created_at")
+
+
+class CheckpointAnswer(Answer):
+    checkpoint: Checkpoint
+
+
+class CheckpointList(Answer):
+    checkpoints: list[Checkpoint]
+
+
+class ServiceInstance(Answer):
+    id: str
+    kind: str
+    grpc_address: str
+    http_address: str
+    metrics_address: str
+    start_time: Instant = Field(validation_alias="started_at")
+
+
+class Cluster(Answer):
+    id: str
+    schema_version: int
+
+
+class ClusterView(Answer):
+    """leader: null when no scheduler leads."""
+
+    cluster: Cluster | None
+    version: str
+    leader: ServiceInstance | None
+    services: list[ServiceInstance]
+    num_agents: int
+    num_slots: int
+    num_slots_used: int
+    num_pending: int
+
+
+class CreateExperiment(Body):
+    """config: the YAML as text, or the same as a JSON object. The code comes as code_archive (a gzipped tar in base64)
+    or as code_sha256 of one that was uploaded before. request_id: repeat it on a retry; made up when absent."""
+
+    config: str | dict[str, Any]
+    code_archive: str | None = None
+    code_sha256: str | None = Field(default=None, alias="codeSha256")
+    request_id: str | None = None
+
+
+class PreviewSearch(Body):
+    """config: the YAML as text, or the same as a JSON object. limit: at most so many hyperparameters."""
+
+    config: str | dict[str, Any]
+    limit: int = Field(default=20, ge=0)
+
+
+class CodeAnswer(Answer):
+    code_sha256: str = Field(serialization_alias="codeSha256")
+
+
+class ScrapeTargets(BaseModel):
+    """One entry of Prometheus' HTTP service discovery; its field names are Prometheus' own."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+class Health(Answer):
+    status: str
+    has_leader: bool
+    revision: int
+
+
+class Problem(BaseModel):
+    """RFC 9457, with our stable code."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str

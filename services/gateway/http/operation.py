@@ -1,0 +1,41 @@
+"""Routes for operators and their tools: health, metrics and service discovery, which need no token, and API docs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from services.gateway.http import model
+from services.gateway.http.context import Cases
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/healthz")
+async def healthz(cases: Cases) -> model.Health:
+    """200 as long as reads work, which they do without a scheduler."""
+    return model.Health.model_validate(cases.clusters.health())
+
+
+@router.get("/metrics")
+async def metrics() -> Response:
+    return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+@router.get("/prom/http-sd")
+async def http_sd(cases: Cases) -> list[model.ScrapeTargets]:
+    """For `http_sd_configs` of Prometheus."""
+    targets = cases.clusters.list_targets()
+    return [model.ScrapeTargets(targets=[target.address], labels=target.labels) for target in targets]
+
+
+@router.get("/openapi.json")
+async def openapi(request: Request) -> JSONResponse:
+    return JSONResponse(request.app.openapi())
+
+
+@router.get("/docs")
+async def docs() -> HTMLResponse:
+    return get_swagger_ui_html(openapi_url="/openapi.json", title="Gangline API")

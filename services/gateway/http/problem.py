@@ -1,0 +1,76 @@
+"""Errors as problem documents (RFC 9457), whatever raised them."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from gangline.errors import ErrorKind, GanglineError, invalid
+from services.gateway.http.model import Problem
+
+_STATUS_BY_KIND = {
+    ErrorKind.INVALID: HTTPStatus.BAD_REQUEST,
+    ErrorKind.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    ErrorKind.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    ErrorKind.CONFLICT: HTTPStatus.CONFLICT,
+    ErrorKind.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    ErrorKind.FORBIDDEN: HTTPStatus.FORBIDDEN,
+    ErrorKind.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    ErrorKind.TIMEOUT: HTTPStatus.GATEWAY_TIMEOUT,
+    ErrorKind.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+
+
+def problem_response(error: GanglineError) -> JSONResponse:
+    status = _STATUS_BY_KIND[error.kind]
+    # Basic besides Bearer makes a browser ask for the token by itself.
+    headers = {"WWW-Authenticate": 'Bearer, Basic realm="gangline"'} if status is HTTPStatus.UNAUTHORIZED else None
+    return _respond(status, error.code, error.message, headers)
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(GanglineError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, GanglineError)
+    return problem_response(error)
+
+
+async def _on_validation(_: Request, failure: Exception) -> JSONResponse:
+    assert isinstance(failure, RequestValidationError)
+    first = failure.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    return problem_response(invalid("request.invalid", f"{path}: {first['msg']}"))
+
+
+async def _on_http(request: Request, failure: Exception) -> JSONResponse:
+    assert isinstance(failure, HTTPException)
+    status = HTTPStatus(failure.status_code)
+    code = {404: "request.no_route", 405: "request.method"}.get(status, "request.refused")
+    return _respond(status, code, f"{request.method} {request.url.path}: {failure.detail}; see /docs", failure.headers)
+
+
+async def _on_bug(request: Request, failure: Exception) -> JSONResponse:
+    """The server logs the traceback; callers learn where to look."""
+    detail = f"{request.method} {request.url.path} failed: {type(failure).__name__}; see the gateway's log"
+    return _respond(HTTPStatus.INTERNAL_SERVER_ERROR, "http.internal", detail)
+
+
+def _respond(status: HTTPStatus, code: str, detail: str, headers: object = None) -> JSONResponse:
+    problem = Problem(
+        type=f"urn:gangline:error:{code}", title=status.phrase, status=status.value, detail=detail, code=code
+    )
+    return JSONResponse(
+        problem.model_dump(),
+        status_code=status.value,
+        media_type="application/problem+json",
+        headers=headers if isinstance(headers, dict) else None,
+    )

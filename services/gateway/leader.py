@@ -1,0 +1,127 @@
+"""Calls of the gateway to the scheduler that leads.
+
+Who leads comes from the mirror. Every call here is idempotent (a request id or an end that changes nothing twice), so
+one that fails because leadership moves is repeated against the next leader until its patience ends. It keeps one
+channel, to the newest leader, and changes no state by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from gangline import rpc
+from gangline.errors import ErrorKind, GanglineError, unavailable
+from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.gateway.mirror import LEADER_BELL, Watched
+
+TRY_SECONDS = 5.0
+REDIAL_SECONDS = 0.25
+# What a scheduler answers that does not lead (any more).
+NOT_LEADING_CODES = frozenset({"scheduler.not_leader"})
+
+Choose = Callable[[Any], Any]
+
+
+class Leader:
+    """patience_seconds: for how long a change may wait for a leader that answers. Longer than a fail-over by lease."""
+
+    def __init__(self, mirror: Watched, cluster_token: str, patience_seconds: float = 12.0) -> None:
+        self._mirror = mirror
+        self._metadata = rpc.token_metadata(cluster_token)
+        self._patience_seconds = patience_seconds
+        self._address = ""
+        self._channel: grpc.aio.Channel | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def submit(self, request: scheduler_pb2.SubmitExperimentRequest) -> scheduler_pb2.SubmitExperimentResponse:
+        answer = await self._persist(lambda stub: stub.SubmitExperiment, request)
+        assert isinstance(answer, scheduler_pb2.SubmitExperimentResponse)
+        return answer
+
+    async def end(self, request: scheduler_pb2.EndExperimentRequest) -> scheduler_pb2.EndExperimentResponse:
+        answer = await self._persist(lambda stub: stub.EndExperiment, request)
+        assert isinstance(answer, scheduler_pb2.EndExperimentResponse)
+        return answer
+
+    async def change(self, request: scheduler_pb2.ChangeExperimentRequest) -> scheduler_pb2.ChangeExperimentResponse:
+        answer = await self._persist(lambda stub: stub.ChangeExperiment, request)
+        assert isinstance(answer, scheduler_pb2.ChangeExperimentResponse)
+        return answer
+
+    async def end_trial(self, request: scheduler_pb2.EndTrialRequest) -> scheduler_pb2.EndTrialResponse:
+        answer = await self._persist(lambda stub: stub.EndTrial, request)
+        assert isinstance(answer, scheduler_pb2.EndTrialResponse)
+        return answer
+
+    async def preview(self, request: scheduler_pb2.PreviewSearchRequest) -> scheduler_pb2.PreviewSearchResponse:
+        answer = await self._persist(lambda stub: stub.PreviewSearch, request)
+        assert isinstance(answer, scheduler_pb2.PreviewSearchResponse)
+        return answer
+
+    async def list_pending(self, seconds: float) -> scheduler_pb2.ListPendingResponse:
+        """One try: what only explains must not hold up what it explains."""
+        request = scheduler_pb2.ListPendingRequest()
+        answer = await self._try(lambda stub: stub.ListPending, request, seconds)
+        assert isinstance(answer, scheduler_pb2.ListPendingResponse)
+        return answer
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+        await asyncio.gather(*self._closing)
+
+    async def _persist(self, choose: Choose, request: Any) -> Any:
+        clock = asyncio.get_running_loop().time
+        # Who asks long after the last leader went is told so at once.
+        give_up_at = clock() + self._patience_seconds - min(self._patience_seconds, self._mirror.leaderless_seconds())
+        with self._mirror.changes.listen(LEADER_BELL) as leader_changed:
+            while True:
+                leader_changed.clear()
+                try:
+                    return await self._try(choose, request, min(TRY_SECONDS, max(0.1, give_up_at - clock())))
+                except GanglineError as error:
+                    left = give_up_at - clock()
+                    if not _may_pass(error) or left <= 0:
+                        raise
+                # Without a leader only a change helps; with one that does not answer, dialling again may.
+                await leader_changed.wait(min(REDIAL_SECONDS, left) if self._mirror.state.leader else left)
+
+    async def _try(self, choose: Choose, request: Any, seconds: float) -> Any:
+        leader = self._mirror.state.leader
+        if leader is None:
+            raise no_leader()
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._dial(leader.grpc_address))
+        try:
+            return await choose(stub)(request, timeout=seconds, metadata=self._metadata)
+        except grpc.aio.AioRpcError as failure:
+            raise rpc.error_of(failure, f"the leading scheduler at {leader.grpc_address}") from failure
+
+    def _dial(self, address: str) -> grpc.aio.Channel:
+        if self._channel is None or address != self._address:
+            if self._channel is not None:
+                # Calls that are under way to the old leader may still be answered.
+                closing = asyncio.create_task(self._channel.close(TRY_SECONDS))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            self._address = address
+            self._channel = grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS)
+        return self._channel
+
+
+def no_leader() -> GanglineError:
+    return unavailable(
+        "gateway.no_leader",
+        "no scheduler leads this cluster, so nothing can be changed now; start gangline-scheduler, or see its log for "
+        "why it does not lead (reading still works)",
+    )
+
+
+def _may_pass(error: GanglineError) -> bool:
+    """Whether the same call may succeed a moment later: the leader is away, slow, or has just been replaced."""
+    if error.kind is ErrorKind.CONFLICT:
+        return error.code in NOT_LEADING_CODES
+    return error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)

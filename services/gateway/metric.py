@@ -1,0 +1,35 @@
+"""The metrics of the gateway, served at /metrics of its HTTP port. Labels come from small closed sets."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+# Calls by grpc are counted by services.common.
+HTTP_REQUESTS = Counter(
+    "gangline_gateway_http_requests_total",
+    "Answered requests, by method, route and status",
+    ["method", "route", "code"],
+)
+HTTP_REQUEST_SECONDS = Histogram(
+    "gangline_gateway_http_request_seconds",
+    "Time until the answer began",
+    ["method", "route"],
+    buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60),
+)
+INGEST_ROWS = Counter("gangline_gateway_ingest_rows_total", "Records stored, by kind", ["kind"])
+INGEST_REPEATED_ROWS = Counter("gangline_gateway_ingest_repeated_rows_total", "Records that were stored before")
+INGEST_LAG_SECONDS = Histogram(
+    "gangline_gateway_ingest_lag_seconds",
+    "Age of the newest record of a batch when the batch was stored",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600),
+)
+INGEST_COMMIT_SECONDS = Histogram(
+    "gangline_gateway_ingest_commit_seconds",
+    "Time of one transaction of the history",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5),
+)
+INGEST_FAILURES = Counter("gangline_gateway_ingest_failures_total", "Batches that could not be stored")
+INGEST_STREAMS = Gauge("gangline_gateway_ingest_streams", "Trial runners that are connected")
+FOLLOWERS = Gauge("gangline_gateway_followers", "Calls that follow logs, metrics or an experiment")
+MIRROR_REVISION = Gauge("gangline_gateway_mirror_revision", "The newest revision of etcd that is mirrored")
+MIRROR_FAILURES = Counter("gangline_gateway_mirror_failures_total", "Times the watch of etcd had to begin anew")

@@ -1,0 +1,141 @@
+"""Keeps ClusterState equal to etcd by list and watch, and tells who waits for a change.
+
+Reads of the gateway are served from here, so they work without a scheduler and while etcd is away (then they are as
+old as the last revision seen). It writes nothing. One task of this module lives as long as the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Protocol
+
+import structlog
+
+from gangline.errors import unavailable
+from services.common import keys
+from services.common.etcd import EtcdClient, Listing, WatchBatch
+from services.gateway import metric
+from services.gateway.bell import BellBoard
+from services.gateway.state import ClusterState
+
+LEADER_BELL = "leader"
+BACKOFF_SECONDS = 1.0
+LISTED = "listed"
+ADVANCED = "advanced"
+
+log = structlog.get_logger(__name__)
+
+
+class Watched(Protocol):
+    """What the readers of the mirror need of it; tests give a filled state instead of an etcd."""
+
+    @property
+    def state(self) -> ClusterState: ...
+
+    @property
+    def changes(self) -> BellBoard: ...
+
+    async def wait_for_revision(self, revision: int, seconds: float) -> bool: ...
+
+    def leaderless_seconds(self) -> float: ...
+
+
+class Mirror:
+    """`state` is replaced as a whole after a compaction: read it anew after every await.
+
+    `changes` rings an experiment's id when its view changed, and LEADER_BELL when another scheduler leads or none.
+    """
+
+    def __init__(self, client: EtcdClient) -> None:
+        self.state = ClusterState()
+        self.changes = BellBoard()
+        self.is_listed = False
+        self._client = client
+        self._revisions = BellBoard()
+        self._leaderless_at: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, seconds: float) -> None:
+        """Returns once the whole state was read. Raises GanglineError `gateway.no_etcd` when that takes too long."""
+        with self._revisions.listen(LISTED) as listed:
+            self._task = asyncio.create_task(self._run(), name="mirror")
+            if await listed.wait(seconds):
+                return
+        await self.stop()
+        raise unavailable(
+            "gateway.no_etcd",
+            f"no etcd answered within {seconds:g} s; start it, or correct --etcd-endpoints",
+        )
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def wait_for_revision(self, revision: int, seconds: float) -> bool:
+        """True once everything up to this revision is in `state`; False when it took longer."""
+        with self._revisions.listen(ADVANCED) as advanced:
+            try:
+                async with asyncio.timeout(seconds):
+                    while self.state.revision < revision:
+                        await advanced.wait()
+                        advanced.clear()
+            except TimeoutError:
+                return False
+        return True
+
+    def leaderless_seconds(self) -> float:
+        """For how long nobody has led; 0 while somebody does."""
+        if self._leaderless_at is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._leaderless_at
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async for news in self._client.list_watch(keys.ROOT):
+                    self._take(news)
+            except Exception as failure:  # noqa: BLE001  top of a long-lived task: the reads go on with what is known
+                metric.MIRROR_FAILURES.inc()
+                log.warning("watching etcd failed, beginning anew", error=str(failure))
+            await asyncio.sleep(BACKOFF_SECONDS)
+
+    def _take(self, news: Listing | WatchBatch) -> None:
+        if isinstance(news, Listing):
+            self._replace(news)
+        else:
+            self._advance(news)
+        if self.state.leader is not None:
+            self._leaderless_at = None
+        elif self._leaderless_at is None:
+            self._leaderless_at = asyncio.get_running_loop().time()
+        metric.MIRROR_REVISION.set(self.state.revision)
+        self._revisions.ring((ADVANCED,))
+
+    def _replace(self, listing: Listing) -> None:
+        state = ClusterState()
+        for item in listing.items:
+            state.apply(item.key, item.value)
+        state.revision = listing.revision
+        self.state = state
+        self.is_listed = True
+        self._warn_unreadable(state.num_unreadable)
+        self._revisions.ring((LISTED,))
+        self.changes.ring_all()
+
+    def _advance(self, batch: WatchBatch) -> None:
+        unreadable_before = self.state.num_unreadable
+        touched: set[int] = set()
+        for event in batch.events:
+            touched |= self.state.apply(event.key, event.value)
+        self.state.revision = max(self.state.revision, batch.revision)
+        self._warn_unreadable(self.state.num_unreadable - unreadable_before)
+        self.changes.ring(touched)
+        if any(event.key == keys.LEADER for event in batch.events):
+            self.changes.ring((LEADER_BELL,))
+
+    def _warn_unreadable(self, count: int) -> None:
+        if count:
+            log.warning("values in etcd that this version cannot read are left out", num_values=count)

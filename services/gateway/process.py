@@ -1,0 +1,133 @@
+"""Builds a gateway out of its parts, runs it, and takes it apart in the reverse order.
+
+Called by __main__ and by tests, which run several in one process. Everything shares one event loop; what blocks
+(database, storage) runs in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from gangline.domain.resource import ServiceInstance
+from gangline.errors import GanglineError, invalid
+from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
+from services.common.etcd import EtcdClient
+from services.common.presence import announce
+from services.common.security import load_token
+from services.common.server import Server, serve
+from services.common.telemetry import serve_metrics
+from services.gateway.auth import Authenticator
+from services.gateway.bell import BellBoard
+from services.gateway.history.database import open_database
+from services.gateway.history.reader import Reader
+from services.gateway.history.writer import Writer
+from services.gateway.http.app import build_app
+from services.gateway.http.server import serve_http
+from services.gateway.leader import Leader
+from services.gateway.mirror import Mirror
+from services.gateway.rpc.gateway_service import GatewayService
+from services.gateway.rpc.ingest_service import IngestService
+from services.gateway.settings import GatewaySettings
+from services.gateway.storage import Storage
+from services.gateway.usecase.bundle import History, UseCases, assemble
+from services.gateway.usecase.following import Following
+
+MIRROR_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """ "host:port" as they really are; metrics is None when they are on the HTTP port only."""
+
+    grpc: str
+    http: str
+    metrics: str | None
+
+
+@asynccontextmanager
+async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
+    """It serves while the context lasts. Raises GanglineError when something it needs is not there."""
+    token = _load_cluster_token(settings)
+    async with AsyncExitStack() as parts:
+        storage = await asyncio.to_thread(_open_storage, settings.storage_url)
+        client = await parts.enter_async_context(EtcdClient(settings.etcd))
+        mirror = Mirror(client)
+        await mirror.start(MIRROR_SECONDS)
+        parts.push_async_callback(mirror.stop)
+        leader = Leader(mirror, token)
+        parts.push_async_callback(leader.close)
+        news = BellBoard()
+        following = Following(mirror, news)
+        history = await _open_history(parts, settings.database_url, news, following)
+        usecases = assemble(mirror, leader, history, storage)
+        addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token))
+        # Undone first: the servers only wait for a moment for those who follow something.
+        parts.callback(following.close)
+        await parts.enter_async_context(announce(client, _instance(settings, addresses)))
+        yield addresses
+
+
+async def _open_history(parts: AsyncExitStack, url: str, news: BellBoard, following: Following) -> History:
+    engine = await asyncio.to_thread(open_database, url)
+    parts.callback(engine.dispose)
+    reader = Reader(engine)
+    parts.callback(reader.close)
+    writer = Writer(engine, news.ring)
+    parts.push_async_callback(writer.close)
+    return History(reader, writer, news, following)
+
+
+async def _serve(
+    parts: AsyncExitStack, settings: GatewaySettings, usecases: UseCases, authenticator: Authenticator
+) -> Addresses:
+    http = await serve_http(build_app(usecases, authenticator), settings.http_listen)
+    parts.push_async_callback(http.stop)
+    rpc = await _serve_grpc(settings.grpc_listen, usecases, authenticator)
+    parts.push_async_callback(rpc.stop)
+    metrics = serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
+    return Addresses(rpc.address, http.address, metrics)
+
+
+async def _serve_grpc(listen: str, usecases: UseCases, authenticator: Authenticator) -> Server:
+    def add_services(server: grpc.aio.Server) -> None:
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayService(usecases), server)
+        ingest_pb2_grpc.add_IngestServiceServicer_to_server(IngestService(usecases), server)
+
+    try:
+        return await serve(listen, add_services, authenticator.authenticate)
+    except GanglineError as error:
+        # A gateway listens twice, so the flag has another name here.
+        raise GanglineError(error.code, error.message.replace("--listen", "--grpc-listen"), error.kind) from error
+
+
+def _open_storage(url: str) -> Storage:
+    storage = Storage(url)
+    storage.probe()
+    return storage
+
+
+def _load_cluster_token(settings: GatewaySettings) -> str:
+    if settings.cluster_token_file is None:
+        raise invalid(
+            "settings.no_cluster_token",
+            "a gateway needs the cluster's token: give --cluster-token-file, the same file as the schedulers'",
+        )
+    return load_token(settings.cluster_token_file)
+
+
+def _instance(settings: GatewaySettings, addresses: Addresses) -> ServiceInstance:
+    return ServiceInstance(
+        id=f"gateway-{uuid.uuid4().hex[:12]}",
+        kind="gateway",
+        grpc_address=settings.advertised(addresses.grpc),
+        http_address=settings.advertised(addresses.http),
+        metrics_address=settings.advertised(addresses.metrics) if addresses.metrics else "",
+        started_at=time.time(),
+    )

@@ -1,0 +1,160 @@
+"""PURE: what the gateway knows beside the domain: history (logs, metrics, progress) and the joined views of it.
+
+The fields mirror gateway.proto and ingest.proto. Use cases return these records; rpc/mapping.py makes messages of them
+and http/model.py makes JSON of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gangline.domain.allocation import Allocation, Reason, Request
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.resource import Agent, Cluster, ServiceInstance
+from gangline.domain.search import Search
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """rank: None for lines of the trial runner itself. stream: "stdout", "stderr" or "runner"."""
+
+    rank: int | None
+    agent_id: str
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPoint:
+    """group: "training" or "validation"."""
+
+    group: str
+    batches_completed: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressPoint:
+    """batches_total: 0 when unknown."""
+
+    batches_completed: int
+    batches_total: int
+    samples_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class IngestRecord:
+    """sequence: counts from 1 within its spool."""
+
+    sequence: int
+    at: float
+    content: LogLine | MetricsPoint | ProgressPoint
+
+
+@dataclass(frozen=True, slots=True)
+class IngestBatch:
+    """Records of one spool in the order of their sequence numbers."""
+
+    spool_id: str
+    experiment_id: int
+    trial_id: str
+    records: tuple[IngestRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLog:
+    """id: grows with the order in which rows became visible."""
+
+    id: int
+    trial_id: str
+    at: float
+    line: LogLine
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMetrics:
+    id: int
+    trial_id: str
+    at: float
+    point: MetricsPoint
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose history is asked for. trial_id: empty for all trials. group: empty for all metrics."""
+
+    experiment_id: int
+    trial_id: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest history of one trial."""
+
+    progress: ProgressPoint | None = None
+    training: MetricsPoint | None = None
+    validation: MetricsPoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """allocation: the live one. reason: why it waits; None unless it is queued and a scheduler leads."""
+
+    trial: Trial
+    allocation: Allocation | None
+    reason: Reason | None
+    newest: Newest
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentView:
+    """search: None for experiments of older versions. reason: why no further trial starts, None when there is none."""
+
+    experiment: Experiment
+    trials: tuple[TrialView, ...]
+    search: Search | None = None
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A trial that holds slots (allocation) or waits for them (request, and reason where a scheduler leads)."""
+
+    trial: Trial
+    experiment_name: str
+    allocation: Allocation | None = None
+    request: Request | None = None
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """allocation_id_by_slot_id: free slots are absent."""
+
+    agent: Agent
+    allocation_id_by_slot_id: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """leader: None when no scheduler leads."""
+
+    cluster: Cluster | None
+    version: str
+    leader: ServiceInstance | None
+    services: tuple[ServiceInstance, ...]
+    num_agents: int
+    num_slots: int
+    num_slots_used: int
+    num_pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """revision: the newest one of etcd that is mirrored."""
+
+    status: str
+    has_leader: bool
+    revision: int

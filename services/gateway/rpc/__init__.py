@@ -1,0 +1,1 @@
+"""The gRPC surface: translates between gateway.proto, ingest.proto and the use cases."""

@@ -1,0 +1,131 @@
+"""GatewayService: one method a call, each of them one use case and a mapping."""
+
+# ruff: noqa: N802  the methods are named by the proto
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from gangline import wire
+from gangline.domain.state import ExperimentAction
+from gangline.errors import invalid
+from gangline.v1 import gateway_pb2 as pb
+from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
+from services.common.server import current_principal
+from services.gateway.record import Scope
+from services.gateway.rpc import mapping
+from services.gateway.usecase.bundle import UseCases
+
+Context = Any
+
+
+class GatewayService(GatewayServiceServicer):
+    """Callers are authenticated by services.common.server, which also answers errors."""
+
+    def __init__(self, usecases: UseCases) -> None:
+        self._usecases = usecases
+
+    async def UploadCode(
+        self, request_iterator: AsyncIterator[pb.UploadCodeRequest], context: Context
+    ) -> pb.UploadCodeResponse:
+        first = await anext(aiter(request_iterator), None)
+        if first is None:
+            raise invalid("code.bad_sha256", "the upload was empty; its first message names the sha256")
+        stored = await self._usecases.code.upload(
+            current_principal(), first.code_sha256, _chunks(first, request_iterator)
+        )
+        return pb.UploadCodeResponse(code_sha256=stored)
+
+    async def CreateExperiment(
+        self, request: pb.CreateExperimentRequest, context: Context
+    ) -> pb.CreateExperimentResponse:
+        experiment, warnings = await self._usecases.experiments.create(
+            current_principal(), request.request_id, request.config_json, request.code_sha256
+        )
+        return pb.CreateExperimentResponse(experiment=wire.to_proto(experiment), warnings=warnings)
+
+    async def ListExperiments(self, request: pb.ListExperimentsRequest, context: Context) -> pb.ListExperimentsResponse:
+        found = self._usecases.experiments.list(current_principal(), request.limit, request.before_id)
+        return pb.ListExperimentsResponse(experiments=[wire.to_proto(experiment) for experiment in found])
+
+    async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:
+        view = await self._usecases.experiments.view(current_principal(), request.experiment_id)
+        return pb.GetExperimentResponse(view=mapping.experiment_view_to_proto(view))
+
+    async def WatchExperiment(
+        self, request: pb.WatchExperimentRequest, context: Context
+    ) -> AsyncIterator[pb.WatchExperimentResponse]:
+        async for view in self._usecases.experiments.watch(current_principal(), request.experiment_id):
+            yield pb.WatchExperimentResponse(view=mapping.experiment_view_to_proto(view))
+
+    async def KillExperiment(self, request: pb.KillExperimentRequest, context: Context) -> pb.KillExperimentResponse:
+        experiment = await self._usecases.experiments.kill(
+            current_principal(), request.request_id, request.experiment_id
+        )
+        return pb.KillExperimentResponse(experiment=wire.to_proto(experiment))
+
+    async def UpdateExperiment(
+        self, request: pb.UpdateExperimentRequest, context: Context
+    ) -> pb.UpdateExperimentResponse:
+        action = wire.enum_member(ExperimentAction, request.action)
+        experiment = await self._usecases.experiments.change(
+            current_principal(), request.request_id, request.experiment_id, action
+        )
+        return pb.UpdateExperimentResponse(experiment=wire.to_proto(experiment))
+
+    async def KillTrial(self, request: pb.KillTrialRequest, context: Context) -> pb.KillTrialResponse:
+        trial = await self._usecases.experiments.kill_trial(current_principal(), request.request_id, request.trial_id)
+        return pb.KillTrialResponse(trial=wire.to_proto(trial))
+
+    async def PreviewSearch(
+        self, request: pb.GatewayServicePreviewSearchRequest, context: Context
+    ) -> pb.GatewayServicePreviewSearchResponse:
+        found = await self._usecases.experiments.preview_search(current_principal(), request.config_json, request.limit)
+        return pb.GatewayServicePreviewSearchResponse(preview=wire.to_proto(found))
+
+    async def StreamLogs(self, request: pb.StreamLogsRequest, context: Context) -> AsyncIterator[pb.StreamLogsResponse]:
+        pages = self._usecases.records.logs(
+            current_principal(),
+            Scope(request.experiment_id, request.trial_id),
+            tail=request.tail,
+            follow=request.follow,
+        )
+        async for page in pages:
+            yield pb.StreamLogsResponse(logs=[mapping.log_to_proto(row) for row in page])
+
+    async def StreamMetrics(
+        self, request: pb.StreamMetricsRequest, context: Context
+    ) -> AsyncIterator[pb.StreamMetricsResponse]:
+        scope = Scope(request.experiment_id, request.trial_id, request.group)
+        async for page in self._usecases.records.metrics(current_principal(), scope, follow=request.follow):
+            yield pb.StreamMetricsResponse(metrics=[mapping.metrics_to_proto(row) for row in page])
+
+    async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
+        tasks = await self._usecases.clusters.list_tasks(current_principal())
+        return pb.ListTasksResponse(tasks=[mapping.task_to_proto(task) for task in tasks])
+
+    async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
+        views = self._usecases.clusters.list_agents(current_principal())
+        return pb.ListAgentsResponse(agents=[mapping.agent_view_to_proto(view) for view in views])
+
+    async def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsResponse:
+        found = self._usecases.checkpoints.list(current_principal(), request.experiment_id)
+        return pb.ListCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in found])
+
+    async def DownloadCheckpoint(
+        self, request: pb.DownloadCheckpointRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadCheckpointResponse]:
+        shown = None
+        async for path, chunk in self._usecases.checkpoints.download(current_principal(), request.checkpoint_id):
+            yield pb.DownloadCheckpointResponse(path=path if path != shown else "", chunk=chunk)
+            shown = path
+
+    async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
+        return mapping.cluster_to_proto(self._usecases.clusters.describe(current_principal()))
+
+
+async def _chunks(first: pb.UploadCodeRequest, following: AsyncIterator[pb.UploadCodeRequest]) -> AsyncIterator[bytes]:
+    yield first.chunk
+    async for request in following:
+        yield request.chunk

@@ -1,0 +1,45 @@
+"""IngestService: what trial runners call."""
+
+# ruff: noqa: N802  the methods are named by the proto
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Any
+
+from gangline.v1 import ingest_pb2 as pb
+from gangline.v1.ingest_pb2_grpc import IngestServiceServicer
+from services.common.server import current_principal
+from services.gateway.rpc.mapping import records_from_proto
+from services.gateway.usecase.bundle import UseCases
+from services.gateway.usecase.ingest import experiment_id_of
+
+Context = Any
+
+
+class IngestService(IngestServiceServicer):
+    def __init__(self, usecases: UseCases) -> None:
+        self._usecases = usecases
+
+    async def Ingest(
+        self, request_iterator: AsyncIterator[pb.IngestRequest], context: Context
+    ) -> AsyncIterator[pb.IngestResponse]:
+        """One answer a request, after its commit. What arrives meanwhile waits in the connection."""
+        principal = current_principal()
+        ingest = self._usecases.ingest
+        connected_ids: set[int] = set()
+        with ExitStack() as connections:
+            async for request in request_iterator:
+                experiment_id = experiment_id_of(request.trial_id)
+                if experiment_id not in connected_ids:
+                    connections.enter_context(ingest.connected(experiment_id))
+                    connected_ids.add(experiment_id)
+                stored = await ingest.store(
+                    principal, request.spool_id, request.trial_id, records_from_proto(request.records)
+                )
+                yield pb.IngestResponse(spool_id=request.spool_id, stored_sequence=stored)
+
+    async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> AsyncIterator[pb.FetchCodeResponse]:
+        async for chunk in self._usecases.code.fetch(current_principal(), request.code_sha256):
+            yield pb.FetchCodeResponse(chunk=chunk)

@@ -1,0 +1,19 @@
+"""The settings of a gateway. Where they come from is in services/common/settings.py."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from services.common.settings import ServiceSettings
+
+
+class GatewaySettings(ServiceSettings):
+    """storage_url: an fsspec URL or a folder, the same as the schedulers'. database_url: SQLite for one gateway,
+    PostgreSQL for several that share their history."""
+
+    service: ClassVar[str] = "gateway"
+
+    grpc_listen: str = "0.0.0.0:8081"
+    http_listen: str = "0.0.0.0:8080"
+    storage_url: str = "/var/lib/gangline/storage"
+    database_url: str = "sqlite:////var/lib/gangline/gateway.db"

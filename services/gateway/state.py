@@ -1,0 +1,134 @@
+"""The cluster's state as the gateway last saw it: etcd's keys as domain records, indexed the way the views ask.
+
+It applies what it is given and knows neither etcd's client nor time; mirror.py feeds it. A value that cannot be read
+(written by a newer version, or damaged) leaves the record as it was and is counted, so one bad key hides nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from gangline import wire
+from gangline.domain.allocation import Allocation, Request
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.resource import Agent, Cluster, ServiceInstance, User
+from gangline.domain.search import Search
+from gangline.domain.state import State
+from services.common import keys
+
+T = TypeVar("T")
+
+
+class Shelf(Generic[T]):
+    """The records under one prefix, by key and by group. group_of: None when nobody asks by group."""
+
+    def __init__(self, prefix: str, record_type: type[T], group_of: Callable[[T], Hashable] | None = None) -> None:
+        self.prefix = prefix
+        self._record_type = record_type
+        self._group_of = group_of
+        self._by_key: dict[str, T] = {}
+        self._by_group: dict[Hashable, dict[str, T]] = {}
+
+    def find(self, key: str) -> T | None:
+        return self._by_key.get(key)
+
+    def all(self) -> Iterable[T]:
+        """In no particular order."""
+        return self._by_key.values()
+
+    def of(self, group: Hashable) -> Iterable[T]:
+        return self._by_group.get(group, {}).values()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def put(self, key: str, value: bytes) -> tuple[T | None, T]:
+        """What was there before, and what is there now. Raises when the value cannot be read."""
+        record = wire.decode(self._record_type, value)
+        before = self.remove(key)
+        self._by_key[key] = record
+        if self._group_of is not None:
+            self._by_group.setdefault(self._group_of(record), {})[key] = record
+        return before, record
+
+    def remove(self, key: str) -> T | None:
+        record = self._by_key.pop(key, None)
+        if record is not None and self._group_of is not None:
+            group = self._group_of(record)
+            members = self._by_group[group]
+            del members[key]
+            if not members:
+                del self._by_group[group]
+        return record
+
+
+class ClusterState:
+    """Every shelf. Readers on the event loop see all of a transaction or none: a batch is applied without awaiting."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.num_unreadable = 0
+        self.experiments = Shelf(keys.EXPERIMENTS, Experiment)
+        self.trials = Shelf(keys.TRIALS, Trial, lambda trial: trial.experiment_id)
+        self.searches = Shelf(keys.SEARCHES, Search)
+        self.requests = Shelf(keys.REQUESTS, Request)
+        self.allocations = Shelf(keys.ALLOCATIONS, Allocation, lambda allocation: allocation.trial_id)
+        self.agents = Shelf(keys.AGENTS, Agent)
+        self.checkpoints = Shelf(keys.CHECKPOINTS, Checkpoint, lambda checkpoint: checkpoint.experiment_id)
+        self.users = Shelf(keys.USERS, User)
+        self.instances = Shelf(keys.ALIVE, ServiceInstance)
+        self._leader = Shelf(keys.LEADER, ServiceInstance)
+        self._cluster = Shelf(keys.CLUSTER, Cluster)
+        self._shelves: tuple[Shelf[Any], ...] = (
+            self.experiments, self.trials, self.searches, self.requests, self.allocations, self.agents,
+            self.checkpoints, self.users, self.instances, self._leader, self._cluster,
+        )  # fmt: skip
+
+    @property
+    def leader(self) -> ServiceInstance | None:
+        return self._leader.find(keys.LEADER)
+
+    @property
+    def cluster(self) -> Cluster | None:
+        return self._cluster.find(keys.CLUSTER)
+
+    def apply(self, key: str, value: bytes | None) -> set[int]:
+        """Takes over one key (None: deleted). Returns the ids of the experiments whose view it changes."""
+        shelf = next((shelf for shelf in self._shelves if key.startswith(shelf.prefix)), None)
+        if shelf is None:
+            return set()
+        if value is None:
+            return _experiment_ids((shelf.remove(key),))
+        try:
+            return _experiment_ids(shelf.put(key, value))
+        except (DecodeError, ValueError):
+            self.num_unreadable += 1
+            return set()
+
+    def live_allocation(self, trial_id: str) -> Allocation | None:
+        """The newest one that has not ended."""
+        live = (allocation for allocation in self.allocations.of(trial_id) if allocation.state is not State.TERMINAL)
+        return max(live, key=lambda allocation: allocation.attempt, default=None)
+
+    def allocation_id_by_slot_id(self) -> Mapping[str, str]:
+        return {
+            slot_id: allocation.id
+            for allocation in self.allocations.all()
+            if allocation.state is not State.TERMINAL
+            for member in allocation.members
+            for slot_id in member.slot_ids
+        }
+
+
+def _experiment_ids(records: Iterable[object]) -> set[int]:
+    """Those that these records belong to."""
+    found: set[int] = set()
+    for record in records:
+        if isinstance(record, Experiment):
+            found.add(record.id)
+        elif isinstance(record, (Trial, Search, Request, Allocation, Checkpoint)):
+            found.add(record.experiment_id)
+    return found

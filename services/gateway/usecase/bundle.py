@@ -1,0 +1,56 @@
+"""All use cases, wired to what they need. Built once by process.py; both surfaces hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.gateway.bell import BellBoard
+from services.gateway.history.reader import Reader
+from services.gateway.history.writer import Writer
+from services.gateway.leader import Leader
+from services.gateway.mirror import Watched
+from services.gateway.storage import Storage
+from services.gateway.usecase.checkpoint import Checkpoints
+from services.gateway.usecase.cluster import Clusters
+from services.gateway.usecase.code import Code
+from services.gateway.usecase.experiment import Experiments
+from services.gateway.usecase.following import Following
+from services.gateway.usecase.history import Records
+from services.gateway.usecase.ingest import Ingest
+from services.gateway.usecase.pending import Pending
+from services.gateway.usecase.view import Views
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """news: where the writer rings an experiment's id when its history grew. following: for those who wait for it."""
+
+    reader: Reader
+    writer: Writer
+    news: BellBoard
+    following: Following
+
+
+@dataclass(frozen=True, slots=True)
+class UseCases:
+    experiments: Experiments
+    records: Records
+    clusters: Clusters
+    checkpoints: Checkpoints
+    code: Code
+    ingest: Ingest
+
+
+def assemble(mirror: Watched, leader: Leader, history: History, storage: Storage) -> UseCases:
+    pending = Pending(leader)
+    views = Views(mirror, history.reader, pending)
+    code = Code(mirror, storage)
+    ingest = Ingest(history.writer, history.news)
+    return UseCases(
+        experiments=Experiments(mirror, leader, views, code, history.following),
+        records=Records(mirror, views, history.reader, ingest, history.following),
+        clusters=Clusters(mirror, pending),
+        checkpoints=Checkpoints(mirror, storage, views),
+        code=code,
+        ingest=ingest,
+    )

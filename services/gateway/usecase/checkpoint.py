@@ -1,0 +1,68 @@
+"""Listing checkpoints and reading their files from the storage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from gangline.domain.experiment import Checkpoint
+from gangline.errors import not_found
+from services.common import keys
+from services.common.server import Principal
+from services.gateway.auth import check_user
+from services.gateway.mirror import Watched
+from services.gateway.storage import Storage
+from services.gateway.usecase.stream import in_thread
+from services.gateway.usecase.view import Views
+
+
+class Checkpoints:
+    def __init__(self, mirror: Watched, storage: Storage, views: Views) -> None:
+        self._mirror = mirror
+        self._storage = storage
+        self._views = views
+
+    def list(self, principal: Principal, experiment_id: int = 0) -> Sequence[Checkpoint]:
+        """Oldest first. experiment_id: 0 for all."""
+        check_user(principal)
+        shelf = self._mirror.state.checkpoints
+        if experiment_id:
+            self._views.experiment(experiment_id)
+        found = shelf.of(experiment_id) if experiment_id else shelf.all()
+        return sorted(found, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
+
+    def find(self, principal: Principal, checkpoint_id: str) -> Checkpoint:
+        """Raises GanglineError `checkpoint.unknown`."""
+        check_user(principal)
+        checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))
+        if checkpoint is None:
+            raise not_found(
+                "checkpoint.unknown",
+                f"there is no checkpoint {checkpoint_id}; list them with: gangline checkpoint list",
+            )
+        return checkpoint
+
+    async def download(self, principal: Principal, checkpoint_id: str) -> AsyncIterator[tuple[str, bytes]]:
+        """Each file's chunks one after another, with its path; an empty file has one empty chunk."""
+        checkpoint = self.find(principal, checkpoint_id)
+        for path in sorted(checkpoint.file_bytes):
+            is_first = True
+            async for chunk in self.read_file(principal, checkpoint_id, path):
+                yield path, chunk
+                is_first = False
+            if is_first:
+                yield path, b""
+
+    async def read_file(self, principal: Principal, checkpoint_id: str, path: str) -> AsyncIterator[bytes]:
+        checkpoint = self.find(principal, checkpoint_id)
+        if path not in checkpoint.file_bytes:
+            raise not_found("checkpoint.no_file", f"checkpoint {checkpoint_id} has no file {path!r}")
+        place = await asyncio.to_thread(self._storage.locate, f"{checkpoint.url.rstrip('/')}/{path}")
+        try:
+            async for chunk in in_thread(lambda: self._storage.chunks(place)):
+                yield chunk
+        except FileNotFoundError:
+            raise not_found(
+                "checkpoint.missing",
+                f"file {path} of checkpoint {checkpoint_id} is gone from {checkpoint.url}; was the folder cleaned up?",
+            ) from None

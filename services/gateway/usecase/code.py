@@ -1,0 +1,120 @@
+"""Code archives: taken from users, judged, stored under their sha256, and handed to trial runners."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from gangline.domain.id import parse_allocation_id
+from gangline.errors import ErrorKind, GanglineError, invalid, not_found
+from services.common import keys
+from services.common.server import Principal
+from services.gateway.archive import MAX_ARCHIVE_BYTES, MB, check_archive, too_large
+from services.gateway.auth import check_user
+from services.gateway.mirror import Watched
+from services.gateway.storage import Storage
+from services.gateway.usecase.stream import in_thread
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# How long a runner may be ahead of the mirror.
+MIRROR_SECONDS = 5.0
+
+
+class Code:
+    def __init__(self, mirror: Watched, storage: Storage) -> None:
+        self._mirror = mirror
+        self._storage = storage
+
+    async def upload(self, principal: Principal, code_sha256: str, chunks: AsyncIterator[bytes]) -> str:
+        """Stores the archive, unless it is there already and still what it was. Raises GanglineError `code.*`."""
+        check_user(principal)
+        _check_sha256(code_sha256)
+        if await asyncio.to_thread(_is_intact, self._storage, code_sha256):
+            return code_sha256
+        with tempfile.TemporaryDirectory(prefix="gangline-code-") as folder:
+            archive = Path(folder) / "code.tar.gz"
+            found = await _receive(chunks, archive)
+            if found != code_sha256:
+                raise invalid(
+                    "code.wrong_sha256",
+                    f"the uploaded archive has sha256 {found}, announced was {code_sha256}; upload it again",
+                )
+            await asyncio.to_thread(check_archive, archive)
+            await asyncio.to_thread(self._storage.put, archive, path_of(code_sha256))
+        return code_sha256
+
+    async def check_stored(self, code_sha256: str) -> None:
+        """Raises GanglineError `code.not_uploaded`."""
+        _check_sha256(code_sha256)
+        if not await asyncio.to_thread(self._storage.has, path_of(code_sha256)):
+            raise not_found("code.not_uploaded", f"no code with sha256 {code_sha256} is stored; upload it first")
+
+    async def fetch(self, principal: Principal, code_sha256: str) -> AsyncIterator[bytes]:
+        """For trial runners: the code of their own experiment."""
+        _check_sha256(code_sha256)
+        await self._check_own(principal, code_sha256)
+        try:
+            async for chunk in in_thread(lambda: self._storage.chunks(path_of(code_sha256))):
+                yield chunk
+        except FileNotFoundError:
+            raise not_found(
+                "code.missing", f"the code {code_sha256} is not in the storage {self._storage.url} any more"
+            ) from None
+
+    async def _check_own(self, principal: Principal, code_sha256: str) -> None:
+        if principal.kind == "cluster":
+            return
+        if principal.kind == "allocation" and await self._find_code(principal.name) == code_sha256:
+            return
+        raise GanglineError(
+            "auth.forbidden",
+            f"{principal.kind} {principal.name} may not fetch the code {code_sha256}; runners fetch their trial's only",
+            ErrorKind.FORBIDDEN,
+        )
+
+    async def _find_code(self, allocation_id: str) -> str | None:
+        """A runner that started within milliseconds may ask before its experiment is mirrored."""
+        trial_id, _ = parse_allocation_id(allocation_id)
+        experiment_id = int(trial_id.partition(".")[0])
+        with self._mirror.changes.listen(experiment_id) as changed:
+            if self._mirror.state.experiments.find(keys.experiment(experiment_id)) is None:
+                await changed.wait(MIRROR_SECONDS)
+        experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
+        return experiment.code_sha256 if experiment else None
+
+
+def path_of(code_sha256: str) -> str:
+    return f"code/{code_sha256}.tar.gz"
+
+
+def _is_intact(storage: Storage, code_sha256: str) -> bool:
+    """Reads it whole: a damaged archive would stay for ever otherwise, however often its owner submits it again."""
+    digest = hashlib.sha256()
+    try:
+        for chunk in storage.chunks(path_of(code_sha256)):
+            digest.update(chunk)
+    except FileNotFoundError:
+        return False
+    return digest.hexdigest() == code_sha256
+
+
+def _check_sha256(text: str) -> None:
+    if not SHA256.fullmatch(text):
+        raise invalid("code.bad_sha256", f"{text!r} is no sha256; it has 64 digits from 0 to f")
+
+
+async def _receive(chunks: AsyncIterator[bytes], target: Path) -> str:
+    """Writes them to a file; their sha256. Ends early when it becomes too large."""
+    digest, num_bytes = hashlib.sha256(), 0
+    with target.open("wb") as writing:
+        async for chunk in chunks:
+            num_bytes += len(chunk)
+            if num_bytes > MAX_ARCHIVE_BYTES:
+                raise too_large(f"{num_bytes / MB:.0f} MB and more even when packed")
+            digest.update(chunk)
+            await asyncio.to_thread(writing.write, chunk)
+    return digest.hexdigest()

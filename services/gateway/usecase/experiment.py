@@ -1,0 +1,148 @@
+"""Creating, listing, reading, watching and changing experiments, and killing their trials."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import structlog
+
+from gangline import wire
+from gangline.config import check_config
+from gangline.config.searcher import MAX_TRIALS
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.search import SearchPreview
+from gangline.domain.state import ExperimentAction, State
+from gangline.errors import invalid
+from gangline.v1 import scheduler_pb2
+from services.common.server import Principal
+from services.gateway.auth import check_user
+from services.gateway.leader import Leader
+from services.gateway.mirror import LEADER_BELL, Watched
+from services.gateway.record import ExperimentView, TrialView
+from services.gateway.usecase.code import Code
+from services.gateway.usecase.following import Following
+from services.gateway.usecase.view import Views
+
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 1000
+# How long an answer waits for the mirror to show what was just written.
+MIRROR_SECONDS = 5.0
+# A watcher gets at most so many views a second, and looks at waiting trials' reasons and at what other gateways
+# ingested this often without being woken.
+MIN_INTERVAL_SECONDS = 0.1
+LOOK_AGAIN_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Experiments:
+    def __init__(self, mirror: Watched, leader: Leader, views: Views, code: Code, following: Following) -> None:
+        self._mirror = mirror
+        self._leader = leader
+        self._views = views
+        self._code = code
+        self._following = following
+
+    async def create(
+        self, principal: Principal, request_id: str, config_json: str, code_sha256: str
+    ) -> tuple[Experiment, list[str]]:
+        """The experiment and the scheduler's warnings. The same request id gives the same experiment again."""
+        check_user(principal)
+        _check_request_id(request_id)
+        check_config(config_json)
+        await self._code.check_stored(code_sha256)
+        answer = await self._leader.submit(
+            scheduler_pb2.SubmitExperimentRequest(
+                request_id=request_id, owner=principal.name, config_json=config_json, code_sha256=code_sha256
+            )
+        )
+        await self._wait(answer.revision)
+        return wire.from_proto(Experiment, answer.experiment), list(answer.warnings)
+
+    async def kill(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
+        check_user(principal)
+        _check_request_id(request_id)
+        answer = await self._leader.end(
+            scheduler_pb2.EndExperimentRequest(request_id=request_id, experiment_id=experiment_id, user=principal.name)
+        )
+        await self._wait(answer.revision)
+        return wire.from_proto(Experiment, answer.experiment)
+
+    async def change(
+        self, principal: Principal, request_id: str, experiment_id: int, action: ExperimentAction | None
+    ) -> Experiment:
+        """Pauses, activates or cancels it. action: None for one that this version does not know."""
+        check_user(principal)
+        _check_request_id(request_id)
+        if action is None:
+            raise invalid("request.action", "this version knows no such action; it can PAUSE, ACTIVATE and CANCEL")
+        request = scheduler_pb2.ChangeExperimentRequest(
+            request_id=request_id, experiment_id=experiment_id, user=principal.name
+        )
+        request.action = wire.enum_number(action)  # type: ignore[assignment]  # protobuf takes the number
+        answer = await self._leader.change(request)
+        await self._wait(answer.revision)
+        return wire.from_proto(Experiment, answer.experiment)
+
+    async def kill_trial(self, principal: Principal, request_id: str, trial_id: str) -> Trial:
+        """The others of its experiment go on."""
+        check_user(principal)
+        _check_request_id(request_id)
+        answer = await self._leader.end_trial(
+            scheduler_pb2.EndTrialRequest(request_id=request_id, trial_id=trial_id, user=principal.name)
+        )
+        await self._wait(answer.revision)
+        return wire.from_proto(Trial, answer.trial)
+
+    async def preview_search(self, principal: Principal, config_json: str, limit: int) -> SearchPreview:
+        """The trials that this configuration would make. limit: at most so many hyperparameters."""
+        check_user(principal)
+        check_config(config_json)
+        if not 0 <= limit <= MAX_TRIALS:
+            raise invalid("request.limit", f"limit is {limit}; give 0 to {MAX_TRIALS}")
+        request = scheduler_pb2.PreviewSearchRequest(config_json=config_json, limit=limit)
+        return wire.from_proto(SearchPreview, (await self._leader.preview(request)).preview)
+
+    def list(self, principal: Principal, limit: int = 0, before_id: int = 0) -> list[Experiment]:
+        """Newest first. limit: 0 for the default. before_id: 0 to begin with the newest."""
+        check_user(principal)
+        if not 0 <= limit <= MAX_LIMIT:
+            raise invalid("request.limit", f"limit is {limit}; give 1 to {MAX_LIMIT}, or 0 for {DEFAULT_LIMIT}")
+        newest_first = sorted(self._mirror.state.experiments.all(), key=lambda experiment: -experiment.id)
+        wanted = [experiment for experiment in newest_first if not before_id or experiment.id < before_id]
+        return wanted[: limit or DEFAULT_LIMIT]
+
+    async def view(self, principal: Principal, experiment_id: int) -> ExperimentView:
+        check_user(principal)
+        return await self._views.view_experiment(experiment_id)
+
+    async def view_trial(self, principal: Principal, trial_id: str) -> TrialView:
+        check_user(principal)
+        return await self._views.view_trial(trial_id)
+
+    async def watch(self, principal: Principal, experiment_id: int) -> AsyncIterator[ExperimentView]:
+        """The view now and after each change, the last one when the experiment has ended."""
+        check_user(principal)
+        shown: ExperimentView | None = None
+        with self._following.listen(experiment_id, LEADER_BELL) as changed:
+            while True:
+                changed.clear()
+                view = await self._views.view_experiment(experiment_id)
+                if view != shown:
+                    yield view
+                    shown = view
+                if view.experiment.state is State.TERMINAL:
+                    return
+                await asyncio.sleep(MIN_INTERVAL_SECONDS)
+                await self._following.wait(changed, LOOK_AGAIN_SECONDS)
+
+    async def _wait(self, revision: int) -> None:
+        """So that who wrote something can read it. The write is done either way."""
+        if not await self._mirror.wait_for_revision(revision, MIRROR_SECONDS):
+            log.warning("the mirror is behind", revision=revision, mirrored=self._mirror.state.revision)
+
+
+def _check_request_id(request_id: str) -> None:
+    if not request_id:
+        raise invalid("request.no_id", "this change has no request id; make one up (a UUID), and repeat it on a retry")

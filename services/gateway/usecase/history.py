@@ -1,0 +1,133 @@
+"""Reading logs and metrics: page by page, and on as they come until the experiment has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from gangline.domain.state import State
+from gangline.errors import invalid
+from services.common.server import Principal
+from services.gateway.auth import check_user
+from services.gateway.history.reader import Reader
+from services.gateway.mirror import Watched
+from services.gateway.record import Scope, StoredLog, StoredMetrics
+from services.gateway.usecase.following import Following
+from services.gateway.usecase.ingest import Ingest
+from services.gateway.usecase.view import Views
+
+PAGE_ROWS = 500
+GROUPS = ("", "training", "validation")
+# Gateways that share a PostgreSQL do not ring each other's bells, so then a follower looks this often by itself.
+POLL_SECONDS = 1.0
+# After the end of an experiment its runners may still be delivering; a follower waits for them no longer than this.
+LINGER_SECONDS = 10.0
+
+Row = TypeVar("Row", StoredLog, StoredMetrics)
+ReadAfter = Callable[[int], Awaitable[Sequence[Row]]]
+
+
+class Records:
+    def __init__(self, mirror: Watched, views: Views, reader: Reader, ingest: Ingest, following: Following) -> None:
+        self._mirror = mirror
+        self._views = views
+        self._reader = reader
+        self._ingest = ingest
+        self._following = following
+
+    async def logs(
+        self, principal: Principal, scope: Scope, *, tail: int = 0, after_id: int = 0, follow: bool = False
+    ) -> AsyncIterator[Sequence[StoredLog]]:
+        """Pages of log lines in the order in which they were stored. tail: only the last so many of those there are."""
+        self.check(principal, scope)
+        if tail < 0:
+            raise invalid("request.tail", f"tail is {tail}; give the number of lines, or 0 for all")
+        if tail:
+            after_id = max(after_id, await self._reader.find_tail(scope, tail))
+        pages = self._pages(scope, lambda last_id: self._reader.logs_after(scope, last_id, PAGE_ROWS), after_id, follow)
+        async for page in pages:
+            yield page
+
+    async def metrics(
+        self, principal: Principal, scope: Scope, *, after_id: int = 0, follow: bool = False
+    ) -> AsyncIterator[Sequence[StoredMetrics]]:
+        self.check(principal, scope)
+        pages = self._pages(
+            scope, lambda last_id: self._reader.metrics_after(scope, last_id, PAGE_ROWS), after_id, follow
+        )
+        async for page in pages:
+            yield page
+
+    async def log_page(
+        self, principal: Principal, scope: Scope, after_id: int, limit: int, tail: int = 0
+    ) -> list[StoredLog]:
+        """One page, for callers that page by themselves."""
+        self.check(principal, scope)
+        if tail:
+            after_id = max(after_id, await self._reader.find_tail(scope, tail))
+        return await self._reader.logs_after(scope, after_id, limit)
+
+    async def metrics_page(self, principal: Principal, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
+        self.check(principal, scope)
+        return await self._reader.metrics_after(scope, after_id, limit)
+
+    def check(self, principal: Principal, scope: Scope) -> None:
+        """Whether this may be asked and exists. Raises GanglineError."""
+        check_user(principal)
+        self._views.experiment(scope.experiment_id)
+        if scope.group not in GROUPS:
+            raise invalid("request.group", f"there is no group {scope.group!r}; give training, validation or nothing")
+        if scope.trial_id and self._views.trial(scope.trial_id).experiment_id != scope.experiment_id:
+            raise invalid(
+                "trial.elsewhere", f"trial {scope.trial_id} does not belong to experiment {scope.experiment_id}"
+            )
+
+    async def _pages(
+        self, scope: Scope, read_after: ReadAfter[Row], last_id: int, follow: bool
+    ) -> AsyncIterator[Sequence[Row]]:
+        experiment_id = scope.experiment_id
+        ending = _Ending(
+            lambda: self._views.experiment(experiment_id).state is State.TERMINAL,
+            lambda: self._ingest.has_stream(experiment_id),
+        )
+        with self._following.listen(experiment_id) as grew:
+            while True:
+                grew.clear()
+                # Asked before the page is read: whatever was stored before the end is in the pages after it.
+                is_last = not follow or ending.is_over()
+                page = await read_after(last_id)
+                if page:
+                    yield page
+                    last_id = page[-1].id
+                if len(page) == PAGE_ROWS:
+                    continue
+                if is_last:
+                    return
+                await self._following.wait(grew, self._poll_seconds(ending))
+
+    def _poll_seconds(self, ending: _Ending) -> float | None:
+        """None: every change rings."""
+        num_gateways = sum(instance.kind == "gateway" for instance in self._mirror.state.instances.all())
+        return POLL_SECONDS if num_gateways > 1 or ending.has_begun else None
+
+
+class _Ending:
+    """When a follower may go: the experiment has ended, and its runners have delivered what they had."""
+
+    def __init__(self, is_terminal: Callable[[], bool], is_delivering: Callable[[], bool]) -> None:
+        self._is_terminal = is_terminal
+        self._is_delivering = is_delivering
+        self._began_at: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._began_at is not None
+
+    def is_over(self) -> bool:
+        if not self._is_terminal():
+            return False
+        now = asyncio.get_running_loop().time()
+        if self._began_at is None:
+            self._began_at = now
+        return not self._is_delivering() or now - self._began_at >= LINGER_SECONDS

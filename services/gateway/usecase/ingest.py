@@ -1,0 +1,68 @@
+"""Takes in the records of trial runners and answers how far they are stored.
+
+One batch of a stream is stored before the next one is read: if one fails, the stream ends, and no later record can be
+stored without it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gangline.domain.id import parse_trial_id
+from gangline.errors import invalid
+from services.common.server import Principal
+from services.gateway import metric
+from services.gateway.auth import check_trial
+from services.gateway.bell import BellBoard
+from services.gateway.history.writer import Writer
+from services.gateway.record import IngestBatch, IngestRecord
+
+
+class Ingest:
+    """news: rings an experiment's id when its history grew, or when one of its runners has gone."""
+
+    def __init__(self, writer: Writer, news: BellBoard) -> None:
+        self._writer = writer
+        self._news = news
+        self._streams_by_experiment_id: Counter[int] = Counter()
+
+    def has_stream(self, experiment_id: int) -> bool:
+        """Whether a runner of this experiment is connected to this gateway."""
+        return self._streams_by_experiment_id[experiment_id] > 0
+
+    async def store(self, principal: Principal, spool_id: str, trial_id: str, records: tuple[IngestRecord, ...]) -> int:
+        """The highest sequence number of the spool that is stored. No records: asks just that."""
+        check_trial(principal, trial_id, spool_id.partition("/")[0])
+        _check_sequences(spool_id, records)
+        return await self._writer.store(IngestBatch(spool_id, experiment_id_of(trial_id), trial_id, records))
+
+    @contextmanager
+    def connected(self, experiment_id: int) -> Iterator[None]:
+        """While a runner's stream lasts."""
+        self._streams_by_experiment_id[experiment_id] += 1
+        try:
+            with metric.INGEST_STREAMS.track_inprogress():
+                yield
+        finally:
+            self._streams_by_experiment_id[experiment_id] -= 1
+            if not self._streams_by_experiment_id[experiment_id]:
+                del self._streams_by_experiment_id[experiment_id]
+            self._news.ring((experiment_id,))
+
+
+def experiment_id_of(trial_id: str) -> int:
+    experiment_id, _ = parse_trial_id(trial_id)
+    return experiment_id
+
+
+def _check_sequences(spool_id: str, records: tuple[IngestRecord, ...]) -> None:
+    previous = 0
+    for record in records:
+        if record.sequence <= previous:
+            raise invalid(
+                "ingest.order",
+                f"spool {spool_id}: record {record.sequence} follows {previous}; number them from 1 upwards",
+            )
+        previous = record.sequence

@@ -1,0 +1,47 @@
+"""Why trials wait, as the leading scheduler says.
+
+An answer is kept for a moment, and callers that come while one is being fetched share it, so that many views cost the
+leader one call. Without a leader there are no reasons, and nothing else fails because of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from gangline import wire
+from gangline.domain.allocation import Reason
+from gangline.errors import GanglineError
+from services.gateway.leader import Leader
+
+FRESH_SECONDS = 0.5
+FETCH_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Pending:
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._reason_by_trial_id: Mapping[str, Reason] = {}
+        self._fetched_at = float("-inf")
+        self._fetching = asyncio.Lock()
+
+    async def reasons(self) -> Mapping[str, Reason]:
+        """By trial id, in the order in which the planner looks at them."""
+        clock = asyncio.get_running_loop().time
+        async with self._fetching:
+            if clock() - self._fetched_at >= FRESH_SECONDS:
+                self._reason_by_trial_id = await self._fetch()
+                self._fetched_at = clock()
+            return self._reason_by_trial_id
+
+    async def _fetch(self) -> Mapping[str, Reason]:
+        try:
+            answer = await self._leader.list_pending(FETCH_SECONDS)
+        except GanglineError as error:
+            log.debug("no reasons for pending requests", error=error.message)
+            return {}
+        return {item.request.trial_id: wire.from_proto(Reason, item.reason) for item in answer.pending}

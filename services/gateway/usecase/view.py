@@ -1,0 +1,74 @@
+"""Joins what the mirror, the history and the leader know of an experiment into one view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gangline.domain.allocation import Reason
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.state import State
+from gangline.errors import GanglineError, not_found
+from services.common import keys
+from services.gateway.history.reader import Reader
+from services.gateway.mirror import Watched
+from services.gateway.record import ExperimentView, Newest, TrialView
+from services.gateway.usecase.pending import Pending
+from services.gateway.usecase.search import explain_search
+
+NOTHING = Newest()
+
+
+class Views:
+    def __init__(self, mirror: Watched, reader: Reader, pending: Pending) -> None:
+        self._mirror = mirror
+        self._reader = reader
+        self._pending = pending
+
+    def experiment(self, experiment_id: int) -> Experiment:
+        """Raises GanglineError `experiment.unknown`."""
+        experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
+        if experiment is None:
+            raise unknown_experiment(experiment_id)
+        return experiment
+
+    def trial(self, trial_id: str) -> Trial:
+        """Raises GanglineError `trial.unknown`."""
+        trial = self._mirror.state.trials.find(keys.trial(trial_id))
+        if trial is None:
+            raise not_found("trial.unknown", f"there is no trial {trial_id}; list them with: gangline task list")
+        return trial
+
+    async def view_experiment(self, experiment_id: int) -> ExperimentView:
+        self.experiment(experiment_id)
+        trials = sorted(self._mirror.state.trials.of(experiment_id), key=lambda trial: trial.number)
+        newest = await self._reader.newest([trial.id for trial in trials])
+        reasons = await self._reasons(trials)
+        # Read again: the rest took a while, and a view must not show a trial as older than its experiment.
+        experiment = self.experiment(experiment_id)
+        trials = sorted(self._mirror.state.trials.of(experiment_id), key=lambda trial: trial.number)
+        search = self._mirror.state.searches.find(keys.search(experiment_id))
+        views = tuple(self._join(trial, newest, reasons) for trial in trials)
+        return ExperimentView(experiment, views, search, explain_search(experiment, search, trials))
+
+    async def view_trial(self, trial_id: str) -> TrialView:
+        newest = await self._reader.newest([self.trial(trial_id).id])
+        reasons = await self._reasons([self.trial(trial_id)])
+        return self._join(self.trial(trial_id), newest, reasons)
+
+    async def _reasons(self, trials: list[Trial]) -> Mapping[str, Reason]:
+        is_any_waiting = any(trial.state is State.QUEUED for trial in trials)
+        return await self._pending.reasons() if is_any_waiting else {}
+
+    def _join(self, trial: Trial, newest: Mapping[str, Newest], reasons: Mapping[str, Reason]) -> TrialView:
+        return TrialView(
+            trial=trial,
+            allocation=self._mirror.state.live_allocation(trial.id),
+            reason=reasons.get(trial.id) if trial.state is State.QUEUED else None,
+            newest=newest.get(trial.id, NOTHING),
+        )
+
+
+def unknown_experiment(experiment_id: int) -> GanglineError:
+    return not_found(
+        "experiment.unknown", f"there is no experiment {experiment_id}; list them with: gangline experiment list"
+    )

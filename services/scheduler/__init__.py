@@ -1,0 +1,1 @@
+"""The scheduler: decides which trial runs on which slots. One of several processes leads; the others stand by."""

@@ -1,0 +1,151 @@
+"""`gangline-scheduler`: settings, logging, and the life of the process. Everything else is in the modules beside it.
+
+Exit code 2 for settings that cannot work, 1 for what is missing around it (etcd, a port); each with one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+
+import grpc.aio
+import structlog
+
+from gangline.domain.resource import ServiceInstance
+from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.v1 import agent_pb2_grpc, runner_pb2_grpc, scheduler_pb2_grpc
+from services.common.election import Election
+from services.common.etcd import EtcdClient
+from services.common.presence import announce
+from services.common.security import load_token
+from services.common.server import Server, serve
+from services.common.telemetry import configure_logging, serve_metrics, write_ready_file
+from services.scheduler.directory import Directory
+from services.scheduler.reign import reign
+from services.scheduler.seat import Seat
+from services.scheduler.service.access import authenticator
+from services.scheduler.service.agent_service import AgentService
+from services.scheduler.service.runner_service import RunnerService
+from services.scheduler.service.scheduler_service import SchedulerService
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.term import Conditions
+
+_log = structlog.get_logger(__name__)
+
+_GRACE_SECONDS = 1.0
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        settings = SchedulerSettings.load()
+        configure_logging("scheduler", settings.log_format, settings.log_level)
+        asyncio.run(run(settings))
+    except GanglineError as error:
+        print(f"gangline-scheduler: {error.message}", file=sys.stderr)
+        sys.exit(2 if error.kind is ErrorKind.INVALID else 1)
+
+
+async def run(settings: SchedulerSettings) -> None:
+    """Serves until SIGTERM or SIGINT; then resigns, so that a standby takes over at once."""
+    cluster_token = _load_cluster_token(settings)
+    admin_token = load_token(settings.admin_token_file) if settings.admin_token_file else None
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(EtcdClient(settings.etcd))
+        directory = Directory(client)
+        seat = Seat(settings.id, directory)
+        server = await _serve(settings, seat, cluster_token)
+        stack.push_async_callback(server.stop, _GRACE_SECONDS)
+        metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
+        instance = ServiceInstance(
+            id=settings.id,
+            kind="scheduler",
+            grpc_address=settings.advertised(server.address),
+            metrics_address=settings.advertised(metrics_address) if metrics_address else "",
+            started_at=time.time(),
+        )
+        conditions = _conditions(settings, instance, directory, cluster_token, admin_token)
+        await stack.enter_async_context(announce(client, instance))
+        tasks = {
+            asyncio.create_task(directory.run(), name="directory"),
+            asyncio.create_task(_reign(client, settings, instance, seat, conditions), name="reign"),
+            asyncio.create_task(_say_ready(settings, seat, server.address, metrics_address), name="ready"),
+        }
+        await _until_stopped(tasks)
+
+
+async def _serve(settings: SchedulerSettings, seat: Seat, cluster_token: str) -> Server:
+    def add(server: grpc.aio.Server) -> None:
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(seat), server)
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(seat), server)
+        runner_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerService(seat), server)
+
+    return await serve(settings.listen, add, authenticator(cluster_token))
+
+
+async def _reign(
+    client: EtcdClient, settings: SchedulerSettings, instance: ServiceInstance, seat: Seat, conditions: Conditions
+) -> None:
+    election = Election(client, instance, settings.leader_lease_seconds)
+    await reign(client, election, seat, conditions)
+
+
+async def _say_ready(settings: SchedulerSettings, seat: Seat, address: str, metrics_address: str | None) -> None:
+    """A scheduler is ready once it leads or stands by a leader; then this waits for the others to end."""
+    await seat.wait_until_known()
+    write_ready_file(settings.ready_file, grpc=address, metrics=metrics_address)
+    await asyncio.Event().wait()
+
+
+async def _until_stopped(tasks: set[asyncio.Task[None]]) -> None:
+    """Ends all of them on a signal. One that ends by itself has failed; its exception goes up."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        _log.info("stopping")
+    finally:
+        for task in (stopped, *tasks):
+            task.cancel()
+        await asyncio.gather(stopped, *tasks, return_exceptions=True)
+
+
+def _conditions(
+    settings: SchedulerSettings,
+    instance: ServiceInstance,
+    directory: Directory,
+    cluster_token: str,
+    admin_token: str | None,
+) -> Conditions:
+    return Conditions(
+        own_address=instance.grpc_address,
+        cluster_token=cluster_token,
+        admin_token=admin_token,
+        storage_url=settings.storage_url,
+        network_interface=settings.network_interface,
+        pools=settings.pools,
+        rules=settings.rules,
+        agent_lease_seconds=settings.agent_lease_seconds,
+        agent_grace_seconds=settings.agent_grace_seconds,
+        directory=directory,
+    )
+
+
+def _load_cluster_token(settings: SchedulerSettings) -> str:
+    if settings.cluster_token_file is None:
+        raise invalid(
+            "settings.missing", "--cluster-token-file is missing; all services of a cluster read the same token from it"
+        )
+    return load_token(settings.cluster_token_file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""PURE: whether an experiment may be submitted, and with which of the cluster's defaults.
+
+Refuses what can never run: a configuration that is not valid or asks for what is not there, a pool that does
+not exist, a gang that its pool can never hold. Everything else may wait in the queue.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from gangline.config import ExperimentConfig, check_config
+from gangline.config.hyperparameter import Random
+from gangline.domain.resource import Agent
+from gangline.domain.search import SearchPreview
+from gangline.errors import GanglineError, invalid
+from services.scheduler.facts import DEFAULT_POOL, Facts, facts_of
+from services.scheduler.placement.feasibility import never_fits
+from services.scheduler.placement.snapshot import PoolConfig
+from services.scheduler.searcher.replay import make_searcher
+from services.scheduler.transition.submit import Submission
+
+MAX_CONFIG_BYTES = 256 << 10
+
+
+def admit(
+    submitted: Mapping[str, str], pools: Sequence[PoolConfig], agents: Iterable[Agent], rng: Random
+) -> tuple[Submission, list[str]]:
+    """What to submit, and warnings.
+
+    submitted: request_id, owner, config_json and code_sha256, as they came. rng: chooses a seed where the
+    configuration names none. Raises GanglineError `config.*`, `pool.not_found` or
+    `request.never_fits`.
+    """
+    if not submitted["request_id"]:
+        raise invalid("request.no_id", "a submit needs a request id; the client makes one for each experiment")
+    config = _parse(submitted["config_json"])
+    facts = facts_of(config.model_dump_json())
+    pool = _find_pool(facts, pools)
+    warnings = _check_fit(facts, pool, [agent for agent in agents if agent.pool == pool.name])
+    submission = Submission(
+        request_id=submitted["request_id"],
+        owner=submitted["owner"],
+        facts=facts,
+        config_json=config.model_dump_json(),
+        code_sha256=submitted["code_sha256"],
+        seed=_choose_seed(facts, rng),
+    )
+    return submission, warnings
+
+
+def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
+    """The first trials that this configuration would make. Raises GanglineError `config.*`."""
+    facts = facts_of(_parse(config_json).model_dump_json())
+    seed = _choose_seed(facts, rng)
+    searcher = make_searcher(facts, seed)
+    numbers = range(1, min(limit, searcher.num_planned) + 1)
+    return SearchPreview(
+        searcher=facts.searcher,
+        seed=seed,
+        num_trials=searcher.num_planned,
+        max_concurrent_trials=facts.max_concurrent_trials,
+        hyperparameters_json=tuple(json.dumps(searcher.hyperparameters(number)) for number in numbers),
+    )
+
+
+def _choose_seed(facts: Facts, rng: Random) -> int:
+    return facts.seed if facts.seed is not None else rng.randint(0, 2**31 - 1)
+
+
+def _parse(config_json: str) -> ExperimentConfig:
+    if len(config_json.encode()) > MAX_CONFIG_BYTES:
+        raise invalid("config.too_large", f"the configuration has more than {MAX_CONFIG_BYTES >> 10} KiB")
+    return check_config(config_json)
+
+
+def _find_pool(facts: Facts, pools: Sequence[PoolConfig]) -> PoolConfig:
+    name = facts.pool or DEFAULT_POOL
+    pool = next((pool for pool in pools if pool.name == name), None)
+    if pool is not None:
+        return pool
+    known = ", ".join(sorted(pool.name for pool in pools))
+    raise GanglineError("pool.not_found", f"resources.resource_pool: there is no pool {name!r}; the pools are {known}")
+
+
+def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[str]:
+    """Agents that are lost count, because they may come back."""
+    sizes = [len(agent.slots) for agent in agents]
+    sentence = never_fits(facts.slots, pool.name, sizes, facts.is_single_agent, pool.allow_heterogeneous_fits)
+    if sentence is not None:
+        raise invalid("request.never_fits", f"slots_per_trial: {sentence}")
+    return [] if agents else [f"pool {pool.name!r} has no agents yet; the experiment waits until some join"]

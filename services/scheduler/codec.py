@@ -1,0 +1,61 @@
+"""Records and their keys in etcd, in both directions. services.common.keys owns the keys themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gangline import wire
+from gangline.domain.allocation import Allocation, Request
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.resource import Agent, Cluster, Counter, User
+from gangline.domain.search import Search, SearchLog
+from services.common import keys
+from services.common.etcd import Delete, KeyValue, Put
+from services.scheduler.records import Change, Id, Record, id_of
+
+_KEY_OF: dict[type[Any], Callable[[Any], str]] = {
+    Experiment: keys.experiment,
+    Trial: keys.trial,
+    Search: keys.search,
+    SearchLog: keys.search_log,
+    Request: keys.request,
+    Allocation: keys.allocation,
+    Agent: keys.agent,
+    Checkpoint: keys.checkpoint,
+    User: keys.user,
+    Counter: lambda _: keys.NEXT_EXPERIMENT,
+    Cluster: lambda _: keys.CLUSTER,
+}
+_KIND_OF_PREFIX: dict[str, type[Any]] = {
+    keys.EXPERIMENTS: Experiment,
+    keys.TRIALS: Trial,
+    keys.SEARCHES: Search,
+    keys.SEARCH_LOGS: SearchLog,
+    keys.REQUESTS: Request,
+    keys.ALLOCATIONS: Allocation,
+    keys.AGENTS: Agent,
+    keys.CHECKPOINTS: Checkpoint,
+    keys.USERS: User,
+    keys.NEXT_EXPERIMENT: Counter,
+    keys.CLUSTER: Cluster,
+}
+
+
+def key_of(kind: type[Any], record_id: Id) -> str:
+    return _KEY_OF[kind](record_id)
+
+
+def operations_of(change: Change) -> list[Put | Delete]:
+    """What writes this change."""
+    puts = [Put(key_of(type(record), id_of(record)), wire.encode(record)) for record in change.puts]
+    return [*puts, *(Delete(key_of(kind, record_id)) for kind, record_id in change.deletes)]
+
+
+def record_of(item: KeyValue) -> Record | None:
+    """None for keys that are not the leader's state (presence, election, what a newer version keeps)."""
+    for prefix, kind in _KIND_OF_PREFIX.items():
+        if item.key.startswith(prefix):
+            record: Record = wire.decode(kind, item.value)
+            return record
+    return None

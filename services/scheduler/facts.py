@@ -1,0 +1,63 @@
+"""PURE: what the scheduler needs to know of an experiment's configuration.
+
+Owns the reading of `config_json`; nobody else in the scheduler looks into it. Parsing is remembered, because every
+transition of an experiment asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gangline.config.experiment import ExperimentConfig
+
+DEFAULT_POOL = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """pool and priority: as configured, or None where the cluster's default holds. seed: None lets the scheduler
+    choose one."""
+
+    name: str
+    slots: int
+    pool: str | None
+    priority: int | None
+    is_single_agent: bool
+    max_slots: int | None
+    weight: float
+    max_restarts: int
+    preemption_timeout_seconds: float
+    searcher: str
+    seed: int | None
+    metric: str
+    smaller_is_better: bool
+    max_trials: int | None
+    max_concurrent_trials: int
+    hyperparameters: Mapping[str, Any]
+
+
+@lru_cache(maxsize=4096)
+def facts_of(config_json: str) -> Facts:
+    """Raises pydantic's ValidationError for what no Gangline ever stored."""
+    config = ExperimentConfig.model_validate_json(config_json)
+    return Facts(
+        name=config.name,
+        slots=config.resources.slots_per_trial,
+        pool=config.resources.resource_pool or None,
+        priority=config.resources.priority,
+        is_single_agent=config.resources.is_single_node,
+        max_slots=config.resources.max_slots,
+        weight=config.resources.weight,
+        max_restarts=config.max_restarts,
+        preemption_timeout_seconds=config.preemption_timeout,
+        searcher=config.searcher.name,
+        seed=config.reproducibility.experiment_seed,
+        metric=config.searcher.metric,
+        smaller_is_better=config.searcher.smaller_is_better,
+        max_trials=config.searcher.max_trials,
+        max_concurrent_trials=config.searcher.max_concurrent_trials,
+        hyperparameters=config.hyperparameters,
+    )

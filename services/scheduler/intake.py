@@ -1,0 +1,162 @@
+"""Takes in what agents and runners report and turns it into commits.
+
+Owns what is kept of reports in memory only: the numbers of those seen, the newest progress of each trial and when it
+was last written. After a fail-over this starts empty, which is safe: every report may be applied twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from dataclasses import fields, replace
+
+import structlog
+
+from gangline import wire
+from gangline.domain.allocation import Allocation, ExitReport, Timeline
+from gangline.domain.experiment import Checkpoint, Trial
+from gangline.domain.id import parse_allocation_id
+from gangline.v1 import runner_pb2
+from services.scheduler import metric
+from services.scheduler.records import Change
+from services.scheduler.session import Session, Sessions
+from services.scheduler.snapshot import Progress
+from services.scheduler.store import Store
+from services.scheduler.transition.exit import member_exited
+from services.scheduler.transition.report import checkpointed, progressed, validated
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.start import accepted, came_up
+
+_log = structlog.get_logger(__name__)
+
+# Progress is written for people who look later; what is newer is in memory and comes with every report.
+PROGRESS_SECONDS = 30.0
+
+
+class Intake:
+    """progress_by_trial: of running trials."""
+
+    def __init__(self, store: Store, sessions: Sessions, rules: Rules) -> None:
+        self.progress_by_trial: dict[str, Progress] = {}
+        self._store = store
+        self._sessions = sessions
+        self._rules = rules
+        self._written_at: dict[str, float] = {}
+        self._newest_sequence: dict[tuple[str, int], int] = {}
+
+    async def accept(self, session: Session, allocation_id: str, accepted_at: float) -> None:
+        """An agent has accepted. The last one of a gang starts the wait for its runners."""
+        session.accepted_at_by_id.setdefault(allocation_id, accepted_at or time.time())
+        before = self._store.state.find(Allocation, allocation_id)
+        if before is None or before.timeline.accepted_at:
+            return
+        times = [self._sessions.accepted_at(member.agent_id, allocation_id) for member in before.members]
+        if not all(times):
+            return
+        await self._store.commit(lambda records: accepted(records, allocation_id, max(times), self._rules, time.time()))
+        self._observe_start(before)
+
+    async def exit(self, allocation_id: str, report: ExitReport) -> None:
+        """A member has ended. Returns once that is on record."""
+        await self._write_progress(parse_allocation_id(allocation_id)[0])
+        change = await self._store.commit(
+            lambda records: member_exited(records, allocation_id, report, self._rules, time.time())
+        )
+        if not change:
+            return
+        metric.EXITS.labels(report.kind.lower()).inc()
+        _log.info(
+            "member ended",
+            allocation_id=allocation_id,
+            agent_id=report.agent_id,
+            kind=str(report.kind),
+            rank=report.rank,
+            message=report.message,
+        )
+
+    async def report(self, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> None:
+        """One report of a runner. One that was seen before changes nothing."""
+        key = (allocation_id, node_rank)
+        if report.sequence <= self._newest_sequence.get(key, 0):
+            return
+        match report.WhichOneof("report"):
+            case "running":
+                await self._came_up(allocation_id, node_rank, report.running)
+            case "progress":
+                await self._progressed(allocation_id, report.progress)
+            case "validation":
+                await self._validated(allocation_id, report.validation)
+            case "checkpoint":
+                await self._checkpointed(allocation_id, wire.from_proto(Checkpoint, report.checkpoint))
+        # Only now: a report whose commit failed has to be taken again.
+        self._newest_sequence[key] = max(report.sequence, self._newest_sequence.get(key, 0))
+
+    def on_committed(self, change: Change) -> None:
+        """Forgets what belongs to ended allocations."""
+        for kind, allocation_id in change.deletes:
+            if kind is Allocation:
+                trial_id = parse_allocation_id(str(allocation_id))[0]
+                self.progress_by_trial.pop(trial_id, None)
+                self._written_at.pop(trial_id, None)
+                for key in [key for key in self._newest_sequence if key[0] == allocation_id]:
+                    del self._newest_sequence[key]
+
+    async def _came_up(self, allocation_id: str, node_rank: int, report: runner_pb2.RunningReport) -> None:
+        before = self._store.state.find(Allocation, allocation_id)
+        timeline = wire.from_proto(Timeline, report.timeline)
+        await self._store.commit(
+            lambda records: came_up(
+                records, allocation_id, node_rank, timeline, metrics_address=report.metrics_address, now=time.time()
+            )
+        )
+        if before is not None:
+            self._observe_start(before)
+
+    async def _progressed(self, allocation_id: str, report: runner_pb2.ProgressReport) -> None:
+        allocation = self._store.state.find(Allocation, allocation_id)
+        if allocation is None:
+            return
+        now = time.time()
+        self.progress_by_trial[allocation.trial_id] = Progress(
+            report.batches_completed, report.batches_total, report.seconds_per_batch, now
+        )
+        if now - self._written_at.get(allocation.trial_id, 0.0) >= PROGRESS_SECONDS:
+            self._written_at[allocation.trial_id] = now
+            await self._write_progress(allocation.trial_id)
+
+    async def _write_progress(self, trial_id: str) -> None:
+        progress = self.progress_by_trial.get(trial_id)
+        if progress is not None:
+            await self._store.commit(
+                lambda records: progressed(records, trial_id, progress.batches_completed, self._rules, time.time())
+            )
+
+    async def _validated(self, allocation_id: str, report: runner_pb2.ValidationReport) -> None:
+        trial_id = parse_allocation_id(allocation_id)[0]
+        validation = json.dumps(dict(report.metrics), sort_keys=True)
+        await self._store.commit(
+            lambda records: validated(
+                records, trial_id, report.batches_completed, validation, rules=self._rules, now=time.time()
+            )
+        )
+
+    async def _checkpointed(self, allocation_id: str, checkpoint: Checkpoint) -> None:
+        """A runner speaks for its own trial only, whatever the report says."""
+        trial_id = parse_allocation_id(allocation_id)[0]
+        trial = self._store.state.find(Trial, trial_id)
+        if trial is None:
+            return
+        own = replace(checkpoint, trial_id=trial_id, experiment_id=trial.experiment_id)
+        await self._store.commit(lambda records: checkpointed(records, own))
+
+    def _observe_start(self, before: Allocation) -> None:
+        """Every phase that has ended since, once."""
+        after = self._store.state.find(Allocation, before.id)
+        if after is None:
+            return
+        phases = [field.name for field in fields(Timeline)]
+        for previous, phase in itertools.pairwise(phases):
+            begun, ended = getattr(after.timeline, previous), getattr(after.timeline, phase)
+            if begun and ended and not getattr(before.timeline, phase):
+                metric.START_SECONDS.labels(phase.removesuffix("_at")).observe(max(0.0, ended - begun))

@@ -1,0 +1,257 @@
+"""The scheduling cycle of the leader: expire, snapshot, plan, commit; what is committed is dispatched by the store.
+
+It sleeps until somebody wakes it (a submit, an exit, an agent) or the next deadline is there; it never polls. It
+decides nothing: deadlines and plans are pure. Started by the term, ended with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from gangline.domain.allocation import Allocation, ExitReport, Reason, Request
+from gangline.domain.experiment import Experiment
+from gangline.domain.resource import Agent
+from gangline.domain.state import AgentState, ExitKind
+from gangline.errors import unavailable
+from services.common.election import Leadership
+from services.scheduler import metric
+from services.scheduler.dispatch import Dispatch
+from services.scheduler.hold import find_held
+from services.scheduler.intake import Intake
+from services.scheduler.lease import Leases
+from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
+from services.scheduler.placement.assignment import Assignment, Preemption
+from services.scheduler.placement.order import by_priority
+from services.scheduler.records import Change, State, get
+from services.scheduler.session import Sessions
+from services.scheduler.snapshot import take_snapshot
+from services.scheduler.store import Store
+from services.scheduler.transition.agent import lost, unended_on
+from services.scheduler.transition.deadline import expired, next_deadline, overdue
+from services.scheduler.transition.exit import unended_agents
+from services.scheduler.transition.place import place
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.stop import StopOrder, stop
+
+_log = structlog.get_logger(__name__)
+
+# What comes in a burst is planned together.
+DEBOUNCE_SECONDS = 0.002
+LONGEST_DEBOUNCE_SECONDS = 0.1
+COUNT_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
+
+
+@contextlib.contextmanager
+def _timed(phase: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    metric.CYCLE_SECONDS.labels(phase).observe(time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class View:
+    """What the loop looks at. patient_until: before it no deadline of an allocation is enforced."""
+
+    leadership: Leadership
+    store: Store
+    sessions: Sessions
+    leases: Leases
+    intake: Intake
+    dispatch: Dispatch
+    pools: tuple[PoolConfig, ...]
+    rules: Rules
+    patient_until: float
+    preemption_grace: Callable[[State, str], float]
+
+
+class Loop:
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._state = view.store.state
+        self._wake = asyncio.Event()
+        self._plan = Plan((), (), {})
+        self._held: dict[str, Reason] = {}
+        self._planned_revision = -1
+        self._counting: asyncio.TimerHandle | None = None
+
+    def wake(self) -> None:
+        """Something has changed that a plan may depend on."""
+        self._wake.set()
+
+    def on_committed(self, change: Change) -> None:
+        if change.touches(Request, Allocation, Agent, Experiment):
+            self.wake()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            started = time.perf_counter()
+            try:
+                await self.cycle()
+            except Exception:  # noqa: BLE001 - a bug in one cycle must not end placement for good
+                _log.exception("a scheduling cycle failed")
+                self._retry_soon()
+            await self._wait(time.perf_counter() - started)
+
+    async def cycle(self) -> None:
+        """One pass. Each step sees what the one before it has changed."""
+        now = time.time()
+        # 1. What has waited too long ends: leases of agents, deadlines of allocations.
+        with _timed("expire"):
+            await self._expire(now)
+        if not self._state.count(Request):
+            self._plan, self._held, self._planned_revision = Plan((), (), {}), {}, self._state.revision
+            self._count()
+            return
+        # 2. A frozen picture of agents, requests and running work.
+        with _timed("snapshot"):
+            snapshot = self._take_snapshot(now)
+        # 3. The decision.
+        with _timed("plan"):
+            self._plan, self._planned_revision = plan(snapshot, now), snapshot.revision
+        # 4. Each assignment is checked again and written; the store dispatches what etcd accepted.
+        if self._view.leadership.is_fresh:
+            with _timed("commit"):
+                await self._commit(self._plan, now)
+        else:
+            self._retry_soon()
+        self._count()
+
+    def pending(self) -> list[tuple[Request, Reason]]:
+        """Every request that waits, in the planner's order, each with its reason as of now."""
+        if self._planned_revision != self._state.revision:
+            # Only looked at, not acted upon: the loop is about to do the same.
+            now = time.time()
+            self._plan, self._planned_revision = plan(self._take_snapshot(now), now), self._state.revision
+        requests = sorted(self._state.all_of(Request), key=by_priority)
+        reasons = self._reasons()
+        # One that is assigned at this moment is no longer waiting.
+        return [(request, reasons[request.trial_id]) for request in requests if request.trial_id in reasons]
+
+    def _reasons(self) -> dict[str, Reason]:
+        return {**self._plan.reasons, **self._held}
+
+    def _take_snapshot(self, now: float) -> Snapshot:
+        view = self._view
+        self._held = find_held(self._state, self._state.all_of(Request))
+        problems = {agent.id: view.sessions.problem_of(agent.id) for agent in self._state.all_of(Agent)}
+        progress = view.intake.progress_by_trial
+        return take_snapshot(self._state, view.pools, problems, progress, now=now, held=self._held)
+
+    async def _expire(self, now: float) -> None:
+        view = self._view
+        for agent_id in view.leases.expired(time.monotonic()):
+            await self._lose_agent(agent_id, now)
+        for allocation_id in overdue(self._state.all_of(Allocation), now, view.patient_until):
+            allocation = get(self._state, Allocation, allocation_id)
+            agents = [member.agent_id for member in allocation.members]
+            there = frozenset(agent_id for agent_id in agents if view.sessions.accepted_at(agent_id, allocation_id))
+            _log.warning("allocation overdue", allocation_id=allocation_id, state=str(allocation.state))
+            await view.store.commit(_expiry(allocation_id, there, view.rules, now))
+            if self._state.find(Allocation, allocation_id) is None:
+                self._give_up(allocation)
+
+    def _give_up(self, allocation: Allocation) -> None:
+        """Its slots are free on record, but these agents may still run it: they must say otherwise before they get
+        anything new."""
+        for agent_id in unended_agents(allocation):
+            session = self._view.sessions.find(agent_id)
+            if session is not None:
+                self._view.dispatch.end_stranger(session, allocation.id)
+
+    async def _lose_agent(self, agent_id: str, now: float) -> None:
+        """Unless it is heard of again before that can be written."""
+        view = self._view
+        await view.store.commit(
+            lambda records: (
+                lost(records, agent_id, now) if view.leases.is_over(agent_id, time.monotonic()) else Change()
+            )
+        )
+        agent = self._state.find(Agent, agent_id)
+        if agent is not None and agent.state is AgentState.ALIVE:
+            return
+        view.leases.end(agent_id)
+        message = f"the agent was not heard of for {view.leases.lease_seconds:g} s"
+        _log.warning("agent lost", agent_id=agent_id, lease_seconds=view.leases.lease_seconds)
+        # It may be alive, with all that runs there: only a hello tells, and brings it back.
+        view.sessions.end(agent_id, unavailable("agent.lost", f"{message}; say hello again"))
+        report = ExitReport(agent_id, ExitKind.AGENT_LOST, message, failed_at=now, ended_at=now)
+        for allocation in unended_on(self._state, agent_id):
+            await view.intake.exit(allocation.id, report)
+
+    async def _commit(self, decided: Plan, now: float) -> None:
+        placing = [self._place(assignment, now) for assignment in decided.assignments]
+        changes = await asyncio.gather(*placing)
+        if not all(changes):
+            # The state moved between plan and commit.
+            self._retry_soon()
+        await asyncio.gather(*(self._preempt(preemption, now) for preemption in decided.preemptions))
+
+    async def _place(self, assignment: Assignment, now: float) -> Change:
+        view = self._view
+        change = await view.store.commit(
+            lambda records: place(
+                records,
+                assignment.trial_id,
+                assignment.slots_by_agent,
+                epoch=view.store.epoch,
+                rules=view.rules,
+                now=now,
+            )
+        )
+        for allocation in change.all_of(Allocation):
+            agents = {member.agent_id: len(member.slot_ids) for member in allocation.members}
+            _log.info("placed", allocation_id=allocation.id, slots_by_agent=agents)
+        return change
+
+    async def _preempt(self, preemption: Preemption, now: float) -> None:
+        view = self._view
+        grace_seconds = view.preemption_grace(self._state, preemption.allocation_id)
+        deadline_at = now + grace_seconds + view.rules.force_seconds
+        order = StopOrder(ExitKind.PREEMPTED, f"makes room for trial {preemption.for_trial_id}", deadline_at)
+        await view.store.commit(lambda records: stop(records, preemption.allocation_id, order, now))
+
+    async def _wait(self, cycle_seconds: float) -> None:
+        """Until the next wake or deadline. A burst is let in for as long as the last cycle took, so that with a long
+        queue planning never takes more than half of the time."""
+        timeout = self._seconds_to_next_due()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+            await asyncio.sleep(min(max(DEBOUNCE_SECONDS, cycle_seconds), LONGEST_DEBOUNCE_SECONDS))
+        self._wake.clear()
+
+    def _seconds_to_next_due(self) -> float | None:
+        now = time.time()
+        allocations, requests = self._state.all_of(Allocation), self._state.all_of(Request)
+        deadline = next_deadline(allocations, requests, now, self._view.patient_until)
+        lease_end = self._view.leases.next_end
+        waits = [] if deadline is None else [deadline - now]
+        waits += [] if lease_end is None else [lease_end - time.monotonic()]
+        return max(0.0, min(waits)) if waits else None
+
+    def _retry_soon(self) -> None:
+        asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.wake)
+
+    def _count(self) -> None:
+        """Brings the gauges up to date, not more than once in COUNT_SECONDS: that looks at every slot."""
+        if self._counting is None:
+            self._counting = asyncio.get_running_loop().call_later(COUNT_SECONDS, self._count_now)
+
+    def _count_now(self) -> None:
+        self._counting = None
+        metric.count_state(self._state)
+        reasons = Counter(reason.code for reason in self._reasons().values())
+        metric.count_reasons(reasons)
+
+
+def _expiry(allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float) -> Callable[..., Change]:
+    return lambda records: expired(records, allocation_id, accepted_agents, rules, now)

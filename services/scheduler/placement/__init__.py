@@ -1,0 +1,23 @@
+"""PURE: the placement core. `plan(snapshot, now)` decides; nothing here reads a clock, a socket or a store."""
+
+from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
+from services.scheduler.placement.change import Change, apply_change, apply_changes
+from services.scheduler.placement.plan import Plan, plan
+from services.scheduler.placement.snapshot import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
+
+__all__ = [
+    "AgentRoom",
+    "Assignment",
+    "Change",
+    "Group",
+    "PendingRequest",
+    "Plan",
+    "PoolConfig",
+    "Preemption",
+    "Reservation",
+    "Running",
+    "Snapshot",
+    "apply_change",
+    "apply_changes",
+    "plan",
+]

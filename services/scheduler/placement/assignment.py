@@ -1,0 +1,45 @@
+"""PURE: what a policy proposes for its pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gangline.domain.allocation import Reason
+from services.scheduler.placement.change import Change
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A request and the slots that it gets, all or nothing. 0 slots stand for an auxiliary place."""
+
+    trial_id: str
+    slots_by_agent: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A live allocation that has to make room for a request."""
+
+    allocation_id: str
+    for_trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The most urgent request that has to wait, and from when on these slots are kept for it."""
+
+    trial_id: str
+    at: float
+    slots_by_agent: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """changes: by trial id, what its reason's `would_start_if` says, to be applied by `apply_changes`."""
+
+    assignments: tuple[Assignment, ...] = ()
+    preemptions: tuple[Preemption, ...] = ()
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+    changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
+    reservation: Reservation | None = None

@@ -1,0 +1,119 @@
+"""PURE: the smallest change that we can name which would start a waiting request.
+
+What it takes follows from the pool as it was before the plan, so that one answer serves all requests of a shape; being
+moved to the front of the queue is part of it for those whom others would get ahead of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from services.scheduler.placement.change import (
+    AddAgents,
+    Change,
+    EnableAgents,
+    EndWork,
+    FreeSlots,
+    MoveToFront,
+    RaiseMaxSlots,
+    Release,
+    enabled,
+)
+from services.scheduler.placement.fit import Shape, find_fit, shape_of
+from services.scheduler.placement.ledger import Ledger, Waiting
+from services.scheduler.placement.outlook import Opening
+from services.scheduler.placement.room import Room
+from services.scheduler.placement.snapshot import AgentRoom, PendingRequest
+
+
+class Counterfactual:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._used = Counter[str]()
+        for work in ledger.view.running:
+            self._used[work.group] += work.slots
+        self._by_shape: dict[Shape, tuple[Change, ...]] = {}
+        self._openings: dict[Shape, Opening | None] = {}
+
+    def of(self, waiting: Waiting) -> tuple[Change, ...]:
+        request = waiting.request
+        rest = self._room_for(request)
+        if waiting.is_behind:
+            rest = (MoveToFront(request.trial_id), *rest)
+        if waiting.cause == "quota" or self._exceeds_cap(request):
+            rest = (*self._raise(request), *rest)
+        if waiting.cause in ("held", "backoff") or request.not_before_at > self._ledger.now:
+            rest = (Release(request.trial_id, _released(request)), *rest)
+        return rest
+
+    def opening(self, request: PendingRequest) -> Opening | None:
+        """When the ends of running work would make room for it, if nobody else waited."""
+        shape = shape_of(request)
+        if shape not in self._openings:
+            self._openings[shape] = self._ledger.outlook.opening(request)
+        return self._openings[shape]
+
+    def _exceeds_cap(self, request: PendingRequest) -> bool:
+        return self._used[request.group] + request.slots > self._ledger.quota.cap_of(request.group)
+
+    def _raise(self, request: PendingRequest) -> tuple[Change, ...]:
+        """Nothing when only requests ahead of it exhaust the cap."""
+        if not request.slots or not self._exceeds_cap(request):
+            return ()
+        return (RaiseMaxSlots(request.group, self._used[request.group] + request.slots),)
+
+    def _room_for(self, request: PendingRequest) -> tuple[Change, ...]:
+        shape = shape_of(request)
+        if shape not in self._by_shape:
+            self._by_shape[shape] = self._changes_for(request)
+        return self._by_shape[shape]
+
+    def _changes_for(self, request: PendingRequest) -> tuple[Change, ...]:
+        agents = self._ledger.view.agents
+        match self._ledger.capability.of(request):
+            case "never":
+                return (_more_agents(request, agents, request.pool),)
+            case "unhealthy":
+                away = tuple(
+                    agent.id
+                    for agent in agents
+                    if (not agent.is_usable or agent.disabled) and agent.id not in request.blocklist
+                )
+                return EnableAgents(away), *self._emptied(request, [enabled(agent) for agent in agents])
+            case "fits":
+                opening = self._initial_opening(request)
+                if opening is None:
+                    return self._emptied(request, [agent for agent in agents if agent.is_usable])
+                return (EndWork(tuple(w.allocation_id for w in opening.after)),) if opening.after else ()
+
+    def _initial_opening(self, request: PendingRequest) -> Opening | None:
+        """Auxiliary places that are free already need nobody's end."""
+        if request.slots == 0 and find_fit(request, Room(self._ledger.view.agents, self._ledger.view.config)):
+            return Opening(self._ledger.now, {}, ())
+        return self.opening(request)
+
+    def _emptied(self, request: PendingRequest, agents: Sequence[AgentRoom]) -> tuple[Change, ...]:
+        """Whole agents have to become idle, whatever occupies them."""
+        config = self._ledger.view.config
+        if find_fit(request, Room(agents, config)) is not None:
+            return ()
+        idle = [replace(agent, used=0, draining=0, used_zero_slot=0) for agent in agents]
+        found = find_fit(request, Room(idle, config))
+        return (FreeSlots(tuple(sorted(found))),) if found else ()
+
+
+def _more_agents(request: PendingRequest, agents: Sequence[AgentRoom], pool: str) -> AddAgents:
+    """Agents like most of those that are there, as many as it fills; else one that holds it."""
+    sizes = Counter(agent.slots for agent in agents if agent.slots)
+    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    if size and not request.is_single_agent and request.slots > size and request.slots % size == 0:
+        return AddAgents(pool, request.slots // size, size)
+    return AddAgents(pool, 1, max(1, request.slots))
+
+
+def _released(request: PendingRequest) -> str:
+    if request.hold is None:
+        return "its wait after the failure is over"
+    return "it is activated" if request.hold == "PAUSED" else "its search lets it start"

@@ -1,0 +1,104 @@
+"""PURE: dedicated fit: a gang that no single agent can hold takes whole idle agents.
+
+Equal agents first, the largest size that divides the gang: fewer hosts, fewer links. Where the pool allows unequal
+ones, the sizes come from an exact search. Of the agents that would do, those are chosen that lie in the fewest network
+domains, then the tightest ones, then in the order of the ring.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+
+from services.scheduler.placement.exact import find_sizes
+from services.scheduler.placement.room import Domain, Room, Slots, Token
+
+_Rings = Mapping[Domain, list[Token]]
+
+
+def find_gang(slots: int, request_hash: int, room: Room, blocked: Collection[str]) -> Slots | None:
+    """Agents that the gang fills wholly."""
+    rings_by_size = room.idle if not blocked else {size: _without(rings, blocked) for size, rings in room.idle.items()}
+    count_by_size = {size: _count(rings) for size, rings in rings_by_size.items()}
+    if sum(size * count for size, count in count_by_size.items()) < slots:
+        return None
+    size = equal_size(slots, count_by_size)
+    if size is not None:
+        agents = _in_fewest_domains(rings_by_size[size], slots // size, request_hash)
+        return dict.fromkeys(agents, size)
+    if not room.config.allow_heterogeneous_fits:
+        return None
+    return _unequal(slots, request_hash, rings_by_size)
+
+
+def equal_size(slots: int, count_by_size: Mapping[int, int]) -> int | None:
+    """The largest size of which whole agents make up the gang."""
+    fitting = (size for size, count in count_by_size.items() if slots % size == 0 and slots // size <= count)
+    return max(fitting, default=None)
+
+
+def _unequal(slots: int, request_hash: int, rings_by_size: Mapping[int, _Rings]) -> Slots | None:
+    sizes = find_sizes(slots, {size: _count(rings) for size, rings in rings_by_size.items()})
+    if sizes is None:
+        return None
+    return _within_one_domain(slots, len(sizes), request_hash, rings_by_size) or _chosen(
+        sizes, request_hash, rings_by_size
+    )
+
+
+def _within_one_domain(
+    slots: int, num_agents: int, request_hash: int, rings_by_size: Mapping[int, _Rings]
+) -> Slots | None:
+    """As few agents as anywhere, but all of them in one of the widest domains, if there are several."""
+    by_domain: dict[str, dict[int, dict[Domain, list[Token]]]] = defaultdict(lambda: defaultdict(dict))
+    for size, rings in rings_by_size.items():
+        for domain, ring in rings.items():
+            by_domain[domain[0] if domain else ""][size][domain] = ring
+    if len(by_domain) < 2:
+        return None
+    for name in sorted(by_domain):
+        sizes = find_sizes(slots, {size: _count(rings) for size, rings in by_domain[name].items()})
+        if sizes is not None and len(sizes) == num_agents:
+            return _chosen(sizes, request_hash, by_domain[name])
+    return None
+
+
+def _chosen(sizes: Collection[int], request_hash: int, rings_by_size: Mapping[int, _Rings]) -> Slots:
+    chosen: Slots = {}
+    for size, count in Counter(sizes).items():
+        chosen |= dict.fromkeys(_in_fewest_domains(rings_by_size[size], count, request_hash), size)
+    return chosen
+
+
+def _in_fewest_domains(rings: _Rings, count: int, request_hash: int, level: int = 0) -> list[str]:
+    """So many agents: whole domains, the largest first, and the rest in the tightest domain that holds it."""
+    if len(rings) == 1 or level == len(next(iter(rings))):
+        return _on_ring([token for ring in rings.values() for token in ring], request_hash, count)
+    by_value: dict[str, dict[Domain, list[Token]]] = defaultdict(dict)
+    for domain, ring in rings.items():
+        by_value[domain[level]][domain] = ring
+    groups = sorted(((_count(group), name) for name, group in by_value.items()))
+    chosen: list[str] = []
+    while groups[-1][0] < count - len(chosen):
+        size, name = groups.pop()
+        chosen += _in_fewest_domains(by_value[name], size, request_hash, level + 1)
+    rest = count - len(chosen)
+    tightest = next(name for size, name in groups if size >= rest)
+    return chosen + _in_fewest_domains(by_value[tightest], rest, request_hash, level + 1)
+
+
+def _on_ring(tokens: list[Token], request_hash: int, count: int) -> list[str]:
+    """The first agents from the request's place on."""
+    tokens.sort()
+    start = bisect_left(tokens, (request_hash, ""))
+    return [agent_id for _, agent_id in (tokens[start : start + count] + tokens[:start])[:count]]
+
+
+def _without(rings: _Rings, blocked: Collection[str]) -> dict[Domain, list[Token]]:
+    left = {domain: [token for token in ring if token[1] not in blocked] for domain, ring in rings.items()}
+    return {domain: ring for domain, ring in left.items() if ring}
+
+
+def _count(rings: _Rings) -> int:
+    return sum(len(ring) for ring in rings.values())

@@ -1,0 +1,271 @@
+"""PURE: what is promised while the plan of one pool grows.
+
+Owns the four ways to answer a request: it starts now; it claims slots that stopping work is about to give back; it has
+less urgent work stopped; or it waits, and the first that waits holds a reservation which nobody behind it may delay.
+A policy decides in which order requests are put here, and whom they may have stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
+from services.scheduler.placement.capability import Capability
+from services.scheduler.placement.fit import Shape, find_fit, shape_of
+from services.scheduler.placement.outlook import Outlook, freed_by
+from services.scheduler.placement.quota import Quota
+from services.scheduler.placement.room import Room, Slots
+from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest, PoolView, Running
+from services.scheduler.placement.victim import find_victims
+
+Cause = Literal["held", "backoff", "never", "unhealthy", "quota", "claim", "behind", "full"]
+
+# Victims looked at in one pass. Whoever finds none for that looks again in the next pass, which the first bring about.
+MAX_VICTIMS_SEEN = 20_000
+
+
+class Waiting(NamedTuple):
+    """is_behind: others of its kind come before it, or may."""
+
+    request: PendingRequest
+    cause: Cause
+    is_behind: bool
+
+
+class Ledger:
+    """outlook: as things were before this plan. claims: trial id -> the stopping allocations that it waits for.
+
+    is_order_fixed: False where the order itself depends on who runs, so that nobody is sure to be the first.
+    """
+
+    def __init__(self, view: PoolView, now: float, is_order_fixed: bool = True) -> None:
+        self.view = view
+        is_alone = is_order_fixed or len(view.requests) < 2
+        self._has_seen = {False: not is_alone, True: not is_alone}
+        self.now = now
+        self.room = Room(view.agents, view.config)
+        self.outlook = Outlook(self.room, view.running, now)
+        self.capability = Capability(view)
+        self.quota = Quota(view)
+        self.assignments: list[Assignment] = []
+        self.preemptions: list[Preemption] = []
+        self.waiting: list[Waiting] = []
+        self.claims: dict[str, tuple[str, ...]] = {}
+        self.reservation: Reservation | None = None
+        self._promised: list[Running] = []
+        self._stopping = [work for work in view.running if work.is_stopping and work.slots]
+        self._coming = _sum_of_freed(self._stopping, self.room)
+        self._spare: Slots = {}
+        self._is_closed = False
+        self._refused: set[tuple[Shape, bool]] = set()
+        self._refused_claims: set[Shape] = set()
+        self._hopeless: set[tuple[Shape, str]] = set()
+        self._settled: dict[tuple[Shape, bool, str], Cause] = {}
+        self._behind: dict[Shape, bool] = {}
+        self._victims_seen = 0
+
+    def consider(self, request: PendingRequest, victims: Sequence[Running] = (), league: str = "") -> bool:
+        """Whether it starts or has slots promised. Else it is put among those that wait.
+
+        victims: whom it may have stopped, the first to go first. Requests of one shape and league come with ever fewer
+        of them.
+        """
+        cause = self._obstacle(request)
+        is_behind = self._count(request, cause)
+        if cause is None:
+            kind = shape_of(request), self._is_short(request), league
+            cause = self._settled.get(kind)
+            if cause is None:
+                slots_by_agent = self._find_now(request)
+                if slots_by_agent is not None:
+                    self._start(request, slots_by_agent)
+                    return True
+                cause = self._secure(request, victims, league)
+                if cause != "claim":
+                    self._settled[kind] = cause
+        self.waiting.append(Waiting(request, cause, is_behind))
+        return cause == "claim"
+
+    def _count(self, request: PendingRequest, cause: Cause | None) -> bool:
+        """Whether anybody of its kind goes before it, who might take what a change would give to it."""
+        kind = request.slots > 0
+        is_behind = self._has_seen[kind]
+        if not is_behind and cause not in ("held", "backoff"):
+            self._has_seen[kind] = True
+        return is_behind
+
+    def _obstacle(self, request: PendingRequest) -> Cause | None:
+        """What keeps it from starting wherever there is room."""
+        if request.hold is not None:
+            return "held"
+        verdict = self.capability.of(request)
+        if verdict != "fits":
+            return verdict
+        if request.not_before_at > self.now:
+            return "backoff"
+        return None if self.quota.allows(request) else "quota"
+
+    def _find_now(self, request: PendingRequest) -> Slots | None:
+        if request.slots == 0:
+            return find_fit(request, self.room)
+        if self._is_closed:
+            return None
+        shape, is_short = shape_of(request), self._is_short(request)
+        if (shape, is_short) in self._refused:
+            return None
+        found = find_fit(request, self.room, () if is_short else self._spare)
+        if found is None and not is_short:
+            found = self._beside_reservation(request)
+        if found is None:
+            # The room only shrinks while the plan grows: what did not fit once does not fit again.
+            self._refused.add((shape, is_short))
+        return found
+
+    def _is_short(self, request: PendingRequest) -> bool:
+        """Over before the reservation begins, so that it may use its slots."""
+        if self.reservation is None:
+            return True
+        return 0 < request.estimated_seconds <= self.reservation.at - self.now
+
+    def _beside_reservation(self, request: PendingRequest) -> Slots | None:
+        """On an agent that the reservation does not need wholly."""
+        for agent_id, spare in sorted(self._spare.items()):
+            bin_ = self.room.get(agent_id)
+            if bin_ is not None and min(spare, bin_.free) >= request.slots and agent_id not in request.blocklist:
+                return {agent_id: request.slots}
+        return None
+
+    def _start(self, request: PendingRequest, slots_by_agent: Slots) -> None:
+        if not self._is_short(request):
+            for agent_id in self._spare.keys() & slots_by_agent.keys():
+                self._spare[agent_id] -= slots_by_agent[agent_id]
+        self.room.take(slots_by_agent)
+        self.assignments.append(Assignment(request.trial_id, slots_by_agent))
+        self._promise(request, slots_by_agent)
+
+    def _promise(self, request: PendingRequest, slots_by_agent: Slots) -> None:
+        self.quota.promise(request)
+        if request.slots:
+            end_at = self.now + (request.estimated_seconds or UNKNOWN_RUN_SECONDS)
+            self._promised.append(_as_running(request.trial_id, request, slots_by_agent, end_at))
+
+    def _secure(self, request: PendingRequest, victims: Sequence[Running], league: str) -> Cause:
+        """It cannot start now: what else can be done for it."""
+        if request.slots == 0:
+            return "full"
+        if not self._is_closed and (self._claim(request) or self._preempt(request, victims, league)):
+            return "claim"
+        is_behind = self._is_closed or (self.reservation is not None and self._fits_without_reservation(request))
+        if self.reservation is None:
+            self._reserve(request)
+        if not self.view.config.backfill:
+            self._is_closed = True
+        return "behind" if is_behind else "full"
+
+    def _claim(self, request: PendingRequest) -> bool:
+        """Slots of stopping work that nobody more urgent waits for."""
+        shape = shape_of(request)
+        if not self._coming or shape in self._refused_claims:
+            return False
+        for agent_id, slots in self._coming.items():
+            self.room.add(agent_id, slots)
+        found = find_fit(request, self.room, self._spare)
+        if found is None:
+            self._refused_claims.add(shape)
+        else:
+            self._take_claim(request, found)
+        self._hide_coming()
+        return found is not None
+
+    def _preempt(self, request: PendingRequest, victims: Sequence[Running], league: str) -> bool:
+        shape = shape_of(request), league
+        if not victims or shape in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN:
+            return False
+        gone = {preemption.allocation_id for preemption in self.preemptions}
+        candidates = [work for work in victims if work.allocation_id not in gone]
+        candidates = candidates[: MAX_VICTIMS_SEEN - self._victims_seen]
+        for agent_id, slots in self._coming.items():
+            self.room.add(agent_id, slots)
+        found = find_victims(candidates, request.slots, self.room, lambda: find_fit(request, self.room, self._spare))
+        if found is None:
+            self._hopeless.add(shape)
+            self._victims_seen += len(candidates)
+        else:
+            chosen, slots_by_agent, num_seen = found
+            self._victims_seen += num_seen
+            self._release(chosen, request)
+            self._take_claim(request, slots_by_agent)
+        self._hide_coming()
+        return found is not None
+
+    def _release(self, victims: Sequence[Running], request: PendingRequest) -> None:
+        for work in victims:
+            self.preemptions.append(Preemption(work.allocation_id, request.trial_id))
+            self._stopping.append(work)
+        for agent_id, slots in _sum_of_freed(victims, self.room).items():
+            self._coming[agent_id] = self._coming.get(agent_id, 0) + slots
+        # More is coming than they may need: others may fit into the rest.
+        self._refused_claims.clear()
+        self._settled.clear()
+
+    def _take_claim(self, request: PendingRequest, slots_by_agent: Slots) -> None:
+        self.room.take(slots_by_agent)
+        blocking = [work for work in self._stopping if not slots_by_agent.keys().isdisjoint(work.slots_by_agent)]
+        self.claims[request.trial_id] = tuple(work.allocation_id for work in blocking)
+        self._promise(request, slots_by_agent)
+
+    def _hide_coming(self) -> None:
+        """What is not free yet leaves the room again; what was claimed of it comes to nobody else."""
+        for agent_id, slots in tuple(self._coming.items()):
+            bin_ = self.room.get(agent_id)
+            left = min(slots, bin_.free) if bin_ is not None else 0
+            self.room.add(agent_id, -left)
+            if left:
+                self._coming[agent_id] = left
+            else:
+                del self._coming[agent_id]
+
+    def _reserve(self, request: PendingRequest) -> None:
+        outlook = self._present_outlook()
+        opening = outlook.opening(request)
+        if opening is None:
+            return
+        self.reservation = Reservation(request.trial_id, opening.at, opening.slots_by_agent)
+        for agent_id, slots in opening.slots_by_agent.items():
+            self._spare[agent_id] = outlook.free_at(agent_id, opening.at) - slots
+
+    def _present_outlook(self) -> Outlook:
+        """With what this plan has promised so far."""
+        if not self._promised and not self._stopping:
+            return self.outlook
+        gone = {work.allocation_id for work in self._stopping}
+        ends = self.outlook.ends
+        if gone:
+            ends = [(end, work) for end, work in ends if work.allocation_id not in gone]
+        coming = [_as_coming(agent_id, slots, self.now) for agent_id, slots in self._coming.items()]
+        return Outlook(self.room, [*self._promised, *coming], self.now, ends)
+
+    def _fits_without_reservation(self, request: PendingRequest) -> bool:
+        shape = shape_of(request)
+        if shape not in self._behind:
+            self._behind[shape] = find_fit(request, self.room) is not None
+        return self._behind[shape]
+
+
+def _sum_of_freed(works: Sequence[Running], room: Room) -> Slots:
+    """By usable agent."""
+    coming: Slots = {}
+    for work in works:
+        for agent_id, slots in freed_by(work).items():
+            if slots and room.get(agent_id) is not None:
+                coming[agent_id] = coming.get(agent_id, 0) + slots
+    return coming
+
+
+def _as_running(name: str, request: PendingRequest, slots_by_agent: Slots, end_at: float) -> Running:
+    return Running(name, name, request.group, request.pool, slots_by_agent, estimated_end_at=end_at)
+
+
+def _as_coming(agent_id: str, slots: int, now: float) -> Running:
+    return Running(agent_id, "", "", "", {agent_id: slots}, started_at=now, is_stopping=True)

@@ -1,0 +1,66 @@
+"""PURE: the order in which a pool looks at its requests: most urgent first, then by queue position, then by
+submission. The numbers in an id settle requests of the same instant, so that 7.2 comes before 7.10."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from math import inf
+from operator import attrgetter
+from typing import Protocol, TypeVar
+
+_NUMBER = re.compile(r"(\d+)")
+
+_Key = tuple[bool, int, float, float]
+NaturalKey = tuple[tuple[int, int | str], ...]
+
+
+class Queued(Protocol):
+    @property
+    def trial_id(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def submitted_at(self) -> float: ...
+
+
+_Q = TypeVar("_Q", bound=Queued)
+
+
+def by_priority(request: Queued) -> tuple[_Key, NaturalKey]:
+    """Sort key: 1 is most urgent."""
+    return _key(request), natural_key(request.trial_id)
+
+
+def in_order(requests: Iterable[_Q]) -> list[_Q]:
+    """The same order, quick for many: one pass for each part of the key, the last part first, and only those that
+    matter. What was equal stays in its order, and a pass over what is in order costs next to nothing."""
+    ordered = list(requests)
+    instants = {request.submitted_at for request in ordered}
+    if len(instants) < len(ordered):
+        ordered.sort(key=lambda request: natural_key(request.trial_id))
+    ordered.sort(key=attrgetter("submitted_at"))
+    if any(getattr(request, "queue_position", None) is not None for request in ordered):
+        ordered.sort(key=_position)
+    ordered.sort(key=attrgetter("priority"))
+    if any(getattr(request, "is_first", False) for request in ordered):
+        ordered.sort(key=attrgetter("is_first"), reverse=True)
+    return ordered
+
+
+# A cycle looks at every request; reading the same id again and again would be a third of its time.
+@lru_cache(maxsize=1 << 16)
+def natural_key(text: str) -> NaturalKey:
+    """Numbers count as numbers; every part carries its kind, so that any two keys compare."""
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in _NUMBER.split(text) if part)
+
+
+def _key(request: Queued) -> _Key:
+    is_first: bool = getattr(request, "is_first", False)
+    return not is_first, request.priority, _position(request), request.submitted_at
+
+
+def _position(request: Queued) -> float:
+    position: float | None = getattr(request, "queue_position", None)
+    return inf if position is None else position

@@ -1,0 +1,114 @@
+"""PURE: `plan(snapshot, now)`, the decision of one cycle.
+
+Owns the split into pools and the result's shape; each pool's policy decides by itself. For the same input the plan is
+the same. Called by the leader's loop, which re-checks every assignment when it commits it, and by tests.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TypeVar
+
+from gangline.domain.allocation import Reason
+from gangline.domain.state import ReasonCode
+from services.scheduler.placement.assignment import Assignment, PoolPlan, Preemption, Reservation
+from services.scheduler.placement.change import AddAgents, Change
+from services.scheduler.placement.lazy import Lazy
+from services.scheduler.placement.order import in_order
+from services.scheduler.placement.policy import POLICIES
+from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolView, Running, Snapshot
+
+_V = TypeVar("_V")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """assignments: in the order in which they should start.
+
+    reasons: by trial id, one for every request that stays pending, in the order in which the planner looked at them.
+    changes: by trial id, what would start it, as records. Both are worked out when somebody first looks.
+    reservations: by pool, who waits first and from when on slots are kept for it.
+    """
+
+    assignments: tuple[Assignment, ...]
+    preemptions: tuple[Preemption, ...]
+    reasons: Mapping[str, Reason]
+    changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
+    reservations: Mapping[str, Reservation] = field(default_factory=dict)
+
+
+def plan(snapshot: Snapshot, now: float) -> Plan:
+    """Decides for every request of the snapshot: it is assigned, or it has a reason."""
+    requests = _requests_by_pool(snapshot)
+    running, agents = _running_by_pool(snapshot), _agents_by_pool(snapshot)
+    groups = {group.id: group for group in snapshot.groups}
+    plans: dict[str, PoolPlan] = {}
+    for config in snapshot.pools:
+        view = PoolView(
+            config=config,
+            agents=tuple(agents.get(config.name, ())),
+            requests=tuple(requests.pop(config.name, ())),
+            running=tuple(running.get(config.name, ())),
+            groups=groups,
+        )
+        plans[config.name] = POLICIES[config.policy](view, now) if view.requests else PoolPlan()
+    homeless = [request for rest in requests.values() for request in rest]
+    return _join(plans, _explain_homeless(homeless, snapshot))
+
+
+def _join(plans: Mapping[str, PoolPlan], homeless: PoolPlan) -> Plan:
+    parts = [part for part in (*plans.values(), homeless) if part.assignments or part.preemptions or part.reasons]
+    reasons = [part.reasons for part in parts]
+    changes = [part.changes for part in parts]
+    return Plan(
+        assignments=tuple(assignment for part in parts for assignment in part.assignments),
+        preemptions=tuple(preemption for part in parts for preemption in part.preemptions),
+        reasons=_merged(reasons),
+        changes=_merged(changes),
+        reservations={name: part.reservation for name, part in plans.items() if part.reservation is not None},
+    )
+
+
+def _merged(parts: Sequence[Mapping[str, _V]]) -> Mapping[str, _V]:
+    """Nothing is worked out for it."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = [key for part in parts for key in part]
+    return Lazy(keys, lambda: {key: value for part in parts for key, value in part.items()})
+
+
+def _requests_by_pool(snapshot: Snapshot) -> dict[str, list[PendingRequest]]:
+    requests: dict[str, list[PendingRequest]] = defaultdict(list)
+    for request in in_order(snapshot.requests):
+        requests[request.pool].append(request)
+    return requests
+
+
+def _running_by_pool(snapshot: Snapshot) -> dict[str, list[Running]]:
+    running: dict[str, list[Running]] = defaultdict(list)
+    for work in sorted(snapshot.running, key=attrgetter("allocation_id")):
+        running[work.pool].append(work)
+    return running
+
+
+def _agents_by_pool(snapshot: Snapshot) -> dict[str, list[AgentRoom]]:
+    """By id, like running work: in which order they come must not matter, down to the words of a reason."""
+    agents: dict[str, list[AgentRoom]] = defaultdict(list)
+    for agent in sorted(snapshot.agents, key=attrgetter("id")):
+        agents[agent.pool].append(agent)
+    return agents
+
+
+def _explain_homeless(requests: list[PendingRequest], snapshot: Snapshot) -> PoolPlan:
+    """Requests for pools that are gone from the settings."""
+    known = ", ".join(sorted(snapshot.pool_names))
+    reasons, changes = {}, {}
+    for request in requests:
+        change = AddAgents(request.pool, 1, max(1, request.slots))
+        what = f"there is no pool {request.pool!r}; the pools are {known}"
+        reasons[request.trial_id] = Reason(ReasonCode.NO_MATCHING_POOL, what, str(change))
+        changes[request.trial_id] = (change,)
+    return PoolPlan(reasons=reasons, changes=changes)

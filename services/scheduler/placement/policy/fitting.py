@@ -1,0 +1,26 @@
+"""PURE: the policy `fitting`: every request by itself on the agents as they are, none of them taking room from another.
+
+It answers "where would this go?" in a simulation; no pool of a cluster runs it, because two requests may get one slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.scheduler.placement.assignment import PoolPlan
+from services.scheduler.placement.ledger import Ledger
+from services.scheduler.placement.reason import close
+from services.scheduler.placement.snapshot import PoolView
+
+
+def plan_pool(view: PoolView, now: float) -> PoolPlan:
+    plans = []
+    for request in view.requests:
+        ledger = Ledger(replace(view, requests=(request,)), now)
+        ledger.consider(request)
+        plans.append(close(ledger))
+    return PoolPlan(
+        assignments=tuple(assignment for plan in plans for assignment in plan.assignments),
+        reasons={trial_id: reason for plan in plans for trial_id, reason in plan.reasons.items()},
+        changes={trial_id: changes for plan in plans for trial_id, changes in plan.changes.items()},
+    )

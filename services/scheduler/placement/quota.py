@@ -1,0 +1,29 @@
+"""PURE: how many slots each group holds or was promised, against its cap."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import inf
+
+from services.scheduler.placement.snapshot import PendingRequest, PoolView
+
+
+class Quota:
+    """used: by group, growing with the plan."""
+
+    def __init__(self, view: PoolView) -> None:
+        self._caps = {group.id: inf if group.max_slots is None else group.max_slots for group in view.groups.values()}
+        self.used: defaultdict[str, int] = defaultdict(int)
+        for work in view.running:
+            self.used[work.group] += work.slots
+
+    def cap_of(self, group: str) -> float:
+        return self._caps.get(group, inf)
+
+    def allows(self, request: PendingRequest) -> bool:
+        if not request.slots:
+            return True
+        return self.used[request.group] + request.slots <= self._caps.get(request.group, inf)
+
+    def promise(self, request: PendingRequest) -> None:
+        self.used[request.group] += request.slots

@@ -1,0 +1,176 @@
+"""PURE: why requests do not start now, in numbers, what would start them, and when that is to be expected.
+
+A reason is worked out from the room that a plan leaves over, so it holds for the plan it comes with. Requests of one
+shape that wait for the same thing share the sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from gangline.domain.allocation import Reason
+from gangline.domain.state import ReasonCode
+from services.scheduler.placement.assignment import PoolPlan
+from services.scheduler.placement.change import Change, EnableAgents, EndWork, MoveToFront, describe_changes
+from services.scheduler.placement.counterfactual import Counterfactual
+from services.scheduler.placement.feasibility import describe_agents, never_fits
+from services.scheduler.placement.fit import Shape, shape_of
+from services.scheduler.placement.forecast import Forecast
+from services.scheduler.placement.lazy import Lazy
+from services.scheduler.placement.ledger import Cause, Ledger, Waiting
+from services.scheduler.placement.room import Bin
+from services.scheduler.placement.snapshot import AgentRoom, PendingRequest
+
+_Sentence = tuple[ReasonCode, str]
+
+
+def close(ledger: Ledger) -> PoolPlan:
+    """The ledger as a plan: every request in it is assigned or has its reason."""
+    explanation = Explanation(ledger)
+    names = [waiting.request.trial_id for waiting in ledger.waiting]
+    reasons = Lazy(names, lambda: explanation.all[0])
+    changes = Lazy(names, lambda: explanation.all[1])
+    return PoolPlan(tuple(ledger.assignments), tuple(ledger.preemptions), reasons, changes, ledger.reservation)
+
+
+class Explanation:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._counterfactual = Counterfactual(ledger)
+        self._sentences: dict[tuple[Cause, Shape], _Sentence] = {}
+        self._would: dict[tuple[object, ...], str] = {}
+        self._tell: dict[Cause, Callable[[PendingRequest], _Sentence]] = {
+            "held": self._held,
+            "backoff": self._backoff,
+            "never": self._never,
+            "unhealthy": self._unhealthy,
+            "quota": self._quota,
+            "claim": self._claim,
+            "behind": self._behind,
+            "full": self._full,
+        }
+
+    @cached_property
+    def all(self) -> tuple[dict[str, Reason], dict[str, tuple[Change, ...]]]:
+        """By trial id."""
+        forecast = Forecast(self._ledger, self._counterfactual.opening)
+        reasons: dict[str, Reason] = {}
+        changes: dict[str, tuple[Change, ...]] = {}
+        for waiting in self._ledger.waiting:
+            trial_id = waiting.request.trial_id
+            needed = self._counterfactual.of(waiting)
+            code, message = self._sentence(waiting)
+            reasons[trial_id] = Reason(
+                code, message, self._describe(needed), self._blocking(waiting, needed), forecast.eta(waiting)
+            )
+            changes[trial_id] = needed
+        return reasons, changes
+
+    @cached_property
+    def _rooms(self) -> list[Bin]:
+        return sorted(self._ledger.room.bins, key=lambda bin_: (-bin_.free, bin_.agent.id))
+
+    def _sentence(self, waiting: Waiting) -> _Sentence:
+        """What names the request itself is told anew for each."""
+        if waiting.cause in ("held", "backoff", "quota", "claim"):
+            return self._tell[waiting.cause](waiting.request)
+        key = waiting.cause, shape_of(waiting.request)
+        if key not in self._sentences:
+            self._sentences[key] = self._tell[waiting.cause](waiting.request)
+        return self._sentences[key]
+
+    def _describe(self, changes: tuple[Change, ...]) -> str:
+        key = tuple(MoveToFront if isinstance(change, MoveToFront) else change for change in changes)
+        if key not in self._would:
+            self._would[key] = describe_changes(changes) or "the next cycle plans it"
+        return self._would[key]
+
+    def _blocking(self, waiting: Waiting, changes: Sequence[Change]) -> tuple[str, ...]:
+        if waiting.cause == "claim":
+            return self._ledger.claims[waiting.request.trial_id]
+        reservation = self._ledger.reservation
+        if waiting.cause == "behind" and reservation is not None:
+            return (reservation.trial_id,)
+        for change in changes:
+            match change:
+                case EndWork(allocation_ids):
+                    return allocation_ids
+                case EnableAgents(agent_ids):
+                    return agent_ids
+        return ()
+
+    def _held(self, request: PendingRequest) -> _Sentence:
+        if request.hold == ReasonCode.PAUSED:
+            return ReasonCode.PAUSED, "its experiment is paused"
+        return ReasonCode.SEARCH_WAITING, "its search runs as many trials as it may"
+
+    def _backoff(self, request: PendingRequest) -> _Sentence:
+        seconds = request.not_before_at - self._ledger.now
+        return ReasonCode.BACKOFF_AFTER_FAILURE, f"waits {seconds:.1f} s more after a failure"
+
+    def _never(self, request: PendingRequest) -> _Sentence:
+        agents, config = self._ledger.view.agents, self._ledger.view.config
+        if not agents:
+            return ReasonCode.NO_MATCHING_POOL, f"pool {config.name!r} has no agents yet"
+        allowed = _allowed(request, agents)
+        if not allowed:
+            return ReasonCode.NEVER_FITS, f"all {len(agents)} agents of pool {config.name!r} are on its blocklist"
+        sizes = [agent.slots for agent in allowed]
+        sentence = never_fits(
+            request.slots, config.name, sizes, request.is_single_agent, config.allow_heterogeneous_fits
+        )
+        return ReasonCode.NEVER_FITS, sentence or _needs(request)
+
+    def _unhealthy(self, request: PendingRequest) -> _Sentence:
+        allowed = _allowed(request, self._ledger.view.agents)
+        usable = [agent.slots for agent in allowed if agent.is_usable]
+        away = [_absence(agent) for agent in allowed if not agent.is_usable or agent.disabled]
+        named = ", ".join(away[:4]) + (f" and {len(away) - 4} more" if len(away) > 4 else "")
+        held = f"the agents that are well, {describe_agents(usable)}, cannot hold it without {named}"
+        return ReasonCode.AGENTS_UNHEALTHY, f"{_needs(request)}; {held}"
+
+    def _quota(self, request: PendingRequest) -> _Sentence:
+        cap, used = self._ledger.quota.cap_of(request.group), self._ledger.quota.used[request.group]
+        what = f"{_needs(request)}; {request.group} holds or was promised {used} of its max_slots {cap:g}"
+        return ReasonCode.QUOTA_EXCEEDED, what
+
+    def _claim(self, request: PendingRequest) -> _Sentence:
+        stopping = self._ledger.claims[request.trial_id]
+        return ReasonCode.WAITING_FOR_PREEMPTION, f"{_needs(request)}; waits for {', '.join(stopping)} to stop"
+
+    def _behind(self, request: PendingRequest) -> _Sentence:
+        reservation = self._ledger.reservation
+        if reservation is None:
+            return ReasonCode.BEHIND_RESERVATION, f"{_needs(request)}; the pool starts nobody before who is ahead of it"
+        seconds = reservation.at - self._ledger.now
+        held = ", ".join(f"{agent}: {slots}" for agent, slots in sorted(reservation.slots_by_agent.items())[:4])
+        kept = f"{sum(reservation.slots_by_agent.values())} slots ({held}) are kept for {reservation.trial_id}"
+        return ReasonCode.BEHIND_RESERVATION, f"{_needs(request)}; {kept}, which is to start in {seconds:.0f} s"
+
+    def _full(self, request: PendingRequest) -> _Sentence:
+        name = self._ledger.view.config.name
+        if request.slots == 0:
+            return ReasonCode.NO_CAPACITY, f"needs an auxiliary place; all are taken in pool {name!r}"
+        left = [bin_ for bin_ in self._rooms if bin_.agent.id not in request.blocklist]
+        free, total = sum(bin_.free for bin_ in left), sum(bin_.capacity for bin_ in left)
+        if free < request.slots:
+            return ReasonCode.NO_CAPACITY, f"{_needs(request)}; {free} of {total} are free in pool {name!r}"
+        rooms = ", ".join(f"{bin_.agent.id}: {bin_.free} of {bin_.capacity}" for bin_ in left[:4])
+        spread = f"{free} are free, but spread over agents ({rooms})"
+        return ReasonCode.FRAGMENTED, f"{_needs(request)} on one agent or on whole idle ones; {spread}"
+
+
+def _allowed(request: PendingRequest, agents: Sequence[AgentRoom]) -> list[AgentRoom]:
+    return [agent for agent in agents if agent.id not in request.blocklist]
+
+
+def _absence(agent: AgentRoom) -> str:
+    if not agent.is_usable:
+        return f"{agent.id} ({agent.problem or 'away'})"
+    return f"{agent.id} ({agent.disabled} of {agent.slots + agent.disabled} slots disabled)"
+
+
+def _needs(request: PendingRequest) -> str:
+    slots = f"{request.slots} slot{'' if request.slots == 1 else 's'}"
+    return f"needs {slots} on a single agent" if request.is_single_agent else f"needs {slots}"

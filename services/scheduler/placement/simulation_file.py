@@ -1,0 +1,322 @@
+"""PURE: the snapshot file of `gangline simulate`: read into a snapshot, and the plan written out.
+
+Owns the format of that JSON, so that a dump of a running cluster, a bug report and a test are the same thing. Every
+mistake in it is refused with one line that says where: line and column of broken JSON, else the path of the field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gangline.domain.allocation import Reason
+from gangline.domain.state import ReasonCode
+from gangline.errors import invalid
+from services.scheduler.placement.change import dump_change
+from services.scheduler.placement.order import natural_key
+from services.scheduler.placement.plan import Plan
+from services.scheduler.placement.policy import POLICIES
+from services.scheduler.placement.simulation_field import Fields, read_list
+from services.scheduler.placement.snapshot import (
+    DEFAULT_MAX_ZERO_SLOT,
+    DEFAULT_PRIORITY,
+    AgentRoom,
+    Group,
+    PendingRequest,
+    PoolConfig,
+    Running,
+    Snapshot,
+)
+
+POOL = "default"
+_HOLDS = {"paused": ReasonCode.PAUSED, "search_waiting": ReasonCode.SEARCH_WAITING}
+_AGENT_STATES = ("enabled", "draining", "disabled", "away")
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """now: of the file, else the newest time that it names."""
+
+    snapshot: Snapshot
+    now: float
+
+
+def parse_simulation(text: str) -> Simulation:
+    """Raises GanglineError `simulation.syntax` or `simulation.invalid`."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise invalid("simulation.syntax", f"line {error.lineno}, column {error.colno}: {error.msg}") from error
+    top = Fields(document, "")
+    config, positions = _config(top)
+    groups = {group.id: group for group in _distinct(_group(item) for item in read_list(top, "groups"))}
+    agents = {agent.id: agent for agent in _distinct(_agent(item) for item in read_list(top, "agents"))}
+    requests: list[PendingRequest] = []
+    running: list[Running] = []
+    newest = 0.0
+    known: set[str] = set()
+    for item in read_list(top, "tasks"):
+        task = _task(item, groups, positions)
+        if task.trial_id in known:
+            raise item.error("id", f"{task.trial_id!r} is there twice")
+        known.add(task.trial_id)
+        newest = max(newest, task.submitted_at)
+        if item.has("allocated_on"):
+            running.append(_running(item, task, agents))
+        else:
+            item.flag("occupies", False)
+            requests.append(task)
+        item.done()
+    now = top.number("now", newest)
+    top.done()
+    # Groups that no list names have no cap and the weight 1.
+    for group in {task.group for task in requests} | {work.group for work in running}:
+        groups.setdefault(group, Group(group))
+    snapshot = Snapshot((config,), tuple(agents.values()), tuple(requests), tuple(running), tuple(groups.values()))
+    return Simulation(snapshot, now)
+
+
+def dump_plan(decided: Plan) -> dict[str, Any]:
+    """The output as JSON: beside what starts, stops and waits, each reason's change as a record."""
+    return {
+        "to_allocate": {one.trial_id: dict(sorted(one.slots_by_agent.items())) for one in decided.assignments},
+        "to_release": sorted({one.allocation_id for one in decided.preemptions}, key=natural_key),
+        "reasons": {
+            trial_id: _dump_reason(reason, decided.changes.get(trial_id, ()))
+            for trial_id, reason in decided.reasons.items()
+        },
+    }
+
+
+def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]:
+    """One pool of a snapshot in the format of the file; reading it back gives the same plan."""
+    config = next(found for found in snapshot.pools if found.name == pool)
+    agents = snapshot.agents_of(pool)
+    running = [work for work in snapshot.running if work.pool == pool]
+    occupied: dict[str, int] = defaultdict(int)
+    for work in running:
+        for agent_id, slots in work.slots_by_agent.items():
+            occupied[agent_id] += slots - work.draining_by_agent.get(agent_id, 0)
+    requests = [request for request in snapshot.requests if request.pool == pool]
+    return {
+        "policy": config.policy,
+        "now": now,
+        "config": _dump_config(config),
+        "agents": [_dump_agent(agent, occupied[agent.id], running) for agent in agents],
+        "groups": [
+            {"id": group.id, "max_slots": group.max_slots, "weight": group.weight, "priority": group.priority}
+            for group in snapshot.groups
+        ],
+        "tasks": [*(_dump_running(work) for work in running), *(_dump_request(request) for request in requests)],
+    }
+
+
+def _config(top: Fields) -> tuple[PoolConfig, Mapping[str, float]]:
+    policy = top.choice("policy", tuple(sorted(POLICIES)), "priority")
+    fields = Fields(top.raw("config", {}), "config")
+    config = PoolConfig(
+        POOL,
+        policy=policy,
+        fitting="worst" if fields.choice("fitting_policy", ("best", "worst"), "best") == "worst" else "best",
+        allow_heterogeneous_fits=fields.flag("allow_heterogeneous_fits", False),
+        is_preemption_on=fields.flag("preemption", False),
+        default_priority=fields.integer("default_priority", DEFAULT_PRIORITY, 1, 99),
+        backfill=fields.flag("backfill", True),
+        network_labels=tuple(fields.texts("network_labels", PoolConfig(POOL).network_labels)),
+    )
+    positions = Fields(fields.raw("queue_positions", {}), "config.queue_positions")
+    found = {name: positions.number(name, 0.0) for name in positions.names}
+    fields.done()
+    return config, found
+
+
+def _agent(item: Fields) -> AgentRoom:
+    agent_id = item.text("id")
+    slots = item.integer("slots", None, 0)
+    used = item.integer("used_slots", 0, 0)
+    state = item.choice("state", _AGENT_STATES, "enabled")
+    if used > slots:
+        raise item.error("used_slots", f"{used} of {slots} slots cannot be used")
+    if slots == 0 and item.integer("max_zero_slot", DEFAULT_MAX_ZERO_SLOT, 0) == 0:
+        raise item.error("slots", "must be at least 1 for an agent without auxiliary places, not 0")
+    agent = AgentRoom(
+        agent_id,
+        POOL,
+        slots,
+        used,
+        is_usable=state == "enabled",
+        problem=item.text("problem", "" if state == "enabled" else state),
+        max_zero_slot=item.integer("max_zero_slot", DEFAULT_MAX_ZERO_SLOT, 0),
+        used_zero_slot=item.integer("used_zero_slot", 0, 0),
+        draining=item.integer("draining_slots", 0, 0),
+        disabled=item.integer("disabled_slots", 0, 0),
+        labels=item.text_map("labels"),
+    )
+    item.done()
+    return agent
+
+
+def _group(item: Fields) -> Group:
+    max_slots = item.integer("max_slots", None, 1) if item.has("max_slots") else None
+    group = Group(
+        item.text("id"), max_slots, item.number("weight", 1.0, 0.0), item.integer("priority", DEFAULT_PRIORITY, 1, 99)
+    )
+    item.done()
+    return group
+
+
+def _task(item: Fields, groups: Mapping[str, Group], positions: Mapping[str, float]) -> PendingRequest:
+    """Its own priority counts, else its group's. Without a group it is one by itself."""
+    task_id = item.text("id")
+    group = item.text("group", task_id)
+    default = groups[group].priority if group in groups else DEFAULT_PRIORITY
+    hold = item.choice("hold", ("", *_HOLDS), "")
+    return PendingRequest(
+        task_id,
+        group,
+        POOL,
+        item.integer("slots_needed", None, 0),
+        priority=item.integer("priority", default, 1, 99),
+        queue_position=item.number("queue_position", 0.0) if item.has("queue_position") else positions.get(group),
+        is_single_agent=item.flag("single_agent", False),
+        is_preemptible=item.flag("preemptible", True),
+        blocklist=tuple(item.texts("blocklist", ())),
+        submitted_at=item.number("submitted_at", 0.0),
+        not_before_at=item.number("not_before", 0.0),
+        estimated_seconds=item.number("estimated_seconds", 0.0, 0.0),
+        hold=_HOLDS.get(hold),
+    )
+
+
+def _running(item: Fields, task: PendingRequest, agents: dict[str, AgentRoom]) -> Running:
+    """Changes the agents: what occupies slots besides used_slots is added to these."""
+    slots_by_agent = _allocated(item, task)
+    occupies = item.flag("occupies", False)
+    draining = {agent: slots for agent, slots in item.integer_map("draining_on").items() if slots}
+    hidden: dict[str, int] = {}
+    for agent_id, slots in slots_by_agent.items():
+        if agent_id not in agents:
+            raise item.error("allocated_on", f"there is no agent {agent_id!r}")
+        agent = agents[agent_id]
+        if occupies:
+            used = agent.used + slots - draining.get(agent_id, 0)
+            if used > agent.slots:
+                raise item.error("allocated_on", f"agent {agent_id!r} has no {slots} slots left")
+            auxiliary = agent.used_zero_slot + (slots == 0)
+            agents[agent_id] = replace(
+                agent, used=used, used_zero_slot=auxiliary, draining=agent.draining + draining.get(agent_id, 0)
+            )
+        elif slots > agent.used:
+            # It is said to run there, but fewer slots are busy: only so many come back.
+            hidden[agent_id] = slots - agent.used
+    return Running(
+        task.trial_id,
+        task.trial_id,
+        task.group,
+        POOL,
+        slots_by_agent,
+        priority=task.priority,
+        is_preemptible=task.is_preemptible,
+        started_at=item.number("started_at", task.submitted_at),
+        estimated_end_at=item.number("estimated_end", 0.0),
+        draining_by_agent=hidden or draining,
+        is_stopping=item.flag("stopping", False),
+        checkpoint_age_seconds=item.number("checkpoint_age", 0.0, 0.0) if item.has("checkpoint_age") else None,
+    )
+
+
+def _allocated(item: Fields, task: PendingRequest) -> dict[str, int]:
+    where = item.raw("allocated_on", None)
+    if isinstance(where, str):
+        return {where: task.slots}
+    slots_by_agent = item.integer_map("allocated_on")
+    if sum(slots_by_agent.values()) != task.slots:
+        raise item.error("allocated_on", f"holds {sum(slots_by_agent.values())} slots, not {task.slots}")
+    return slots_by_agent
+
+
+def _distinct(records: Iterable[Any]) -> list[Any]:
+    found: dict[str, Any] = {}
+    for record in records:
+        if record.id in found:
+            kind = "agents" if isinstance(record, AgentRoom) else "groups"
+            raise invalid("simulation.invalid", f"{kind}[{len(found)}].id: {record.id!r} is there twice")
+        found[record.id] = record
+    return list(found.values())
+
+
+def _dump_reason(reason: Reason, changes: Iterable[Any]) -> dict[str, Any]:
+    return {
+        "code": reason.code.lower(),
+        "message": reason.message,
+        "would_start_if": reason.would_start_if,
+        "blocking_ids": list(reason.blocking_ids),
+        "eta_at": reason.eta_at,
+        "changes": [dump_change(change) for change in changes],
+    }
+
+
+def _dump_config(config: PoolConfig) -> dict[str, Any]:
+    return {
+        "fitting_policy": config.fitting,
+        "allow_heterogeneous_fits": config.allow_heterogeneous_fits,
+        "preemption": config.is_preemption_on,
+        "default_priority": config.default_priority,
+        "backfill": config.backfill,
+        "network_labels": list(config.network_labels),
+    }
+
+
+def _dump_agent(agent: AgentRoom, occupied: int, running: Iterable[Running]) -> dict[str, Any]:
+    there = [work for work in running if agent.id in work.slots_by_agent]
+    auxiliary = sum(1 for work in there if work.slots_by_agent[agent.id] == 0)
+    drained = sum(work.draining_by_agent.get(agent.id, 0) for work in there)
+    return {
+        "id": agent.id,
+        "slots": agent.slots,
+        "used_slots": agent.used - occupied,
+        "max_zero_slot": agent.max_zero_slot,
+        "used_zero_slot": agent.used_zero_slot - auxiliary,
+        "draining_slots": agent.draining - drained,
+        "disabled_slots": agent.disabled,
+        "state": "enabled" if agent.is_usable else "away",
+        "problem": agent.problem,
+        "labels": dict(agent.labels),
+    }
+
+
+def _dump_running(work: Running) -> dict[str, Any]:
+    return {
+        "id": work.allocation_id,
+        "slots_needed": work.slots,
+        "group": work.group,
+        "priority": work.priority,
+        "preemptible": work.is_preemptible,
+        "submitted_at": work.started_at,
+        "allocated_on": dict(work.slots_by_agent),
+        "occupies": True,
+        "draining_on": dict(work.draining_by_agent),
+        "estimated_end": work.estimated_end_at,
+        "stopping": work.is_stopping,
+        "checkpoint_age": work.checkpoint_age_seconds,
+    }
+
+
+def _dump_request(request: PendingRequest) -> dict[str, Any]:
+    return {
+        "id": request.trial_id,
+        "slots_needed": request.slots,
+        "group": request.group,
+        "priority": request.priority,
+        "queue_position": request.queue_position,
+        "preemptible": request.is_preemptible,
+        "single_agent": request.is_single_agent,
+        "blocklist": list(request.blocklist),
+        "submitted_at": request.submitted_at,
+        "not_before": request.not_before_at,
+        "estimated_seconds": request.estimated_seconds,
+        "hold": request.hold.lower() if request.hold else "",
+    }

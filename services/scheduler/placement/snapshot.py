@@ -1,0 +1,168 @@
+"""PURE: the frozen input of one planning cycle.
+
+Owns the records that a policy decides upon: agents with their room, groups, requests, running work, the pools'
+configuration, all at one revision. It is counted in slots, not in slot ids: which slots of an agent a trial gets is
+chosen when the plan is committed. Built by services.scheduler.snapshot from the leader's state, by simulation_file
+from a file, and by tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from gangline.domain.state import ReasonCode
+
+DEFAULT_MAX_ZERO_SLOT = 100
+DEFAULT_PRIORITY = 42
+UNKNOWN_RUN_SECONDS = 3600.0
+
+Fitting = Literal["best", "worst"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRoom:
+    """slots: how many can be given out again and again: the enabled, healthy ones, free or busy. used: how many of
+    them are busy. disabled: its other slots, which are unhealthy or switched off and may come back. draining: how many
+    of these are busy still; nobody gets them once their work has ended.
+
+    is_usable: connected, alive, enabled; one that is not starts nothing and keeps counting for what its pool can hold.
+    problem: why it is not usable, for reasons.
+    max_zero_slot and used_zero_slot: the auxiliary places for work without slots.
+    labels: where it stands: rack, zone or any key.
+    """
+
+    id: str
+    pool: str
+    slots: int
+    used: int = 0
+    is_usable: bool = True
+    problem: str = ""
+    max_zero_slot: int = DEFAULT_MAX_ZERO_SLOT
+    used_zero_slot: int = 0
+    draining: int = 0
+    disabled: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def free(self) -> int:
+        return self.slots - self.used
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What shares a cap and a weight: one experiment. max_slots: None for no cap. weight: its share relative to the
+    others'; with 0 it gets what nobody else wants."""
+
+    id: str
+    max_slots: int | None = None
+    weight: float = 1.0
+    priority: int = DEFAULT_PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRequest:
+    """A trial that waits for slots, all of them or none.
+
+    queue_position: before the time of submission among requests of one priority; None comes after every position.
+    estimated_seconds: how long it will run; 0 when unknown. hold: PAUSED or SEARCH_WAITING keep it from starting.
+    is_first: it goes before every other request of its pool, whatever the policy.
+    """
+
+    trial_id: str
+    group: str
+    pool: str
+    slots: int
+    priority: int = DEFAULT_PRIORITY
+    queue_position: float | None = None
+    is_single_agent: bool = False
+    is_preemptible: bool = True
+    blocklist: tuple[str, ...] = ()
+    submitted_at: float = 0.0
+    not_before_at: float = 0.0
+    estimated_seconds: float = 0.0
+    hold: ReasonCode | None = None
+    is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A live allocation. slots_by_agent holds 0 for an auxiliary place. estimated_end_at: 0 when unknown.
+
+    draining_by_agent: how many of its slots nobody gets after it. is_stopping: told to end; its slots are promised to
+    the most urgent request that they suffice for. checkpoint_age_seconds: since its last checkpoint; None when it has
+    none, so that its whole run would be lost.
+    """
+
+    allocation_id: str
+    trial_id: str
+    group: str
+    pool: str
+    slots_by_agent: Mapping[str, int]
+    priority: int = DEFAULT_PRIORITY
+    is_preemptible: bool = True
+    started_at: float = 0.0
+    estimated_end_at: float = 0.0
+    draining_by_agent: Mapping[str, int] = field(default_factory=dict)
+    is_stopping: bool = False
+    checkpoint_age_seconds: float | None = None
+
+    @property
+    def slots(self) -> int:
+        return sum(self.slots_by_agent.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """policy: a key of placement.policy.POLICIES. backfill: whether anybody may start before a more urgent request
+    that has to wait. network_labels: keys of agents' labels, the widest first; a gang over several agents keeps to
+    as few values of them as it can."""
+
+    name: str
+    policy: str = "priority"
+    fitting: Fitting = "best"
+    allow_heterogeneous_fits: bool = False
+    is_preemption_on: bool = False
+    default_priority: int = DEFAULT_PRIORITY
+    backfill: bool = True
+    network_labels: tuple[str, ...] = ("zone", "rack")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """revision: of the state that this was taken from."""
+
+    pools: tuple[PoolConfig, ...]
+    agents: tuple[AgentRoom, ...]
+    requests: tuple[PendingRequest, ...] = ()
+    running: tuple[Running, ...] = ()
+    groups: tuple[Group, ...] = ()
+    revision: int = 0
+
+    @cached_property
+    def pool_names(self) -> frozenset[str]:
+        return frozenset(pool.name for pool in self.pools)
+
+    def agents_of(self, pool: str) -> tuple[AgentRoom, ...]:
+        return tuple(agent for agent in self.agents if agent.pool == pool)
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """One pool's part of a snapshot: what a policy gets to see. requests: in the pool's order, see order.py."""
+
+    config: PoolConfig
+    agents: tuple[AgentRoom, ...]
+    requests: tuple[PendingRequest, ...]
+    running: tuple[Running, ...] = ()
+    groups: Mapping[str, Group] = field(default_factory=dict)
+
+    def cap_of(self, group: str) -> int | None:
+        found = self.groups.get(group)
+        return found.max_slots if found else None
+
+    def weight_of(self, group: str) -> float:
+        found = self.groups.get(group)
+        return found.weight if found else 1.0

@@ -1,0 +1,75 @@
+"""PURE: who is asked to make room, in which order, and how few of them do.
+
+The least urgent go first, among these the newest, among equals the one that loses the least: whose checkpoint is the
+freshest. The fit is proven before anybody is released, and who turns out needless is spared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from services.scheduler.placement.outlook import freed_by
+from services.scheduler.placement.room import Room, Slots
+from services.scheduler.placement.snapshot import Running
+
+Find = Callable[[], Slots | None]
+
+
+def in_order(works: Iterable[Running], now: float) -> list[Running]:
+    """Those that can be preempted at all, the first to go first."""
+    able = (work for work in works if work.is_preemptible and not work.is_stopping and work.slots)
+    return sorted(
+        able, key=lambda work: (-work.priority, -work.started_at, _lost_seconds(work, now), work.allocation_id)
+    )
+
+
+def find_victims(
+    victims: Sequence[Running], slots: int, room: Room, find: Find
+) -> tuple[list[Running], Slots, int] | None:
+    """Who has to go, where the request fits then, and how many were looked at; None when not even all of them make
+    room. The slots of those who go stay given back in the room; without a find it is left as it was."""
+    freed: list[Running] = []
+    for work in victims:
+        room.give_back(freed_by(work))
+        freed.append(work)
+        if _can_matter(work, slots, room) and (fit := find()) is not None:
+            needed, fit = _pruned(freed, fit, room, find)
+            return needed, fit, len(freed)
+    for work in freed:
+        _take_back(work, room)
+    return None
+
+
+def _pruned(freed: list[Running], fit: Slots, room: Room, find: Find) -> tuple[list[Running], Slots]:
+    """Those elsewhere are needless; of those in place, the most valuable is spared first."""
+    needed: list[Running] = []
+    for work in freed:
+        if fit.keys().isdisjoint(work.slots_by_agent):
+            _take_back(work, room)
+        else:
+            needed.append(work)
+    for work in reversed(tuple(needed)):
+        _take_back(work, room)
+        again = find()
+        if again is None:
+            room.give_back(freed_by(work))
+        else:
+            needed.remove(work)
+            fit = again
+    return needed, find() or fit
+
+
+def _can_matter(work: Running, slots: int, room: Room) -> bool:
+    """Nobody fits that did not before, unless one of these agents is wide enough or idle now."""
+    found = (room.get(agent_id) for agent_id in work.slots_by_agent)
+    return any(bin_ is not None and (bin_.free >= slots or bin_.is_idle) for bin_ in found)
+
+
+def _take_back(work: Running, room: Room) -> None:
+    for agent_id, slots in freed_by(work).items():
+        room.add(agent_id, -slots)
+
+
+def _lost_seconds(work: Running, now: float) -> float:
+    age = work.checkpoint_age_seconds
+    return max(0.0, now - work.started_at) if age is None else age

@@ -1,0 +1,87 @@
+"""Goes on with what does not fit into one transaction: the trials of a large search, the end or the pause of many.
+
+What is wanted stands in the records; this only calls `pursue` again until it changes nothing, for the experiments that
+a commit has touched and, when a term begins, for all that have not ended. Started by the term, ended with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from gangline.domain.experiment import Experiment
+from gangline.domain.search import Search
+from gangline.domain.state import State
+from gangline.errors import GanglineError
+from services.scheduler.facts import facts_of
+from services.scheduler.records import Change, Records
+from services.scheduler.records import State as Known
+from services.scheduler.searcher.draw import is_drawn, warm_up
+from services.scheduler.store import Store
+from services.scheduler.transition.end import pursue
+from services.scheduler.transition.rules import Rules
+
+_log = structlog.get_logger(__name__)
+
+
+class Pursuit:
+    def __init__(self, store: Store, rules: Rules) -> None:
+        self._store = store
+        self._rules = rules
+        # In the order in which they were touched; a set of its own for each would forget the order.
+        self._touched = {experiment.id: None for experiment in _going_on(store.state)}
+        self._wake = asyncio.Event()
+        self._wake.set()
+
+    def on_committed(self, change: Change) -> None:
+        touched = [record.id for record in change.all_of(Experiment)]
+        touched += [record.experiment_id for record in change.all_of(Search)]
+        if touched:
+            self._touched |= dict.fromkeys(touched)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled or the term is over."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._touched:
+                experiment_id = next(iter(self._touched))
+                del self._touched[experiment_id]
+                await self._pursue(experiment_id)
+
+    async def _pursue(self, experiment_id: int) -> None:
+        """Others have their turn in between: a change touches the experiment again."""
+        try:
+            change = await self._store.commit(_pursuing(experiment_id, self._rules))
+        except GanglineError:
+            raise
+        except Exception:  # noqa: BLE001 - a bug in one search must not end all of them
+            _log.exception("an experiment cannot be brought in line", experiment_id=experiment_id)
+            return
+        if change:
+            self._touched[experiment_id] = None
+
+
+async def warm_up_if_drawn(config_json: str) -> None:
+    """Before a transition that draws hyperparameters: the library takes a second to load, which the event loop of a
+    leader does not have."""
+    if is_drawn(facts_of(config_json).hyperparameters):
+        await asyncio.to_thread(warm_up)
+
+
+async def warm_up_for(state: Known) -> None:
+    """Before the first transitions of a term."""
+    for experiment in _going_on(state):
+        await warm_up_if_drawn(experiment.config_json)
+
+
+def _going_on(state: Known) -> list[Experiment]:
+    return [experiment for experiment in state.all_of(Experiment) if experiment.state is not State.TERMINAL]
+
+
+def _pursuing(experiment_id: int, rules: Rules) -> Callable[[Records], Change]:
+    return lambda records: pursue(records, experiment_id, rules, time.time())

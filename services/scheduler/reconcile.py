@@ -1,0 +1,73 @@
+"""PURE: what an agent says it has, against what the leader's records say it should have.
+
+Level-triggered: the answer follows from the two lists alone, whatever was sent before and whoever sent it. So it serves
+the first hello, a restarted agent and a new leader alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gangline.domain.allocation import Allocation, ExitReport
+from gangline.domain.state import ExitKind, State
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """One allocation in an agent's journal. exit: set when it is TERMINAL."""
+
+    allocation_id: str
+    state: State
+    accepted_at: float = 0.0
+    exit: ExitReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """present: allocations that it is right to have, alive. ended: reports to take over, then to forget.
+    vanished: reports about what should be there and is not. strangers: what it must end, because its member counts as
+    ended or nobody knows it. forgettable: ended strangers.
+
+    What it should have and has never had needs no entry: STARTING allocations that are not present are started.
+    """
+
+    present: tuple[Reported, ...]
+    ended: tuple[tuple[str, ExitReport], ...]
+    vanished: tuple[tuple[str, ExitReport], ...]
+    strangers: tuple[str, ...]
+    forgettable: tuple[str, ...]
+
+
+def compare(agent_id: str, journal: Iterable[Reported], expected: Iterable[Allocation], now: float) -> Difference:
+    """expected: live allocations that wait for the end of their member on this agent."""
+    expected_by_id = {allocation.id: allocation for allocation in expected}
+    reported_by_id = {entry.allocation_id: entry for entry in journal}
+    known = [entry for entry in reported_by_id.values() if entry.allocation_id in expected_by_id]
+    unknown = [entry for entry in reported_by_id.values() if entry.allocation_id not in expected_by_id]
+    return Difference(
+        present=tuple(entry for entry in known if entry.exit is None),
+        ended=tuple((entry.allocation_id, entry.exit) for entry in known if entry.exit is not None),
+        vanished=_vanished(agent_id, expected_by_id, reported_by_id, now),
+        strangers=tuple(entry.allocation_id for entry in unknown if entry.exit is None),
+        forgettable=tuple(entry.allocation_id for entry in unknown if entry.exit is not None),
+    )
+
+
+def _vanished(
+    agent_id: str, expected: Mapping[str, Allocation], reported: Mapping[str, Reported], now: float
+) -> tuple[tuple[str, ExitReport], ...]:
+    return tuple(
+        (allocation.id, vanished_report(agent_id, allocation, now))
+        for allocation in expected.values()
+        if allocation.id not in reported and allocation.state is not State.STARTING
+    )
+
+
+def vanished_report(agent_id: str, allocation: Allocation, now: float) -> ExitReport:
+    """The end of a member that its agent does not know. One that was to be stopped has obeyed."""
+    if allocation.state is State.STOPPING:
+        message = "stopped before its agent had started it"
+        return ExitReport(agent_id, allocation.stop_kind or ExitKind.KILLED, message, ended_at=now)
+    message = "its agent has come back without it; was the agent's journal deleted?"
+    return ExitReport(agent_id, ExitKind.RUNNER_LOST, message, failed_at=now, ended_at=now)

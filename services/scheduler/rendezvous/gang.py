@@ -1,0 +1,145 @@
+"""PURE: the rendezvous of one gang as a state machine.
+
+WAITING until every member said hello; PROBING until every member said whom it reached; then CHOSEN or FAILED for
+good. A member may say everything again after a lost stream or to a new leader; one that comes back on another port has
+lost its links, so probing starts again. Every function returns a new Gang; `message_for` says what a member is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from gangline.domain.resource import Agent
+from gangline.domain.state import ExitKind
+from services.scheduler.rendezvous.network import Candidate, Endpoint, NoNetwork, choose_candidates
+
+
+class Phase(StrEnum):
+    WAITING = "WAITING"
+    PROBING = "PROBING"
+    CHOSEN = "CHOSEN"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedProbe:
+    """A peer that a member did not reach, and where it tried."""
+
+    target: Endpoint
+    error: str
+
+
+Probes = Mapping[str, tuple[FailedProbe, ...]]
+"""Subnet of a candidate -> whom this member did not reach over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    kind: ExitKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """agents: of the members, in the order of node ranks. since_at: when the first member came. ports and probes: by
+    node rank, of those that said so."""
+
+    agents: tuple[Agent, ...]
+    since_at: float
+    deadline_at: float
+    interface: str | None = None
+    phase: Phase = Phase.WAITING
+    ports: Mapping[int, int] = field(default_factory=dict)
+    probes: Mapping[int, Probes] = field(default_factory=dict)
+    candidates: tuple[Candidate, ...] = ()
+    chosen: Candidate | None = None
+    failure: Failure | None = None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(agent.id for rank, agent in enumerate(self.agents) if rank not in self.ports)
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in (Phase.CHOSEN, Phase.FAILED)
+
+
+def on_hello(gang: Gang, node_rank: int, port: int) -> Gang:
+    """A member is there, for the first time or again."""
+    if gang.phase is Phase.FAILED or gang.ports.get(node_rank) == port:
+        return gang
+    is_new_port = node_rank in gang.ports
+    gang = replace(gang, ports={**gang.ports, node_rank: port})
+    if is_new_port:
+        gang = replace(gang, phase=Phase.WAITING, probes={}, chosen=None)
+    return gang if gang.missing else _begin_probing(gang)
+
+
+def on_probe(gang: Gang, node_rank: int, probes: Probes) -> Gang:
+    """A member has tried all candidates. It may come before the last hello, when it repeats itself to a new leader."""
+    if gang.is_over:
+        return gang
+    gang = replace(gang, probes={**gang.probes, node_rank: probes})
+    return _judge(gang) if gang.phase is Phase.PROBING else gang
+
+
+def on_time(gang: Gang, now: float) -> Gang:
+    """Fails the gang when its deadline has passed."""
+    if gang.is_over or now < gang.deadline_at:
+        return gang
+    seconds = gang.deadline_at - gang.since_at
+    if gang.phase is Phase.WAITING:
+        there = ", ".join(agent.id for agent in gang.agents if agent.id not in gang.missing)
+        message = f"{', '.join(gang.missing)} did not arrive within {seconds:g} s after the first of the gang ({there})"
+    else:
+        silent = [agent.id for rank, agent in enumerate(gang.agents) if rank not in gang.probes]
+        message = f"{', '.join(silent)} did not finish probing the network within {seconds:g} s"
+    return _fail(gang, ExitKind.RENDEZVOUS, message)
+
+
+def _begin_probing(gang: Gang) -> Gang:
+    ports = [gang.ports[rank] for rank in range(len(gang.agents))]
+    found = choose_candidates(gang.agents, ports, gang.interface)
+    if isinstance(found, NoNetwork):
+        return _fail(gang, ExitKind.NETWORK, found.message)
+    gang = replace(gang, phase=Phase.PROBING, candidates=found)
+    if len(gang.agents) == 1:
+        return replace(gang, phase=Phase.CHOSEN, chosen=found[0])
+    return _judge(gang)
+
+
+def _judge(gang: Gang) -> Gang:
+    """The first candidate over which everybody reached everybody."""
+    if len(gang.probes) < len(gang.agents):
+        return gang
+    for candidate in gang.candidates:
+        if all(probes.get(candidate.subnet) == () for probes in gang.probes.values()):
+            return replace(gang, phase=Phase.CHOSEN, chosen=candidate)
+    return _fail(gang, ExitKind.NETWORK, _unreachable(gang))
+
+
+def _unreachable(gang: Gang) -> str:
+    """Names the first pair that failed over each candidate."""
+    parts = []
+    for candidate in gang.candidates:
+        for rank, agent in enumerate(gang.agents):
+            failures = gang.probes[rank].get(candidate.subnet)
+            if failures:
+                parts.append(_describe(agent, failures[0]))
+                break
+            if failures is None:
+                parts.append(f"{agent.id} did not probe {candidate.subnet}")
+                break
+    return "; ".join(parts)
+
+
+def _describe(agent: Agent, failed: FailedProbe) -> str:
+    target = failed.target
+    where = f"{target.address} port {target.port} over interface {target.interface}"
+    return f"{agent.id} cannot reach {target.agent_id} at {where}: {failed.error}"
+
+
+def _fail(gang: Gang, kind: ExitKind, message: str) -> Gang:
+    return replace(gang, phase=Phase.FAILED, failure=Failure(kind, message))

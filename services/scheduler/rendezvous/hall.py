@@ -1,0 +1,117 @@
+"""Where gangs meet: runs one pure Gang for each starting allocation and tells its members what has changed.
+
+Owns who is listening and the timers; it keeps nothing beyond this leader's term, because members say everything again
+to the next one. Used by the runner service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from gangline.domain.resource import Agent
+from gangline.errors import GanglineError
+from gangline.v1 import runner_pb2
+from services.scheduler.rendezvous.gang import Gang, Phase, Probes, on_hello, on_probe, on_time
+from services.scheduler.rendezvous.message import message_for
+
+_log = structlog.get_logger(__name__)
+
+
+class Attendance:
+    """One member's stream. `outgoing` holds what it is to be told; None ends the stream."""
+
+    def __init__(self, allocation_id: str, node_rank: int) -> None:
+        self.allocation_id = allocation_id
+        self.node_rank = node_rank
+        self.outgoing: asyncio.Queue[runner_pb2.JoinGangResponse | GanglineError | None] = asyncio.Queue()
+        self._told: runner_pb2.JoinGangResponse | None = None
+
+    def tell(self, message: runner_pb2.JoinGangResponse) -> None:
+        """Nothing is said twice."""
+        if message != self._told:
+            self._told = message
+            self.outgoing.put_nowait(message)
+
+
+@dataclass
+class _Meeting:
+    gang: Gang
+    timer: asyncio.TimerHandle
+    attendances: set[Attendance] = field(default_factory=set)
+
+
+class Hall:
+    """interface: the operator's choice of a network interface; None leaves it to the gang."""
+
+    def __init__(self, rendezvous_seconds: float, interface: str | None) -> None:
+        self._rendezvous_seconds = rendezvous_seconds
+        self._interface = interface
+        self._meetings: dict[str, _Meeting] = {}
+
+    def attend(self, allocation_id: str, agents: Sequence[Agent], node_rank: int, port: int) -> Attendance:
+        """A member has come, for the first time or again. agents: of all members, in the order of node ranks."""
+        meeting = self._meetings.get(allocation_id)
+        if meeting is None:
+            meeting = self._meetings[allocation_id] = self._open(allocation_id, agents)
+        attendance = Attendance(allocation_id, node_rank)
+        meeting.attendances.add(attendance)
+        self._advance(meeting, on_hello(meeting.gang, node_rank, port))
+        return attendance
+
+    def probed(self, attendance: Attendance, probes: Probes) -> None:
+        meeting = self._meetings.get(attendance.allocation_id)
+        if meeting is not None:
+            self._advance(meeting, on_probe(meeting.gang, attendance.node_rank, probes))
+
+    def is_over(self, allocation_id: str) -> bool:
+        """Whether all has been said to this gang."""
+        meeting = self._meetings.get(allocation_id)
+        return meeting is None or meeting.gang.is_over
+
+    def leave(self, attendance: Attendance) -> None:
+        meeting = self._meetings.get(attendance.allocation_id)
+        if meeting is not None:
+            meeting.attendances.discard(attendance)
+
+    def close(self, allocation_id: str) -> None:
+        """The allocation is gone."""
+        meeting = self._meetings.pop(allocation_id, None)
+        if meeting is not None:
+            meeting.timer.cancel()
+            for attendance in meeting.attendances:
+                attendance.outgoing.put_nowait(None)
+
+    def close_all(self, error: GanglineError) -> None:
+        """error: what the members that still listen are told."""
+        for meeting in self._meetings.values():
+            meeting.timer.cancel()
+            for attendance in meeting.attendances:
+                attendance.outgoing.put_nowait(error)
+        self._meetings.clear()
+
+    def _open(self, allocation_id: str, agents: Sequence[Agent]) -> _Meeting:
+        now = time.time()
+        gang = Gang(tuple(agents), now, now + self._rendezvous_seconds, self._interface)
+        timer = asyncio.get_running_loop().call_later(self._rendezvous_seconds, self._on_deadline, allocation_id)
+        return _Meeting(gang, timer)
+
+    def _on_deadline(self, allocation_id: str) -> None:
+        meeting = self._meetings.get(allocation_id)
+        if meeting is not None:
+            # The clock may lag behind the timer by a little; the deadline has passed for all purposes.
+            self._advance(meeting, on_time(meeting.gang, max(time.time(), meeting.gang.deadline_at)))
+
+    def _advance(self, meeting: _Meeting, gang: Gang) -> None:
+        if gang.phase is not meeting.gang.phase and gang.phase is Phase.FAILED and gang.failure is not None:
+            _log.warning("rendezvous failed", agents=[agent.id for agent in gang.agents], reason=gang.failure.message)
+        meeting.gang = gang
+        for attendance in tuple(meeting.attendances):
+            attendance.tell(message_for(gang))
+            if gang.phase is Phase.FAILED:
+                attendance.outgoing.put_nowait(None)
+                meeting.attendances.discard(attendance)

@@ -1,0 +1,103 @@
+"""PURE: over which networks the members of a gang may reach one another, in the order of preference.
+
+Owns the choice of subnets: those that all members share, the fastest first; loopback only where all share one host;
+never a container's bridge. Whether a candidate works is for the members' probes to say.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gangline.domain.resource import Agent, NetworkInterface
+
+LOOPBACK = "127.0.0.0/8"
+ROUTED = "routed"
+
+_VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "lxc", "podman")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one member can be reached over one candidate."""
+
+    agent_id: str
+    interface: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """endpoints: in the order of node ranks. subnet: its name in probe results."""
+
+    subnet: str
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoNetwork:
+    """No candidate exists; message says what each member has."""
+
+    message: str
+
+
+def choose_candidates(
+    agents: Sequence[Agent], ports: Sequence[int], interface: str | None = None
+) -> tuple[Candidate, ...] | NoNetwork:
+    """agents and ports: of the members, in the order of node ranks. interface: the operator's choice, which leaves no
+    other."""
+    if interface:
+        return _named(agents, ports, interface)
+    if len({agent.host_id or agent.id for agent in agents}) == 1:
+        loopback = (Endpoint(agent.id, "lo", "127.0.0.1", port) for agent, port in zip(agents, ports, strict=True))
+        return (Candidate(LOOPBACK, tuple(loopback)),)
+    usable = [_usable(agent) for agent in agents]
+    if not all(usable):
+        alone = ", ".join(agent.id for agent, found in zip(agents, usable, strict=True) if not found)
+        return NoNetwork(f"no network interface besides lo and bridges on {alone}; each agent of a gang needs one")
+    shared = set.intersection(*({_subnet(found) for found in interfaces} for interfaces in usable))
+    if not shared:
+        # Hosts of one cluster may sit in networks that a router joins, or have addresses of a /32.
+        return (_candidate(ROUTED, agents, ports, [interfaces[0] for interfaces in usable]),)
+    picks = {name: [_fastest_in(name, interfaces) for interfaces in usable] for name in shared}
+    order = sorted(picks, key=lambda name: (-min(found.speed_mbit for found in picks[name]), name))
+    return tuple(_candidate(name, agents, ports, picks[name]) for name in order)
+
+
+def _named(agents: Sequence[Agent], ports: Sequence[int], interface: str) -> tuple[Candidate, ...] | NoNetwork:
+    found = [next((own for own in agent.interfaces if own.name == interface), None) for agent in agents]
+    missing = [agent.id for agent, own in zip(agents, found, strict=True) if own is None]
+    if missing:
+        return NoNetwork(
+            f"network interface {interface!r}, which the settings name, does not exist on {', '.join(missing)}; "
+            "correct --network-interface of the schedulers"
+        )
+    return (_candidate(interface, agents, ports, [own for own in found if own is not None]),)
+
+
+def _usable(agent: Agent) -> list[NetworkInterface]:
+    """Fastest first."""
+    found = [own for own in agent.interfaces if not own.name.startswith(_VIRTUAL) and _is_reachable(own)]
+    return sorted(found, key=lambda own: (-own.speed_mbit, own.name, own.address))
+
+
+def _is_reachable(interface: NetworkInterface) -> bool:
+    address = ipaddress.ip_address(interface.address)
+    return not (address.is_loopback or address.is_link_local)
+
+
+def _subnet(interface: NetworkInterface) -> str:
+    return str(ipaddress.ip_network(f"{interface.address}/{interface.prefix_length}", strict=False))
+
+
+def _fastest_in(subnet: str, interfaces: Sequence[NetworkInterface]) -> NetworkInterface:
+    return next(own for own in interfaces if _subnet(own) == subnet)
+
+
+def _candidate(
+    subnet: str, agents: Sequence[Agent], ports: Sequence[int], picked: Sequence[NetworkInterface]
+) -> Candidate:
+    members = zip(agents, ports, picked, strict=True)
+    return Candidate(subnet, tuple(Endpoint(agent.id, own.name, own.address, port) for agent, port, own in members))

@@ -1,0 +1,50 @@
+"""Builds what a trial runner is started with, from the leader's records and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline import wire
+from gangline.domain.allocation import Allocation, Member
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.resource import Agent
+from gangline.v1 import runner_pb2
+from services.common.security import allocation_token
+from services.scheduler.directory import Directory
+from services.scheduler.records import Records, get
+
+
+@dataclass(frozen=True)
+class SpecSource:
+    """What all specs of one term have in common. own_address: this scheduler's."""
+
+    cluster_id: str
+    cluster_token: str
+    storage_url: str
+    own_address: str
+    rendezvous_seconds: float
+    network_interface: str
+    directory: Directory
+
+    def build(self, records: Records, allocation: Allocation, member: Member) -> runner_pb2.RunnerSpec:
+        experiment = get(records, Experiment, allocation.experiment_id)
+        trial = get(records, Trial, allocation.trial_id)
+        checkpoint = records.find(Checkpoint, trial.latest_checkpoint_id)
+        agent = get(records, Agent, member.agent_id)
+        slot_by_id = {slot.id: slot for slot in agent.slots}
+        return runner_pb2.RunnerSpec(
+            allocation=wire.to_proto(allocation),
+            node_rank=member.node_rank,
+            trial=wire.to_proto(trial),
+            config_json=experiment.config_json,
+            code_sha256=experiment.code_sha256,
+            latest_checkpoint=wire.to_proto(checkpoint) if checkpoint else None,
+            cluster_id=self.cluster_id,
+            storage_url=self.storage_url,
+            scheduler_addresses=self.directory.schedulers_after(self.own_address),
+            gateway_addresses=self.directory.addresses_of("gateway"),
+            token=allocation_token(self.cluster_token, allocation.id),
+            rendezvous_seconds=self.rendezvous_seconds,
+            slots=[wire.to_proto(slot_by_id[slot_id]) for slot_id in member.slot_ids if slot_id in slot_by_id],
+            network_interface=self.network_interface,
+        )

@@ -1,0 +1,39 @@
+"""PURE: a searcher as its log makes it, and the log itself: pages of events, so that no value in etcd grows large."""
+
+from __future__ import annotations
+
+from gangline.domain.search import Search, SearchEvent, SearchLog, search_log_id
+from services.scheduler.facts import Facts
+from services.scheduler.records import Draft, Records, get
+from services.scheduler.searcher.interface import Brief, Searcher
+from services.scheduler.searcher.registry import SEARCHERS
+
+PAGE_EVENTS = 64
+
+
+def make_searcher(facts: Facts, seed: int) -> Searcher:
+    """One that has been told nothing yet."""
+    brief = Brief(
+        hyperparameters=facts.hyperparameters,
+        seed=seed,
+        max_trials=facts.max_trials,
+        max_concurrent_trials=facts.max_concurrent_trials,
+        smaller_is_better=facts.smaller_is_better,
+    )
+    return SEARCHERS[facts.searcher](brief)
+
+
+def replay(records: Records, search: Search, facts: Facts) -> Searcher:
+    """What it answers is dropped: `search` says how much of it was asked for."""
+    searcher = make_searcher(facts, search.seed)
+    for page in range(-(-search.num_events // PAGE_EVENTS)):
+        for event in get(records, SearchLog, search_log_id(search.experiment_id, page)).events:
+            searcher.on_event(event)
+    return searcher
+
+
+def append(draft: Draft, search: Search, event: SearchEvent) -> None:
+    """Puts the page that the event belongs on. The caller counts it in `search`."""
+    page = search.num_events // PAGE_EVENTS
+    known = draft.find(SearchLog, search_log_id(search.experiment_id, page))
+    draft.put(SearchLog(search.experiment_id, page, (*(known.events if known else ()), event)))

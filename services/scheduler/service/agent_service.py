@@ -1,0 +1,173 @@
+"""AgentService: the streams that agents hold to the leader.
+
+A hello is registered, compared with the records, and answered with whatever sets the difference right; from then on
+statuses come in and the dispatcher's commands go out. A stream that ends leaves the agent its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from gangline import wire
+from gangline.domain.allocation import Allocation, ExitReport
+from gangline.domain.resource import Agent
+from gangline.domain.state import State
+from gangline.errors import conflict, invalid
+from gangline.v1 import agent_pb2, agent_pb2_grpc
+from services.scheduler.reconcile import Difference, Reported, compare
+from services.scheduler.seat import Seat
+from services.scheduler.service.access import require_cluster
+from services.scheduler.session import Session
+from services.scheduler.term import Term
+from services.scheduler.transition.agent import registered, unended_on
+from services.scheduler.transition.exit import unended_agents
+
+_log = structlog.get_logger(__name__)
+
+Requests = AsyncIterator[agent_pb2.ConnectRequest]
+
+
+class AgentService(agent_pb2_grpc.AgentServiceServicer):
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    async def Connect(  # noqa: N802 - grpc's name
+        self, request_iterator: Requests, _context: Any
+    ) -> AsyncIterator[agent_pb2.ConnectResponse]:
+        require_cluster()
+        term = self._seat.require()
+        hello = await _read_hello(request_iterator)
+        agent = wire.from_proto(Agent, _with_state(hello.agent))
+        session = _admit(term, agent)
+        await term.store.commit(lambda records: registered(records, agent, time.time()))
+        session.send(_welcome(term))
+        term.sessions.add(session)
+        term.leases.renew(agent.id, time.monotonic())
+        _log.info("agent connected", agent_id=agent.id, slots=len(agent.slots), allocations=len(hello.allocations))
+        reading = asyncio.create_task(_serve(term, session, hello, request_iterator), name=f"agent {agent.id}")
+        try:
+            async for response in session.outgoing():
+                yield response
+        finally:
+            reading.cancel()
+            if term.sessions.remove(session):
+                _log.info("agent disconnected", agent_id=agent.id)
+                term.loop.wake()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _read_hello(requests: Requests) -> agent_pb2.AgentHello:
+    first = await anext(aiter(requests), None)
+    if first is None or not first.HasField("hello") or not first.hello.agent.id:
+        raise invalid("agent.no_hello", "an agent's stream starts with its hello, which names the agent")
+    return first.hello
+
+
+def _with_state(agent: Any) -> Any:
+    """An agent says nothing about its state; the scheduler knows it."""
+    filled = type(agent)()
+    filled.CopyFrom(agent)
+    filled.state = 1
+    return filled
+
+
+def _admit(term: Term, agent: Agent) -> Session:
+    """Raises GanglineError `agent.id_in_use` when another host's agent holds a stream under this id."""
+    older = term.sessions.find(agent.id)
+    if older is not None and older.host_id != agent.host_id:
+        raise conflict(
+            "agent.id_in_use", f"an agent {agent.id!r} of another host is connected; give each agent its own --id"
+        )
+    return Session(agent.id, agent.host_id)
+
+
+def _welcome(term: Term) -> agent_pb2.ConnectResponse:
+    lease_seconds = term.leases.lease_seconds
+    return agent_pb2.ConnectResponse(
+        welcome=agent_pb2.AgentWelcome(
+            epoch=term.store.epoch, heartbeat_seconds=lease_seconds / 5, lease_seconds=lease_seconds
+        )
+    )
+
+
+async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requests: Requests) -> None:
+    """Reads until the agent's side of the stream ends; then, or on an error, the session is closed."""
+    try:
+        await _reconcile(term, session, hello)
+        async for request in requests:
+            term.leases.renew(session.agent_id, time.monotonic())
+            if request.HasField("status"):
+                await _on_status(term, session, request.status)
+    except asyncio.CancelledError:
+        raise
+    except Exception:  # noqa: BLE001 - the agent comes back with a hello, which sets things right
+        _log.exception("an agent's stream failed", agent_id=session.agent_id)
+    finally:
+        session.close()
+
+
+async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) -> None:
+    """Sets right what differs between the agent's journal and the records."""
+    journal = [_reported(session, status) for status in hello.allocations]
+    expected = unended_on(term.state, session.agent_id)
+    difference = compare(session.agent_id, journal, expected, time.time())
+    session.known |= {entry.allocation_id for entry in difference.present}
+    session.known |= {allocation_id for allocation_id, _ in difference.ended}
+    # 1. What ended while no leader listened, with the reports that could not be delivered.
+    for status in hello.allocations:
+        await _take_undelivered(term, status)
+    for allocation_id, report in (*difference.ended, *difference.vanished):
+        await term.intake.exit(allocation_id, report)
+    _settle_strangers(term, session, difference)
+    # 2. What it has accepted; then what it should have and does not, and what it should stop.
+    for entry in difference.present:
+        await term.intake.accept(session, entry.allocation_id, entry.accepted_at)
+    for allocation in unended_on(term.state, session.agent_id):
+        term.dispatch.sync(allocation)
+    term.loop.wake()
+
+
+def _settle_strangers(term: Term, session: Session, difference: Difference) -> None:
+    for allocation_id in (*difference.forgettable, *(ended for ended, _ in difference.ended)):
+        term.dispatch.forget(session, allocation_id)
+    for allocation_id in difference.strangers:
+        term.dispatch.end_stranger(session, allocation_id)
+
+
+async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationStatus) -> None:
+    entry = _reported(session, status)
+    allocation = term.state.find(Allocation, entry.allocation_id)
+    is_expected = allocation is not None and session.agent_id in unended_agents(allocation)
+    if entry.exit is not None:
+        await _take_undelivered(term, status)
+        if is_expected:
+            await term.intake.exit(entry.allocation_id, entry.exit)
+        term.dispatch.forget(session, entry.allocation_id)
+        term.loop.wake()
+    elif is_expected:
+        session.known.add(entry.allocation_id)
+        await term.intake.accept(session, entry.allocation_id, entry.accepted_at)
+    elif entry.allocation_id not in session.strangers:
+        term.dispatch.end_stranger(session, entry.allocation_id)
+
+
+async def _take_undelivered(term: Term, status: agent_pb2.AllocationStatus) -> None:
+    """Reports of a runner that ended before it could send them, oldest first."""
+    allocation = term.state.find(Allocation, status.allocation_id)
+    ranks = [member.node_rank for member in allocation.members] if allocation else []
+    for report in sorted(status.undelivered, key=lambda report: report.sequence):
+        await term.intake.report(status.allocation_id, ranks[0] if ranks else 0, report)
+
+
+def _reported(session: Session, status: agent_pb2.AllocationStatus) -> Reported:
+    state = wire.enum_member(State, status.state) or State.STARTING
+    report = None
+    if state is State.TERMINAL and status.HasField("exit"):
+        report = replace(wire.from_proto(ExitReport, status.exit), agent_id=session.agent_id)
+    return Reported(status.allocation_id, state, status.accepted_at, report)

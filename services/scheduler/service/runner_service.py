@@ -1,0 +1,87 @@
+"""RunnerService: trial runners meet, and report what decides over their trial."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from gangline.domain.allocation import Allocation
+from gangline.domain.resource import Agent
+from gangline.domain.state import State
+from gangline.errors import GanglineError, conflict, invalid
+from gangline.v1 import runner_pb2, runner_pb2_grpc
+from services.scheduler.records import get
+from services.scheduler.rendezvous.hall import Attendance, Hall
+from services.scheduler.rendezvous.message import probes_of
+from services.scheduler.seat import Seat
+from services.scheduler.service.access import require_allocation
+from services.scheduler.term import Term
+
+_log = structlog.get_logger(__name__)
+
+Requests = AsyncIterator[runner_pb2.JoinGangRequest]
+
+
+class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    async def JoinGang(  # noqa: N802 - grpc's name
+        self, request_iterator: Requests, _context: Any
+    ) -> AsyncIterator[runner_pb2.JoinGangResponse]:
+        term = self._seat.require()
+        hello = await _read_hello(request_iterator)
+        require_allocation(hello.allocation_id)
+        attendance = _attend(term, hello)
+        reading = asyncio.create_task(_read(term.hall, attendance, request_iterator))
+        try:
+            while (message := await attendance.outgoing.get()) is not None:
+                if isinstance(message, GanglineError):
+                    raise message
+                yield message
+        finally:
+            reading.cancel()
+            term.hall.leave(attendance)
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def ReportTrial(  # noqa: N802 - grpc's name
+        self, request: runner_pb2.ReportTrialRequest, _context: Any
+    ) -> runner_pb2.ReportTrialResponse:
+        require_allocation(request.allocation_id)
+        term = self._seat.require()
+        await term.intake.report(request.allocation_id, request.node_rank, request.report)
+        own_address, directory = term.conditions.own_address, term.conditions.directory
+        return runner_pb2.ReportTrialResponse(
+            scheduler_addresses=directory.schedulers_after(own_address),
+            gateway_addresses=directory.addresses_of("gateway"),
+        )
+
+
+async def _read_hello(requests: Requests) -> runner_pb2.GangHello:
+    first = await anext(aiter(requests), None)
+    if first is None or not first.HasField("hello"):
+        raise invalid("gang.no_hello", "a runner's stream starts with its hello")
+    return first.hello
+
+
+def _attend(term: Term, hello: runner_pb2.GangHello) -> Attendance:
+    """Raises GanglineError `allocation.not_found` or `allocation.stopping` when there is nothing to start."""
+    allocation = get(term.state, Allocation, hello.allocation_id)
+    if allocation.state is State.STOPPING:
+        raise conflict("allocation.stopping", f"allocation {allocation.id} is stopping: {allocation.stop_reason}")
+    if not 0 <= hello.node_rank < len(allocation.members):
+        raise invalid("gang.no_member", f"allocation {allocation.id} has no node rank {hello.node_rank}")
+    agents = [get(term.state, Agent, member.agent_id) for member in allocation.members]
+    return term.hall.attend(allocation.id, agents, hello.node_rank, hello.port)
+
+
+async def _read(hall: Hall, attendance: Attendance, requests: Requests) -> None:
+    """Takes probes in. A member that has closed its side still hears the end of the rendezvous."""
+    async for request in requests:
+        if request.HasField("probe"):
+            hall.probed(attendance, probes_of(request.probe))
+    if hall.is_over(attendance.allocation_id):
+        attendance.outgoing.put_nowait(None)

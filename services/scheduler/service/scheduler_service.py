@@ -1,0 +1,142 @@
+"""SchedulerService: what gateways ask of the leader. A standby refuses and names the leader."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any
+
+import structlog
+
+from gangline import wire
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.resource import Agent
+from gangline.domain.state import ExperimentAction
+from gangline.errors import invalid
+from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.scheduler.admission import admit, preview
+from services.scheduler.pursuit import warm_up_if_drawn
+from services.scheduler.records import get
+from services.scheduler.seat import Seat
+from services.scheduler.service.access import require_cluster
+from services.scheduler.store import Transition
+from services.scheduler.term import Term
+from services.scheduler.transition.end import (
+    activate_experiment,
+    cancel_experiment,
+    end_experiment,
+    kill_trial,
+    pause_experiment,
+)
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.submit import submit
+
+_log = structlog.get_logger(__name__)
+
+
+class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._random = random.SystemRandom()
+
+    async def SubmitExperiment(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.SubmitExperimentRequest, _context: Any
+    ) -> scheduler_pb2.SubmitExperimentResponse:
+        require_cluster()
+        term = self._seat.require()
+        known = term.state.experiment_of_request(request.request_id) if request.request_id else None
+        if known is not None:
+            return _submitted(term, known, [])
+        submitted = {
+            "request_id": request.request_id,
+            "owner": request.owner,
+            "config_json": request.config_json,
+            "code_sha256": request.code_sha256,
+        }
+        submission, warnings = admit(submitted, term.pools, term.state.all_of(Agent), self._random)
+        await warm_up_if_drawn(submission.config_json)
+        rules, now = term.conditions.rules, time.time()
+        await term.store.commit(lambda records: submit(records, submission, rules, now))
+        experiment = term.state.experiment_of_request(request.request_id)
+        assert experiment is not None, "a submit that was committed can be found"
+        _log.info("submitted", experiment_id=experiment.id, owner=experiment.owner, slots=submission.facts.slots)
+        return _submitted(term, experiment, warnings)
+
+    async def EndExperiment(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.EndExperimentRequest, _context: Any
+    ) -> scheduler_pb2.EndExperimentResponse:
+        require_cluster()
+        term = self._seat.require()
+        reason = f"killed by {request.user or 'a user'}"
+        rules, now = term.conditions.rules, time.time()
+        change = await term.store.commit(
+            lambda records: end_experiment(records, request.experiment_id, reason, rules, now)
+        )
+        if change:
+            _log.info("experiment is ended", experiment_id=request.experiment_id, reason=reason)
+        experiment = get(term.state, Experiment, request.experiment_id)
+        return scheduler_pb2.EndExperimentResponse(experiment=wire.to_proto(experiment), revision=term.state.revision)
+
+    async def ChangeExperiment(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.ChangeExperimentRequest, _context: Any
+    ) -> scheduler_pb2.ChangeExperimentResponse:
+        require_cluster()
+        term = self._seat.require()
+        change = await term.store.commit(_change_of(request, term.conditions.rules, time.time()))
+        experiment = get(term.state, Experiment, request.experiment_id)
+        if change:
+            _log.info("experiment is changed", experiment_id=experiment.id, state=str(experiment.state))
+        answer = wire.to_proto(experiment)
+        return scheduler_pb2.ChangeExperimentResponse(experiment=answer, revision=term.state.revision)
+
+    async def EndTrial(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.EndTrialRequest, _context: Any
+    ) -> scheduler_pb2.EndTrialResponse:
+        require_cluster()
+        term = self._seat.require()
+        reason = f"killed by {request.user or 'a user'}"
+        rules, now = term.conditions.rules, time.time()
+        change = await term.store.commit(lambda records: kill_trial(records, request.trial_id, reason, rules, now))
+        if change:
+            _log.info("trial is ended", trial_id=request.trial_id, reason=reason)
+        trial = get(term.state, Trial, request.trial_id)
+        return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(trial), revision=term.state.revision)
+
+    async def PreviewSearch(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.PreviewSearchRequest, _context: Any
+    ) -> scheduler_pb2.PreviewSearchResponse:
+        require_cluster()
+        self._seat.require()
+        # Up to 2000 draws of a millisecond each.
+        found = await asyncio.to_thread(preview, request.config_json, request.limit, self._random)
+        return scheduler_pb2.PreviewSearchResponse(preview=wire.to_proto(found))
+
+    async def ListPending(  # noqa: N802 - grpc's name
+        self, _request: scheduler_pb2.ListPendingRequest, _context: Any
+    ) -> scheduler_pb2.ListPendingResponse:
+        require_cluster()
+        pending = [
+            scheduler_pb2.PendingRequest(request=wire.to_proto(request), reason=wire.to_proto(reason))
+            for request, reason in self._seat.require().loop.pending()
+        ]
+        return scheduler_pb2.ListPendingResponse(pending=pending)
+
+
+def _change_of(request: scheduler_pb2.ChangeExperimentRequest, rules: Rules, now: float) -> Transition:
+    experiment_id, user = request.experiment_id, request.user or "a user"
+    match wire.enum_member(ExperimentAction, request.action):
+        case ExperimentAction.PAUSE:
+            return lambda records: pause_experiment(records, experiment_id, f"paused by {user}", rules, now)
+        case ExperimentAction.ACTIVATE:
+            return lambda records: activate_experiment(records, experiment_id, now)
+        case ExperimentAction.CANCEL:
+            return lambda records: cancel_experiment(records, experiment_id, f"canceled by {user}", rules, now)
+        case _:
+            raise invalid("request.action", f"{request.action} is no action of an experiment that this version knows")
+
+
+def _submitted(term: Term, experiment: Experiment, warnings: list[str]) -> scheduler_pb2.SubmitExperimentResponse:
+    return scheduler_pb2.SubmitExperimentResponse(
+        experiment=wire.to_proto(experiment), revision=term.state.revision, warnings=warnings
+    )

@@ -1,0 +1,108 @@
+"""The agents that are connected now, and what was said to each over its stream.
+
+Owns the outboxes and which allocations an agent is known to have; it decides nothing. The agent service opens and
+closes sessions, the dispatcher fills their outboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+from gangline.domain.state import ExitKind
+from gangline.errors import GanglineError
+from gangline.v1 import agent_pb2
+
+
+class Session:
+    """One stream of one agent.
+
+    known: allocations that it has, or was told to start, in this session. accepted_at_by_id: those it has accepted.
+    stop_kind_by_id: those it was told to stop. strangers: those it must end before its slots can be trusted.
+    """
+
+    def __init__(self, agent_id: str, host_id: str) -> None:
+        self.agent_id = agent_id
+        self.host_id = host_id
+        self.known: set[str] = set()
+        self.accepted_at_by_id: dict[str, float] = {}
+        self.stop_kind_by_id: dict[str, ExitKind] = {}
+        self.strangers: set[str] = set()
+        self._outbox: asyncio.Queue[agent_pb2.ConnectResponse | GanglineError | None] = asyncio.Queue()
+        self._is_closed = False
+
+    def send(self, message: agent_pb2.ConnectResponse) -> None:
+        if not self._is_closed:
+            self._outbox.put_nowait(message)
+
+    def close(self, error: GanglineError | None = None) -> None:
+        """Ends the stream, after what is in the outbox. error: what the agent is told."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._outbox.put_nowait(error)
+
+    async def outgoing(self) -> AsyncIterator[agent_pb2.ConnectResponse]:
+        """Until closed; raises the error that it was closed with."""
+        while True:
+            message = await self._outbox.get()
+            if isinstance(message, GanglineError):
+                raise message
+            if message is None:
+                return
+            yield message
+
+    def drop(self, allocation_id: str) -> None:
+        """Nothing more will be said about this allocation."""
+        self.known.discard(allocation_id)
+        self.strangers.discard(allocation_id)
+        self.accepted_at_by_id.pop(allocation_id, None)
+        self.stop_kind_by_id.pop(allocation_id, None)
+
+
+class Sessions:
+    """At most one for each agent: the newest."""
+
+    def __init__(self) -> None:
+        self._by_agent: dict[str, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_agent.values())
+
+    def find(self, agent_id: str) -> Session | None:
+        return self._by_agent.get(agent_id)
+
+    def add(self, session: Session) -> None:
+        older = self._by_agent.get(session.agent_id)
+        self._by_agent[session.agent_id] = session
+        if older is not None:
+            older.close()
+
+    def remove(self, session: Session) -> bool:
+        """False when a newer session has taken its place."""
+        if self._by_agent.get(session.agent_id) is not session:
+            return False
+        del self._by_agent[session.agent_id]
+        return True
+
+    def end(self, agent_id: str, error: GanglineError) -> None:
+        """What it holds has to be compared anew, so it has to say hello again."""
+        session = self._by_agent.pop(agent_id, None)
+        if session is not None:
+            session.close(error)
+
+    def close_all(self, error: GanglineError) -> None:
+        for session in list(self._by_agent.values()):
+            session.close(error)
+        self._by_agent.clear()
+
+    def problem_of(self, agent_id: str) -> str:
+        """Why nothing can be started on this agent now; empty when it can."""
+        session = self._by_agent.get(agent_id)
+        if session is None:
+            return "not connected"
+        return f"still ending {', '.join(sorted(session.strangers))}" if session.strangers else ""
+
+    def accepted_at(self, agent_id: str, allocation_id: str) -> float:
+        """0 when it has not accepted, as far as is known."""
+        session = self._by_agent.get(agent_id)
+        return session.accepted_at_by_id.get(allocation_id, 0.0) if session else 0.0

@@ -1,0 +1,103 @@
+"""The settings of a scheduler: flags, GANGLINE_* variables, /etc/gangline/scheduler.toml. See ServiceSettings for the
+precedence and for what all services have. Read once by `__main__`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from services.common.settings import ServiceSettings
+from services.scheduler.facts import DEFAULT_POOL
+from services.scheduler.placement import PoolConfig
+from services.scheduler.transition.rules import DEFAULT_PRIORITY, Rules
+
+
+class PoolScheduler(BaseModel):
+    """How a pool places. default_priority: 1 is most urgent, 99 least. preemption: urgent work may have less urgent
+    work stopped. backfill: later work may start early where it delays nobody ahead of it. network_labels: see
+    PoolConfig."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["priority", "fair_share", "round_robin"] = "priority"
+    fitting_policy: Literal["best", "worst"] = "best"
+    default_priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=99)
+    allow_heterogeneous_fits: bool = False
+    preemption: bool = False
+    backfill: bool = True
+    network_labels: tuple[str, ...] = ("zone", "rack")
+
+
+class ResourcePool(BaseModel):
+    """One `[[resource_pools]]` table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pool_name: str = Field(min_length=1)
+    scheduler: PoolScheduler = PoolScheduler()
+
+    def to_config(self) -> PoolConfig:
+        return PoolConfig(
+            name=self.pool_name,
+            policy=self.scheduler.type,
+            fitting=self.scheduler.fitting_policy,
+            default_priority=self.scheduler.default_priority,
+            allow_heterogeneous_fits=self.scheduler.allow_heterogeneous_fits,
+            is_preemption_on=self.scheduler.preemption,
+            backfill=self.scheduler.backfill,
+            network_labels=self.scheduler.network_labels,
+        )
+
+
+class SchedulerSettings(ServiceSettings):
+    service: ClassVar[str] = "scheduler"
+
+    metrics_listen: str | None = Field(default="0.0.0.0:8083", description="host:port of /metrics")
+    id: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", description="unique among the schedulers"
+    )
+    listen: str = Field(default="0.0.0.0:8082", description="host:port of the gRPC server")
+    storage_url: str = Field(description="where code and checkpoints are kept: a directory or any URL of fsspec")
+    admin_token_file: Path | None = Field(default=None, description="the token of the user admin")
+    leader_lease_seconds: float = Field(default=5.0, gt=0, description="how long a lost leader is waited for")
+    agent_lease_seconds: float = Field(default=60.0, gt=0, description="an agent not heard of for so long is lost")
+    agent_grace_seconds: float = Field(default=30.0, ge=0, description="more than that, after a change of the leader")
+    accept_seconds: float = Field(default=30.0, gt=0, description="for the agents of a gang to accept it")
+    rendezvous_seconds: float = Field(default=60.0, gt=0, description="from a gang's first runner to its last")
+    start_seconds: float = Field(default=120.0, gt=0, description="more than that, until ranks are up")
+    kill_grace_seconds: float = Field(default=5.0, ge=0, description="between telling ranks to end and SIGKILL")
+    force_seconds: float = Field(default=30.0, gt=0, description="after that, for an agent to report the end")
+    max_infrastructure_failures: int = Field(
+        default=5, ge=1, description="attempts in a row that may fail for reasons outside of a trial"
+    )
+    network_interface: str = Field(default="", description="the one interface that gangs use; empty chooses by itself")
+    resource_pools: list[ResourcePool] = Field(default=[ResourcePool(pool_name=DEFAULT_POOL)])
+
+    @field_validator("resource_pools")
+    @classmethod
+    def _are_distinct(cls, pools: list[ResourcePool]) -> list[ResourcePool]:
+        names = [pool.pool_name for pool in pools]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"pool {twice!r} is defined twice")
+        return pools if DEFAULT_POOL in names else [*pools, ResourcePool(pool_name=DEFAULT_POOL)]
+
+    @property
+    def pools(self) -> tuple[PoolConfig, ...]:
+        return tuple(pool.to_config() for pool in self.resource_pools)
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(
+            default_priorities={pool.name: pool.default_priority for pool in self.pools},
+            accept_seconds=self.accept_seconds,
+            rendezvous_seconds=self.rendezvous_seconds,
+            start_seconds=self.start_seconds,
+            kill_grace_seconds=self.kill_grace_seconds,
+            force_seconds=self.force_seconds,
+            max_infrastructure_failures=self.max_infrastructure_failures,
+        )

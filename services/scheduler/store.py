@@ -1,0 +1,193 @@
+"""The leader's state and the only way to change it.
+
+Owns the order: transitions run one after another, each on what the ones before it will have left; what waits together
+is written in one fenced transaction; memory changes only after etcd accepted. Whoever wants a change calls `commit`.
+It decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import structlog
+
+from gangline.errors import ErrorKind, GanglineError, invalid
+from services.common import keys
+from services.common.election import Leadership
+from services.common.etcd import Delete, EtcdClient, Put
+from services.common.etcd.transaction import MAX_BYTES, MAX_OPERATIONS, num_bytes_of
+from services.scheduler import metric
+from services.scheduler.codec import operations_of, record_of
+from services.scheduler.records import Change, Draft, Records, State
+
+_log = structlog.get_logger(__name__)
+
+Transition = Callable[[Records], Change]
+
+_RETRY_SECONDS = 0.5
+# A write that took longer has held up much of what others had to say.
+STALLED_SECONDS = 2.0
+
+
+async def load(client: EtcdClient) -> State:
+    """Everything that the leader keeps, at one revision."""
+    listing = await client.list(keys.ROOT)
+    records = (record_of(item) for item in listing.items)
+    return State.of((record for record in records if record is not None), listing.revision)
+
+
+@dataclass
+class _Write:
+    transition: Transition
+    done: asyncio.Future[Change]
+    change: Change = field(default_factory=Change)
+
+
+class _Batch:
+    """Writes that go into one transaction."""
+
+    def __init__(self, state: State) -> None:
+        self.draft = Draft(state)
+        self.writes: list[_Write] = []
+        self._operations: dict[str, Put | Delete] = {}
+
+    @property
+    def operations(self) -> list[Put | Delete]:
+        return list(self._operations.values())
+
+    def takes(self, write: _Write, change: Change) -> bool:
+        """False when the transaction would grow too large. Raises GanglineError `state.too_large` for a change that no
+        transaction holds: its caller hears of it, and all others' changes go on."""
+        own = operations_of(change)
+        merged = self._operations | {operation.key: operation for operation in own}
+        if not _fits(merged.values()):
+            if not _fits(own):
+                raise _too_large(own)
+            return False
+        write.change = change
+        self.writes.append(write)
+        self.draft.add(change)
+        self._operations = merged
+        return True
+
+
+def _fits(operations: Collection[Put | Delete]) -> bool:
+    return len(operations) <= MAX_OPERATIONS and num_bytes_of(operations) <= MAX_BYTES
+
+
+def _too_large(operations: Collection[Put | Delete]) -> GanglineError:
+    return invalid(
+        "state.too_large",
+        f"{num_bytes_of(operations)} bytes in {len(operations)} records would have to be written at once; etcd gets at "
+        f"most {MAX_BYTES} bytes and {MAX_OPERATIONS} records, what is larger belongs into code, data or checkpoints",
+    )
+
+
+class Store:
+    """state: read it freely, never change it. on_committed: called with every change, in their order, after memory
+    shows it and before whoever asked for it goes on. on_stalled: called when a write was slow to be accepted, before
+    the next transition runs."""
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        state: State,
+        on_committed: Callable[[Change], None],
+        on_stalled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.state = state
+        self.epoch = leadership.epoch
+        self._leadership = leadership
+        self._on_committed = on_committed
+        self._on_stalled = on_stalled
+        self._waiting: deque[_Write] = deque()
+        self._wake = asyncio.Event()
+        self._is_over = False
+
+    async def commit(self, transition: Transition) -> Change:
+        """The change that was written; empty when the transition found nothing to do.
+
+        transition: pure; it may run more than once. Raises what the transition raises, and GanglineError
+        `scheduler.not_leader` when the term is over: then nobody knows what was written, and the next leader's state
+        counts.
+        """
+        if self._is_over:
+            raise not_leader()
+        write = _Write(transition, asyncio.get_running_loop().create_future())
+        self._waiting.append(write)
+        self._wake.set()
+        return await write.done
+
+    async def run(self) -> None:
+        """Writes what waits, until cancelled or Deposed."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._waiting:
+                    await self._write_batch()
+        finally:
+            self._give_up()
+
+    async def _write_batch(self) -> None:
+        batch = self._collect()
+        merged = batch.draft.change
+        if merged:
+            started = time.monotonic()
+            try:
+                revision = await self._persist(batch.operations)
+            except BaseException:
+                self._waiting.extendleft(reversed(batch.writes))
+                raise
+            self.state.apply(merged, revision)
+            metric.COMMITTED_OPERATIONS.observe(merged.num_operations)
+            self._on_committed(merged)
+            if time.monotonic() - started > STALLED_SECONDS:
+                self._on_stalled()
+        for write in batch.writes:
+            if not write.done.done():
+                write.done.set_result(write.change)
+
+    def _collect(self) -> _Batch:
+        batch = _Batch(self.state)
+        while self._waiting:
+            write = self._waiting.popleft()
+            try:
+                is_taken = batch.takes(write, write.transition(batch.draft))
+            except Exception as error:  # noqa: BLE001 - the caller gets it; others' writes must go on
+                if not write.done.done():
+                    write.done.set_exception(error)
+                continue
+            if not is_taken:
+                self._waiting.appendleft(write)
+                break
+        return batch
+
+    async def _persist(self, operations: list[Put | Delete]) -> int:
+        """Nobody else writes while this leader leads, so the same operations may be tried until etcd is back."""
+        while True:
+            try:
+                return await self._leadership.commit(operations)
+            except GanglineError as error:
+                if error.kind is not ErrorKind.UNAVAILABLE:
+                    raise
+                _log.warning("state cannot be written, trying again", reason=error.message)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _give_up(self) -> None:
+        self._is_over = True
+        error = not_leader()
+        for write in self._waiting:
+            if not write.done.done():
+                write.done.set_exception(error)
+        self._waiting.clear()
+
+
+def not_leader(address: str | None = None) -> GanglineError:
+    """What a standby answers, and a leader whose term is over. address: of who leads, when that is known."""
+    where = f"the leader is at {address}" if address else "no scheduler leads right now; try again"
+    return GanglineError("scheduler.not_leader", f"this scheduler does not lead; {where}", ErrorKind.CONFLICT)

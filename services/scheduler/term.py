@@ -1,0 +1,205 @@
+"""One term of a leader: all that lives in memory while it leads, and ends with it.
+
+Owns the wiring of store, loop, sessions, rendezvous and intake, and the first writes of a term (cluster, admin user).
+A term that is over is thrown away whole; the next one starts from what etcd holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+import structlog
+
+from gangline.domain.allocation import Allocation, ExitReport
+from gangline.domain.experiment import Experiment
+from gangline.domain.resource import Agent, Cluster, User
+from gangline.domain.state import AgentState
+from gangline.errors import unavailable
+from services.common.election import Deposed, Leadership
+from services.common.security import hash_token
+from services.scheduler import metric
+from services.scheduler.directory import Directory
+from services.scheduler.dispatch import Dispatch
+from services.scheduler.facts import facts_of
+from services.scheduler.intake import Intake
+from services.scheduler.lease import Leases
+from services.scheduler.loop import Loop, View
+from services.scheduler.placement import PoolConfig
+from services.scheduler.pursuit import Pursuit, warm_up_for
+from services.scheduler.records import SINGLETON, Change, Draft, Records, State, get
+from services.scheduler.rendezvous.hall import Hall
+from services.scheduler.runner_spec import SpecSource
+from services.scheduler.session import Sessions
+from services.scheduler.snapshot import all_pools
+from services.scheduler.store import Store
+from services.scheduler.transition.rules import Rules
+
+_log = structlog.get_logger(__name__)
+
+SCHEMA_VERSION = 1
+ADMIN = "admin"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What holds for every term of this process. network_interface: empty leaves the choice to the gangs."""
+
+    own_address: str
+    cluster_token: str
+    admin_token: str | None
+    storage_url: str
+    network_interface: str
+    pools: tuple[PoolConfig, ...]
+    rules: Rules
+    agent_lease_seconds: float
+    agent_grace_seconds: float
+    directory: Directory
+
+
+class Term:
+    """state: what etcd held when the term began. Used by the services between `open` and the end of `run`."""
+
+    def __init__(self, leadership: Leadership, state: State, conditions: Conditions) -> None:
+        now = time.time()
+        self.conditions = conditions
+        self.leadership = leadership
+        self.sessions = Sessions()
+        self.store = Store(leadership, state, self._on_committed, self._on_stalled)
+        self.intake = Intake(self.store, self.sessions, conditions.rules)
+        self.hall = Hall(conditions.rules.rendezvous_seconds, conditions.network_interface or None)
+        alive = (agent.id for agent in state.all_of(Agent) if agent.state is AgentState.ALIVE)
+        self.leases = Leases(alive, conditions.agent_lease_seconds, conditions.agent_grace_seconds, time.monotonic())
+        cluster = state.find(Cluster, SINGLETON) or Cluster(SCHEMA_VERSION, uuid.uuid4().hex, now)
+        self._cluster = cluster
+        self.dispatch = Dispatch(self.store, self.sessions, self._spec_source(), conditions.rules, self._exit_later)
+        patient_until = now + conditions.agent_lease_seconds + conditions.agent_grace_seconds
+        view = View(
+            leadership=leadership,
+            store=self.store,
+            sessions=self.sessions,
+            leases=self.leases,
+            intake=self.intake,
+            dispatch=self.dispatch,
+            pools=conditions.pools,
+            rules=conditions.rules,
+            patient_until=patient_until if state.count(Allocation) else now,
+            preemption_grace=_preemption_grace,
+        )
+        self.loop = Loop(view)
+        self.pursuit = Pursuit(self.store, conditions.rules)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def state(self) -> State:
+        return self.store.state
+
+    @property
+    def pools(self) -> tuple[PoolConfig, ...]:
+        """Configured ones and those that agents name."""
+        return all_pools(self.conditions.pools, self.state.all_of(Agent))
+
+    async def run(self, on_open: asyncio.Event) -> None:
+        """Until leadership is lost or the caller cancels. on_open: set when the term can serve calls."""
+        writing = asyncio.create_task(self.store.run(), name="store")
+        lost = asyncio.create_task(self.leadership.lost.wait(), name="leadership lost")
+        tasks: set[asyncio.Task[object]] = {writing, lost}
+        try:
+            await warm_up_for(self.state)
+            await self._wait_or_raise(asyncio.create_task(self.store.commit(self._found)), tasks)
+            tasks.add(asyncio.create_task(self.loop.run(), name="loop"))
+            tasks.add(asyncio.create_task(self.pursuit.run(), name="pursuit"))
+            self._describe_start()
+            on_open.set()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        except Deposed as error:
+            _log.warning("deposed", epoch=self.store.epoch, reason=str(error))
+        finally:
+            self._close()
+            for task in (*tasks, *self._tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Runs something of this term beside everything else; what it raises is logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_spawned_end)
+
+    async def _wait_or_raise(self, first: asyncio.Task[Change], others: set[asyncio.Task[object]]) -> None:
+        """The first write, unless the store or the leadership ends before it."""
+        await asyncio.wait({first, *others}, return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            first.cancel()
+            raise Deposed("leadership was lost before its first write")
+        first.result()
+
+    def _found(self, records: Records) -> Change:
+        """What a new cluster needs, and the administrator as the settings say."""
+        draft = Draft(records)
+        if records.find(Cluster, SINGLETON) is None:
+            draft.put(self._cluster)
+        if self.conditions.admin_token is not None:
+            known = records.find(User, ADMIN)
+            created_at = known.created_at if known else time.time()
+            draft.put(User(ADMIN, hash_token(self.conditions.admin_token), is_admin=True, created_at=created_at))
+        return draft.change
+
+    def _spec_source(self) -> SpecSource:
+        return SpecSource(
+            cluster_id=self._cluster.id,
+            cluster_token=self.conditions.cluster_token,
+            storage_url=self.conditions.storage_url,
+            own_address=self.conditions.own_address,
+            rendezvous_seconds=self.conditions.rules.rendezvous_seconds,
+            network_interface=self.conditions.network_interface,
+            directory=self.conditions.directory,
+        )
+
+    def _on_committed(self, change: Change) -> None:
+        with metric.CYCLE_SECONDS.labels("dispatch").time():
+            self.dispatch.on_committed(change)
+        for kind, allocation_id in change.deletes:
+            if kind is Allocation:
+                self.hall.close(str(allocation_id))
+        self.intake.on_committed(change)
+        self.loop.on_committed(change)
+        self.pursuit.on_committed(change)
+
+    def _on_stalled(self) -> None:
+        """Agents' words have waited behind a write, their heartbeats among them."""
+        self.leases.forgive(time.monotonic())
+
+    def _exit_later(self, allocation_id: str, report: ExitReport) -> None:
+        """A commit is being applied right now; the next one takes this in."""
+        self.spawn(self.intake.exit(allocation_id, report))
+
+    def _on_spawned_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("work of the term failed", exc_info=task.exception())
+
+    def _describe_start(self) -> None:
+        metric.IS_LEADER.set(1)
+        metric.EPOCH.set(self.store.epoch)
+        counts = {kind.__name__.lower() + "s": self.state.count(kind) for kind in (Agent, Experiment, Allocation)}
+        _log.info("leading", epoch=self.store.epoch, revision=self.state.revision, **counts)
+
+    def _close(self) -> None:
+        metric.IS_LEADER.set(0)
+        metric.EPOCH.set(0)
+        error = unavailable("scheduler.deposed", "this scheduler has stopped leading; connect to the next leader")
+        self.sessions.close_all(error)
+        self.hall.close_all(error)
+
+
+def _preemption_grace(state: State, allocation_id: str) -> float:
+    allocation = get(state, Allocation, allocation_id)
+    experiment = get(state, Experiment, allocation.experiment_id)
+    return facts_of(experiment.config_json).preemption_timeout_seconds

@@ -1,0 +1,71 @@
+"""PURE: when the next thing is due, and what happens when a state has waited for too long.
+
+Every state that waits for somebody has a deadline; RUNNING waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline.domain.allocation import Allocation, ExitReport, Request
+from gangline.domain.state import ExitKind, State
+from services.scheduler.records import Change, Draft, Records
+from services.scheduler.transition.exit import member_exited, unended_agents
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.stop import StopOrder, stop_allocation
+
+
+def next_deadline(
+    allocations: Iterable[Allocation], requests: Iterable[Request], now: float, patient_until: float = 0.0
+) -> float | None:
+    """The first instant after which something has to be done without anybody asking; None when nothing is due.
+
+    patient_until: a new leader enforces no allocation's deadline before this time, so that agents can come back.
+    """
+    waits = [max(found.deadline_at, patient_until) for found in allocations if found.deadline_at]
+    waits += [request.not_before_at for request in requests if request.not_before_at > now]
+    return min(waits, default=None)
+
+
+def overdue(allocations: Iterable[Allocation], now: float, patient_until: float = 0.0) -> list[str]:
+    """Ids of allocations whose deadline has passed."""
+    if now < patient_until:
+        return []
+    return [found.id for found in allocations if found.deadline_at and found.deadline_at <= now]
+
+
+def expired(
+    records: Records,
+    allocation_id: str,
+    accepted_agents: frozenset[str],
+    rules: Rules,
+    now: float,
+) -> Change:
+    """STARTING: the gang is stopped, with the one to blame on record. STOPPING: members that never reported their end
+    count as lost. accepted_agents: those that have accepted, to name the ones that have not."""
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is None or not allocation.deadline_at or allocation.deadline_at > now:
+        return Change()
+    draft = Draft(records)
+    if allocation.state is State.STARTING:
+        failure = _late_start(allocation, accepted_agents, rules, now)
+        deadline_at = now + rules.kill_grace_seconds + rules.force_seconds
+        order = StopOrder(ExitKind.KILLED, failure.message, deadline_at, failure)
+        stop_allocation(draft, allocation, order, now)
+        return draft.change
+    for agent_id in unended_agents(allocation):
+        message = f"did not report its end within {rules.force_seconds:g} s after it had to"
+        report = ExitReport(agent_id, ExitKind.RUNNER_LOST, message, failed_at=now, ended_at=now)
+        draft.add(member_exited(draft, allocation_id, report, rules, now))
+    return draft.change
+
+
+def _late_start(allocation: Allocation, accepted_agents: frozenset[str], rules: Rules, now: float) -> ExitReport:
+    agents = [member.agent_id for member in allocation.members]
+    if allocation.timeline.accepted_at:
+        seconds = rules.rendezvous_seconds + rules.start_seconds
+        message = f"no ranks came up within {seconds:g} s after all agents had accepted ({', '.join(agents)})"
+        return ExitReport(agents[0], ExitKind.RENDEZVOUS, message, failed_at=now, ended_at=now)
+    missing = [agent_id for agent_id in agents if agent_id not in accepted_agents] or agents
+    message = f"not accepted by {', '.join(missing)} within {rules.accept_seconds:g} s"
+    return ExitReport(missing[0], ExitKind.START_FAILED, message, failed_at=now, ended_at=now)

@@ -1,0 +1,150 @@
+"""PURE: what a user does to an experiment or a trial: pause, activate, cancel, kill.
+
+The wish is written at once, on the experiment; its trials are brought in line with it some at a time, because a
+transaction holds only so many. `pursue` does the next ones and is called until it changes nothing; since the wish is
+on record, any leader can go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gangline.domain.allocation import Allocation, Request
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.state import ExitKind, Outcome, State
+from gangline.errors import GanglineError, conflict
+from services.scheduler.facts import facts_of
+from services.scheduler.records import Change, Draft, Records, get, live_allocation_of
+from services.scheduler.transition.experiment import settle_experiment
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.search import close_trial, make_outstanding
+from services.scheduler.transition.stop import StopOrder, stop_allocation
+
+# Two or three operations each, of the 128 that etcd takes.
+MAX_TRIALS = 32
+
+
+def end_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> Change:
+    """Ends it at once: waiting trials are canceled, live ones are killed, also if they were being canceled. An ended
+    experiment stays as it is.
+
+    Raises GanglineError `experiment.not_found`."""
+    experiment = get(records, Experiment, experiment_id)
+    is_being_canceled = experiment.state is State.STOPPING and experiment.stop_kind is ExitKind.PREEMPTED
+    if experiment.state is State.TERMINAL or (experiment.state is State.STOPPING and not is_being_canceled):
+        return Change()
+    wished = replace(experiment, state=State.STOPPING, stop_kind=ExitKind.KILLED, reason=reason)
+    return _wish(records, wished, rules, now)
+
+
+def cancel_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> Change:
+    """Waiting trials are canceled, live ones once they have their checkpoint. One that is being ended stays so."""
+    experiment = get(records, Experiment, experiment_id)
+    if experiment.state in (State.TERMINAL, State.STOPPING):
+        return Change()
+    wished = replace(experiment, state=State.STOPPING, stop_kind=ExitKind.PREEMPTED, reason=reason)
+    return _wish(records, wished, rules, now)
+
+
+def pause_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> Change:
+    """Live trials checkpoint and wait again; none starts before it is activated.
+
+    Raises GanglineError `experiment.ended` or `experiment.stopping`."""
+    experiment = get(records, Experiment, experiment_id)
+    _check_going_on(experiment, "paused")
+    if experiment.state is State.PAUSED:
+        return Change()
+    return _wish(records, replace(experiment, state=State.PAUSED, reason=reason), rules, now)
+
+
+def activate_experiment(records: Records, experiment_id: int, now: float) -> Change:
+    """Trials that are still stopping because of the pause wait as soon as they have stopped.
+
+    Raises GanglineError `experiment.ended` or `experiment.stopping`."""
+    experiment = get(records, Experiment, experiment_id)
+    _check_going_on(experiment, "activated")
+    if experiment.state is not State.PAUSED:
+        return Change()
+    draft = Draft(records)
+    draft.put(replace(experiment, state=State.QUEUED, reason=""))
+    settle_experiment(draft, experiment_id, now)
+    return draft.change
+
+
+def kill_trial(records: Records, trial_id: str, reason: str, rules: Rules, now: float) -> Change:
+    """The others of its experiment go on. Raises GanglineError `trial.not_found`."""
+    trial = get(records, Trial, trial_id)
+    if trial.state is State.TERMINAL or trial.closing is Outcome.CANCELED:
+        return Change()
+    draft = Draft(records)
+    order = StopOrder(ExitKind.KILLED, reason, now + rules.kill_grace_seconds + rules.force_seconds)
+    close_trial(draft, trial, Outcome.CANCELED, order, rules=rules, now=now)
+    return draft.change
+
+
+def pursue(records: Records, experiment_id: int, rules: Rules, now: float) -> Change:
+    """The next trials that are not yet as the experiment or its searcher wants them; empty when all are."""
+    experiment = records.find(Experiment, experiment_id)
+    if experiment is None or experiment.state is State.TERMINAL:
+        return Change()
+    draft = Draft(records)
+    _bring_in_line(draft, experiment, rules, now)
+    return draft.change
+
+
+def _wish(records: Records, wished: Experiment, rules: Rules, now: float) -> Change:
+    draft = Draft(records)
+    draft.put(wished)
+    _bring_in_line(draft, wished, rules, now)
+    return draft.change
+
+
+def _bring_in_line(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
+    if experiment.state is not State.STOPPING:
+        make_outstanding(draft, experiment, rules, now)
+    if experiment.state in (State.STOPPING, State.PAUSED):
+        order = _order_of(experiment, rules, now)
+        behind = [trial for trial in draft.trials_of(experiment.id) if _is_behind(draft, trial, experiment, order)]
+        for trial in behind[:MAX_TRIALS]:
+            _stop_trial(draft, trial, order, now)
+    settle_experiment(draft, experiment.id, now)
+
+
+def _order_of(experiment: Experiment, rules: Rules, now: float) -> StopOrder:
+    if experiment.state is State.STOPPING and experiment.stop_kind is not ExitKind.PREEMPTED:
+        return StopOrder(ExitKind.KILLED, experiment.reason, now + rules.kill_grace_seconds + rules.force_seconds)
+    grace_seconds = facts_of(experiment.config_json).preemption_timeout_seconds
+    return StopOrder(ExitKind.PREEMPTED, experiment.reason, now + grace_seconds + rules.force_seconds)
+
+
+def _is_behind(draft: Draft, trial: Trial, experiment: Experiment, order: StopOrder) -> bool:
+    if trial.state is State.TERMINAL:
+        return False
+    allocation = live_allocation_of(draft, trial)
+    if allocation is None:
+        return experiment.state is State.STOPPING
+    return allocation.state is not State.STOPPING or _is_escalation(allocation, order)
+
+
+def _is_escalation(allocation: Allocation, order: StopOrder) -> bool:
+    return allocation.stop_kind is ExitKind.PREEMPTED and order.kind is ExitKind.KILLED
+
+
+def _stop_trial(draft: Draft, trial: Trial, order: StopOrder, now: float) -> None:
+    allocation = live_allocation_of(draft, trial)
+    if allocation is not None:
+        stop_allocation(draft, allocation, order, now)
+        return
+    draft.delete(Request, trial.id)
+    draft.put(replace(trial, state=State.TERMINAL, outcome=Outcome.CANCELED, reason=order.reason, ended_at=now))
+
+
+def _check_going_on(experiment: Experiment, done: str) -> None:
+    if experiment.state is State.TERMINAL:
+        raise _refusal("ended", experiment, f"has ended ({experiment.outcome})", done)
+    if experiment.state is State.STOPPING:
+        raise _refusal("stopping", experiment, f"is being ended ({experiment.reason})", done)
+
+
+def _refusal(code: str, experiment: Experiment, why: str, done: str) -> GanglineError:
+    return conflict(f"experiment.{code}", f"experiment {experiment.id} {why}, so it cannot be {done}")

@@ -1,0 +1,81 @@
+"""PURE: the end of a member, of its allocation with the last one, and what becomes of the trial then.
+
+The first failure stops the rest of the gang. When every member has ended, the allocation is gone and its slots are
+free in the same change that ends the trial or queues it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gangline.domain.allocation import Allocation, ExitReport, Timeline
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.state import ExitKind, Outcome, State
+from services.scheduler.facts import Facts, facts_of
+from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.transition.experiment import settle_experiment
+from services.scheduler.transition.request import queue
+from services.scheduler.transition.retry import decide, describe
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.search import closed_event, tell
+from services.scheduler.transition.stop import StopOrder, stop_allocation
+
+
+def member_exited(records: Records, allocation_id: str, report: ExitReport, rules: Rules, now: float) -> Change:
+    """The first report of a member counts."""
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is None or report.agent_id not in unended_agents(allocation):
+        return Change()
+    draft = Draft(records)
+    allocation = replace(allocation, exits=(*allocation.exits, report))
+    if not unended_agents(allocation):
+        _finish(draft, allocation, rules, now)
+        return draft.change
+    draft.put(allocation)
+    if report.kind is not ExitKind.COMPLETED:
+        stop_allocation(draft, allocation, _order_for_rest(draft, allocation, report, rules, now), now)
+    return draft.change
+
+
+def unended_agents(allocation: Allocation) -> list[str]:
+    """The agents whose member has not ended, by node rank."""
+    ended = {report.agent_id for report in allocation.exits}
+    return [member.agent_id for member in allocation.members if member.agent_id not in ended]
+
+
+def _order_for_rest(draft: Draft, allocation: Allocation, report: ExitReport, rules: Rules, now: float) -> StopOrder:
+    kind, grace_seconds = ExitKind.KILLED, rules.kill_grace_seconds
+    if report.kind is ExitKind.PREEMPTED:
+        kind, grace_seconds = ExitKind.PREEMPTED, _facts(draft, allocation).preemption_timeout_seconds
+    reason = f"its member ended first: {describe(report)}"
+    return StopOrder(kind, reason, now + grace_seconds + rules.force_seconds)
+
+
+def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> None:
+    experiment = get(draft, Experiment, allocation.experiment_id)
+    trial = get(draft, Trial, allocation.trial_id)
+    facts = facts_of(experiment.config_json)
+    closing = Outcome.CANCELED if experiment.state is State.STOPPING else trial.closing
+    decision = decide(trial, allocation, facts.max_restarts, closing, rules)
+    draft.delete(Allocation, allocation.id)
+    trial = replace(
+        trial,
+        reason=decision.reason,
+        restarts=decision.restarts,
+        infrastructure_failures=decision.infrastructure_failures,
+        last_failure=decision.failure or trial.last_failure,
+        timeline=allocation.timeline,
+    )
+    if decision.outcome is None:
+        trial = replace(trial, state=State.QUEUED, timeline=Timeline(queued_at=now))
+        draft.put(trial)
+        queue(draft, trial, facts, rules, now + decision.delay_seconds if decision.delay_seconds else 0.0)
+    else:
+        trial = replace(trial, state=State.TERMINAL, outcome=decision.outcome, closing=None, ended_at=now)
+        draft.put(trial)
+        tell(draft, trial.experiment_id, closed_event(trial), rules, now)
+    settle_experiment(draft, allocation.experiment_id, now)
+
+
+def _facts(draft: Draft, allocation: Allocation) -> Facts:
+    return facts_of(get(draft, Experiment, allocation.experiment_id).config_json)

@@ -1,0 +1,61 @@
+"""PURE: what becomes of an experiment, derived from its trials. Every transition that changes a trial ends here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gangline.domain.allocation import Allocation
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.search import Search
+from gangline.domain.state import Outcome, State
+from services.scheduler.records import Draft, get
+
+_FURTHEST_FIRST = (State.RUNNING, State.STOPPING, State.STARTING, State.QUEUED)
+
+
+def follow_allocation(draft: Draft, allocation: Allocation, now: float) -> None:
+    """Puts the allocation, and its trial and experiment as they look with it."""
+    draft.put(allocation)
+    trial = get(draft, Trial, allocation.trial_id)
+    draft.put(replace(trial, state=allocation.state, timeline=allocation.timeline))
+    settle_experiment(draft, allocation.experiment_id, now)
+
+
+def settle_experiment(draft: Draft, experiment_id: int, now: float) -> None:
+    """A terminal experiment stays as it is."""
+    experiment = get(draft, Experiment, experiment_id)
+    if experiment.state is not State.TERMINAL:
+        draft.put(derive(experiment, draft.trials_of(experiment_id), draft.find(Search, experiment_id), now))
+
+
+def derive(experiment: Experiment, trials: Sequence[Trial], search: Search | None, now: float) -> Experiment:
+    """The experiment as its trials make it. One that is being ended stays STOPPING until the last of them ended, and a
+    paused one stays PAUSED unless they all do. search: None for experiments of older versions, with one trial."""
+    is_found = search is None or (search.is_shut_down and len(trials) >= search.num_wanted)
+    is_last = is_found or experiment.state is State.STOPPING
+    if trials and is_last and all(trial.state is State.TERMINAL for trial in trials):
+        outcome, reason = _outcome(experiment, trials, is_found)
+        return replace(experiment, state=State.TERMINAL, outcome=outcome, reason=reason, ended_at=now)
+    if experiment.state in (State.STOPPING, State.PAUSED):
+        return experiment
+    states = {trial.state for trial in trials}
+    furthest = next((state for state in _FURTHEST_FIRST if state in states), State.QUEUED)
+    return replace(experiment, state=State.RUNNING if furthest is State.STOPPING else furthest)
+
+
+def _outcome(experiment: Experiment, trials: Sequence[Trial], is_found: bool) -> tuple[Outcome, str]:
+    """As in Determined, a search with one trial that completed has found something: it is COMPLETED. is_found: it
+    made all of its trials."""
+    failed = [trial for trial in trials if trial.outcome is Outcome.FAILED]
+    canceled = [trial for trial in trials if trial.outcome is Outcome.CANCELED]
+    num_completed = len(trials) - len(failed) - len(canceled)
+    if experiment.state is State.STOPPING and (failed or canceled or not is_found):
+        return Outcome.CANCELED, experiment.reason
+    if not failed and not canceled:
+        return Outcome.COMPLETED, "its trial completed" if len(trials) == 1 else f"all {len(trials)} trials completed"
+    first = (failed or canceled)[0]
+    what = f"trial {first.id} {'failed' if failed else 'was canceled'}: {first.reason}"
+    if num_completed:
+        return Outcome.COMPLETED, f"{num_completed} of {len(trials)} trials completed; {what}"
+    return Outcome.FAILED if failed else Outcome.CANCELED, what

@@ -1,0 +1,85 @@
+"""PURE: a plan's assignment becomes an allocation, after a second look at the records.
+
+The planner counts slots on a snapshot; here the slots get their names, and whatever is no longer so (a request that is
+gone, an agent that was lost, a slot that is taken) turns the assignment down. Nothing is half placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gangline.domain.allocation import Allocation, Member, Request, Timeline
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.id import allocation_id
+from gangline.domain.resource import Agent
+from gangline.domain.state import AgentState, State
+from services.scheduler.hold import find_hold
+from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.transition.experiment import follow_allocation
+from services.scheduler.transition.rules import Rules
+
+
+def free_slot_ids(records: Records, agent: Agent) -> list[str]:
+    """Healthy slots that no live allocation holds, in the agent's order."""
+    taken = taken_slot_ids(records, agent.id)
+    return [slot.id for slot in agent.slots if slot.is_healthy and slot.id not in taken]
+
+
+def taken_slot_ids(records: Records, agent_id: str) -> set[str]:
+    """An allocation holds all of its slots until its last member has ended."""
+    return {
+        slot_id
+        for allocation in records.allocations_on(agent_id)
+        for member in allocation.members
+        if member.agent_id == agent_id
+        for slot_id in member.slot_ids
+    }
+
+
+def place(
+    records: Records, trial_id: str, slots_by_agent: Mapping[str, int], *, epoch: int, rules: Rules, now: float
+) -> Change:
+    """An empty Change when the assignment does not hold any more; the next cycle plans anew."""
+    request = records.find(Request, trial_id)
+    if request is None or sum(slots_by_agent.values()) != request.slots or request.not_before_at > now:
+        return Change()
+    if find_hold(records, get(records, Experiment, request.experiment_id), request.slots) is not None:
+        return Change()
+    members = _members(records, slots_by_agent)
+    if members is None:
+        return Change()
+    trial = get(records, Trial, trial_id)
+    attempt = trial.attempts + 1
+    allocation = Allocation(
+        id=allocation_id(trial_id, attempt),
+        trial_id=trial_id,
+        experiment_id=trial.experiment_id,
+        attempt=attempt,
+        epoch=epoch,
+        pool=request.pool,
+        members=members,
+        created_at=now,
+        deadline_at=now + rules.accept_seconds,
+        timeline=Timeline(queued_at=trial.timeline.queued_at, placed_at=now),
+    )
+    draft = Draft(records)
+    draft.delete(Request, trial_id)
+    draft.put(replace(trial, attempts=attempt, state=State.STARTING, reason=""))
+    follow_allocation(draft, allocation, now)
+    return draft.change
+
+
+def _members(records: Records, slots_by_agent: Mapping[str, int]) -> tuple[Member, ...] | None:
+    """The member with the most slots first, so that rank 0 has the most peers beside it."""
+    members: list[Member] = []
+    order = sorted(slots_by_agent.items(), key=lambda item: (-item[1], item[0]))
+    for node_rank, (agent_id, slots) in enumerate(order):
+        agent = records.find(Agent, agent_id)
+        if agent is None or agent.state is not AgentState.ALIVE:
+            return None
+        free = free_slot_ids(records, agent)
+        if len(free) < slots:
+            return None
+        members.append(Member(agent_id, node_rank, tuple(free[:slots])))
+    return tuple(members)

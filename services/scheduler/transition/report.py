@@ -1,0 +1,89 @@
+"""PURE: what a runner reports of its trial while it runs: progress, validation, checkpoints.
+
+A terminal trial is never changed. A report of an attempt that has ended may still arrive, and what it says of the
+trial holds as long as it leads further: a checkpoint is durable training state whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.search import Search, SearchEvent
+from gangline.domain.state import SearchEventKind, State
+from services.scheduler.facts import facts_of
+from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.transition.experiment import settle_experiment
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.search import tell
+
+
+def progressed(records: Records, trial_id: str, batches_completed: int, rules: Rules, now: float) -> Change:
+    """Backwards too: a restart begins at its checkpoint, below what the trial had reached."""
+    trial = records.find(Trial, trial_id)
+    if trial is None or trial.state is State.TERMINAL or trial.batches_completed == batches_completed:
+        return Change()
+    draft = Draft(records)
+    draft.put(replace(trial, batches_completed=batches_completed))
+    event = SearchEvent(SearchEventKind.PROGRESSED, trial.number, batches_completed)
+    _tell(draft, trial, event, rules, now)
+    return draft.change
+
+
+def validated(
+    records: Records, trial_id: str, batches_completed: int, validation_json: str, *, rules: Rules, now: float
+) -> Change:
+    """validation_json: the metrics by name."""
+    trial = records.find(Trial, trial_id)
+    if trial is None or trial.state is State.TERMINAL:
+        return Change()
+    batches = max(trial.batches_completed, batches_completed)
+    facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
+    metric = _number(json.loads(validation_json).get(facts.metric))
+    trial = replace(trial, batches_completed=batches, validation_json=validation_json)
+    if metric is not None and _is_better(metric, trial.best_validation, facts.smaller_is_better):
+        trial = replace(trial, best_validation=metric, best_validation_batches=batches_completed)
+    draft = Draft(records)
+    draft.put(trial)
+    if draft.change:
+        _tell(draft, trial, SearchEvent(SearchEventKind.VALIDATED, trial.number, batches_completed, metric), rules, now)
+    return draft.change
+
+
+def checkpointed(records: Records, checkpoint: Checkpoint) -> Change:
+    """Its files are in storage, complete, before anybody may report it."""
+    trial = records.find(Trial, checkpoint.trial_id)
+    if trial is None:
+        return Change()
+    draft = Draft(records)
+    if records.find(Checkpoint, checkpoint.id) is None:
+        draft.put(checkpoint)
+    latest = records.find(Checkpoint, trial.latest_checkpoint_id)
+    is_newer = latest is None or checkpoint.batches_completed >= latest.batches_completed
+    if trial.state is not State.TERMINAL and is_newer:
+        batches = max(trial.batches_completed, checkpoint.batches_completed)
+        trial = replace(trial, latest_checkpoint_id=checkpoint.id, batches_completed=batches)
+        draft.put(replace(trial, infrastructure_failures=0))
+    return draft.change
+
+
+def _tell(draft: Draft, trial: Trial, event: SearchEvent, rules: Rules, now: float) -> None:
+    before = draft.find(Search, trial.experiment_id)
+    tell(draft, trial.experiment_id, event, rules, now)
+    if draft.find(Search, trial.experiment_id) != before:
+        settle_experiment(draft, trial.experiment_id, now)
+
+
+def _number(value: object) -> float | None:
+    """None for what cannot be compared."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        return None
+    return float(value)
+
+
+def _is_better(metric: float, best: float | None, smaller_is_better: bool) -> bool:
+    if best is None:
+        return True
+    return metric < best if smaller_is_better else metric > best

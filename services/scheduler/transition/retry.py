@@ -1,0 +1,121 @@
+"""PURE: what becomes of a trial when its allocation has ended.
+
+Owns the classification of exits and the rules of running again. A failure inside the trial uses up one of its
+restarts; one of the machines around it does not, but is bounded too; what would fail again just the same (memory,
+imports, configuration) is not tried again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline.domain.allocation import Allocation, ExitReport
+from gangline.domain.experiment import Trial
+from gangline.domain.state import ExitKind, Outcome
+from services.scheduler.transition.rules import Rules
+
+_NO_FAILURE = {ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.PEER_FAILED}
+_FINAL = {
+    ExitKind.OUT_OF_MEMORY: "out of memory",
+    ExitKind.IMPORT_ERROR: "an import that fails",
+    ExitKind.CONFIGURATION_ERROR: "a configuration that cannot work",
+}
+INFRASTRUCTURE = {
+    ExitKind.RUNNER_LOST,
+    ExitKind.AGENT_LOST,
+    ExitKind.RENDEZVOUS,
+    ExitKind.NETWORK,
+    ExitKind.START_FAILED,
+    ExitKind.PEER_FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """outcome: None when the trial is queued again, not before delay_seconds have passed. failure: what ended this
+    attempt, None when nothing failed."""
+
+    outcome: Outcome | None
+    reason: str
+    restarts: int
+    infrastructure_failures: int
+    delay_seconds: float = 0.0
+    failure: ExitReport | None = None
+
+
+def decide(trial: Trial, allocation: Allocation, max_restarts: int, closing: Outcome | None, rules: Rules) -> Decision:
+    """allocation: every member has ended. closing: what a user or the searcher wants this trial to end as."""
+    kinds = {report.kind for report in allocation.exits}
+    restarts, setbacks = trial.restarts, trial.infrastructure_failures
+    failure = first_failure(allocation)
+    if failure is None and kinds == {ExitKind.COMPLETED}:
+        return Decision(Outcome.COMPLETED, "", restarts, 0)
+    if closing is not None:
+        return Decision(closing, allocation.stop_reason, restarts, setbacks, failure=failure)
+    if failure is None or _is_late_checkpoint(allocation, failure):
+        return _after_stop(allocation, restarts, setbacks)
+    if failure.kind in _FINAL:
+        reason = f"{describe(failure)}; not tried again, because {_FINAL[failure.kind]} would come again"
+        return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
+    if failure.kind in INFRASTRUCTURE:
+        return _after_setback(failure, restarts, setbacks + 1, rules)
+    return _after_error(failure, restarts, max_restarts, rules)
+
+
+def first_failure(allocation: Allocation) -> ExitReport | None:
+    """The earliest real failure: what the scheduler found itself, else what the members report. A member that only
+    ended because another one failed counts when nobody admits to more."""
+    if allocation.failure is not None:
+        return allocation.failure
+    real = [report for report in allocation.exits if report.kind not in _NO_FAILURE]
+    hearsay = [report for report in allocation.exits if report.kind is ExitKind.PEER_FAILED]
+    return min(real or hearsay, key=lambda report: (report.failed_at or report.ended_at, report.agent_id), default=None)
+
+
+def describe(report: ExitReport) -> str:
+    """ "rank 1 on agent a2: RuntimeError: boom"."""
+    where = f"agent {report.agent_id}" if report.rank is None else f"rank {report.rank} on agent {report.agent_id}"
+    what = report.message or _describe_status(report)
+    return f"{where}: {what}"
+
+
+def _describe_status(report: ExitReport) -> str:
+    if report.signal is not None:
+        return f"ended by signal {report.signal}"
+    if report.exit_code is not None:
+        return f"exit code {report.exit_code}"
+    return str(report.kind).replace("_", " ").lower()
+
+
+def _after_stop(allocation: Allocation, restarts: int, setbacks: int) -> Decision:
+    """Preempted work waits again and has used up nothing, even if the grace was not enough for its checkpoint; killed
+    work has ended. A machine's operator may stop a runner as well: then a member says so without having been asked."""
+    kinds = {report.kind for report in allocation.exits}
+    if allocation.stop_kind is ExitKind.PREEMPTED or ExitKind.PREEMPTED in kinds:
+        return Decision(None, allocation.stop_reason or "preempted", restarts, setbacks)
+    return Decision(Outcome.CANCELED, allocation.stop_reason or "killed", restarts, setbacks)
+
+
+def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
+    """It was preempted, did not get done within the grace, and its agent killed it."""
+    return allocation.stop_kind is ExitKind.PREEMPTED and failure.kind is ExitKind.RUNNER_LOST
+
+
+def _after_setback(failure: ExitReport, restarts: int, setbacks: int, rules: Rules) -> Decision:
+    if setbacks >= rules.max_infrastructure_failures:
+        reason = f"{setbacks} attempts in a row failed for reasons outside of the trial; last, {describe(failure)}"
+        return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
+    return Decision(None, describe(failure), restarts, setbacks, rules.backoff(setbacks), failure)
+
+
+def _after_error(failure: ExitReport, restarts: int, max_restarts: int, rules: Rules) -> Decision:
+    if restarts >= max_restarts:
+        reason = describe(failure) + _used_up(max_restarts)
+        return Decision(Outcome.FAILED, reason, restarts, 0, failure=failure)
+    return Decision(None, describe(failure), restarts + 1, 0, rules.backoff(restarts + 1), failure)
+
+
+def _used_up(max_restarts: int) -> str:
+    if max_restarts <= 1:
+        return "; its only restart is used up" if max_restarts else ""
+    return f"; all {max_restarts} restarts are used up"

@@ -1,0 +1,37 @@
+"""PURE: the operator's rules: how long the scheduler waits, how often it tries again, what holds by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+DEFAULT_PRIORITY = 42
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """default_priorities: pool -> the priority of requests whose configuration names none.
+
+    accept_seconds: for every agent of a gang to accept. rendezvous_seconds: from the first runner's arrival to the
+    last one's. start_seconds: more than that, for the runners to come up before it and the ranks after it.
+
+    kill_grace_seconds: what an agent gives ranks between "end" and SIGKILL. force_seconds: how long after a grace has
+    run out an agent may take to report the end. max_infrastructure_failures: attempts in a row that may fail for
+    reasons outside of the trial. max_backoff_seconds: the longest wait before a trial runs again.
+    """
+
+    default_priorities: Mapping[str, int] = field(default_factory=dict)
+    accept_seconds: float = 30.0
+    rendezvous_seconds: float = 60.0
+    start_seconds: float = 120.0
+    kill_grace_seconds: float = 5.0
+    force_seconds: float = 30.0
+    max_infrastructure_failures: int = 5
+    max_backoff_seconds: float = 60.0
+
+    def default_priority(self, pool: str) -> int:
+        return self.default_priorities.get(pool, DEFAULT_PRIORITY)
+
+    def backoff(self, failures: int) -> float:
+        """1, 2, 4 ... seconds after the first, second, third failure in a row."""
+        return min(2.0 ** max(0, failures - 1), self.max_backoff_seconds)

@@ -1,0 +1,137 @@
+"""PURE: the searcher of an experiment is told what happens, and what it asks for is done.
+
+Owns the trials' making and closing. A searcher that asks for more trials than fit into one transaction gets the rest
+by `make_outstanding`, whose every call makes some; how many it asked for is on record, so any leader can go on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gangline.domain.allocation import Request, Timeline
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.id import trial_id
+from gangline.domain.search import Search, SearchEvent
+from gangline.domain.state import ExitKind, Outcome, SearchEventKind, State
+from services.scheduler.facts import Facts, facts_of
+from services.scheduler.records import Draft, get, live_allocation_of
+from services.scheduler.searcher.draw import derive_seed
+from services.scheduler.searcher.interface import CloseTrial, CreateTrial, Operation, Searcher, ShutDown
+from services.scheduler.searcher.replay import append, make_searcher, replay
+from services.scheduler.transition.experiment import settle_experiment
+from services.scheduler.transition.request import queue
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.stop import StopOrder, stop_allocation
+
+# etcd takes 128 operations and 1.5 MiB in one transaction; a new trial is two, and other things change beside it.
+MAX_CREATED = 32
+MAX_CREATED_BYTES = 512 << 10
+
+
+def begin_search(draft: Draft, experiment: Experiment, seed: int, rules: Rules, now: float) -> None:
+    """The experiment is in the draft and new."""
+    facts = facts_of(experiment.config_json)
+    draft.put(Search(experiment.id, seed, num_planned=make_searcher(facts, seed).num_planned))
+    tell(draft, experiment.id, SearchEvent(SearchEventKind.EXPERIMENT_CREATED), rules, now)
+
+
+def tell(draft: Draft, experiment_id: int, event: SearchEvent, rules: Rules, now: float) -> None:
+    """Nobody is told any more once the experiment is being ended. The caller settles the experiment."""
+    experiment, search = get(draft, Experiment, experiment_id), draft.find(Search, experiment_id)
+    if search is None or search.is_shut_down or experiment.state in (State.STOPPING, State.TERMINAL):
+        return
+    facts = facts_of(experiment.config_json)
+    if event.kind not in make_searcher(facts, search.seed).listens:
+        return
+    searcher = replay(draft, search, facts)
+    operations = searcher.on_event(event)
+    append(draft, search, event)
+    search = replace(
+        search,
+        num_events=search.num_events + 1,
+        num_planned=searcher.num_planned,
+        num_wanted=search.num_wanted + sum(isinstance(operation, CreateTrial) for operation in operations),
+        is_shut_down=any(isinstance(operation, ShutDown) for operation in operations),
+    )
+    draft.put(search)
+    _make(draft, experiment, search, searcher, rules=rules, now=now)
+    _close(draft, experiment_id, operations, rules, now)
+
+
+def closed_event(trial: Trial) -> SearchEvent:
+    return SearchEvent(
+        SearchEventKind.TRIAL_CLOSED, trial.number, trial.batches_completed, trial.best_validation, trial.outcome
+    )
+
+
+def make_outstanding(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
+    """Some of the trials that were asked for and are not there yet."""
+    search = draft.find(Search, experiment.id)
+    if search is not None and len(draft.trials_of(experiment.id)) < search.num_wanted:
+        searcher = replay(draft, search, facts_of(experiment.config_json))
+        _make(draft, experiment, search, searcher, rules=rules, now=now)
+
+
+def close_trial(draft: Draft, trial: Trial, outcome: Outcome, order: StopOrder, *, rules: Rules, now: float) -> None:
+    """A waiting trial has ended with this outcome; a live one is stopped as ordered, and has it then."""
+    allocation = live_allocation_of(draft, trial)
+    if allocation is not None:
+        draft.put(replace(trial, closing=outcome))
+        stop_allocation(draft, allocation, order, now)
+        return
+    draft.delete(Request, trial.id)
+    trial = replace(trial, state=State.TERMINAL, outcome=outcome, reason=order.reason, ended_at=now)
+    draft.put(trial)
+    tell(draft, trial.experiment_id, closed_event(trial), rules, now)
+    settle_experiment(draft, trial.experiment_id, now)
+
+
+def _make(
+    draft: Draft, experiment: Experiment, search: Search, searcher: Searcher, *, rules: Rules, now: float
+) -> None:
+    made: list[Trial] = []
+    num_bytes = 0
+    first = len(draft.trials_of(experiment.id)) + 1
+    for number in range(first, min(search.num_wanted, first + MAX_CREATED - 1) + 1):
+        hyperparameters = json.dumps(searcher.hyperparameters(number))
+        num_bytes += len(hyperparameters)
+        if made and num_bytes > MAX_CREATED_BYTES:
+            break
+        made.append(_new_trial(experiment, number, hyperparameters, derive_seed(search.seed, number), now))
+    for trial in made:
+        draft.put(trial)
+        queue(draft, trial, facts_of(experiment.config_json), rules)
+    for trial in made:
+        tell(draft, experiment.id, SearchEvent(SearchEventKind.TRIAL_CREATED, trial.number), rules, now)
+
+
+def _new_trial(experiment: Experiment, number: int, hyperparameters_json: str, seed: int, now: float) -> Trial:
+    return Trial(
+        id=trial_id(experiment.id, number),
+        experiment_id=experiment.id,
+        number=number,
+        hyperparameters_json=hyperparameters_json,
+        seed=seed,
+        created_at=now,
+        timeline=Timeline(queued_at=now),
+    )
+
+
+def _close(draft: Draft, experiment_id: int, operations: Sequence[Operation], rules: Rules, now: float) -> None:
+    """One that has ended, or is being ended, stays as it is."""
+    for operation in operations:
+        if not isinstance(operation, CloseTrial):
+            continue
+        trial = get(draft, Trial, trial_id(experiment_id, operation.number))
+        if trial.state is State.TERMINAL or trial.closing is not None:
+            continue
+        grace_seconds = _facts(draft, experiment_id).preemption_timeout_seconds
+        deadline_at = now + grace_seconds + rules.force_seconds
+        order = StopOrder(ExitKind.PREEMPTED, "its searcher has seen enough of it", deadline_at)
+        close_trial(draft, trial, Outcome.COMPLETED, order, rules=rules, now=now)
+
+
+def _facts(draft: Draft, experiment_id: int) -> Facts:
+    return facts_of(get(draft, Experiment, experiment_id).config_json)

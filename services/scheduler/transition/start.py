@@ -1,0 +1,57 @@
+"""PURE: a placed gang comes up: its agents accept, its runners report, it runs."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from gangline.domain.allocation import Allocation, Timeline
+from gangline.domain.state import State
+from services.scheduler.records import Change, Draft, Records
+from services.scheduler.transition.experiment import follow_allocation
+from services.scheduler.transition.rules import Rules
+
+
+def accepted(records: Records, allocation_id: str, accepted_at: float, rules: Rules, now: float) -> Change:
+    """Every agent of the gang has accepted; accepted_at is the last one's time. From here the runners are awaited."""
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is None or allocation.state is not State.STARTING or allocation.timeline.accepted_at:
+        return Change()
+    draft = Draft(records)
+    timeline = replace(allocation.timeline, accepted_at=accepted_at)
+    deadline_at = now + rules.rendezvous_seconds + rules.start_seconds
+    follow_allocation(draft, replace(allocation, timeline=timeline, deadline_at=deadline_at), now)
+    return draft.change
+
+
+def came_up(
+    records: Records, allocation_id: str, node_rank: int, seen: Timeline, *, metrics_address: str, now: float
+) -> Change:
+    """A runner reports the phases that it has seen. The gang runs once ranks are up somewhere: the rendezvous is
+    behind all of its members then, and a failure from here on is reported, not timed out."""
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is None:
+        return Change()
+    timeline = merge_timeline(allocation.timeline, seen)
+    members = tuple(
+        replace(member, metrics_address=metrics_address or member.metrics_address)
+        if member.node_rank == node_rank
+        else member
+        for member in allocation.members
+    )
+    allocation = replace(allocation, timeline=timeline, members=members)
+    if allocation.state is State.STARTING and timeline.ranks_up_at:
+        allocation = replace(allocation, state=State.RUNNING, deadline_at=0.0)
+    draft = Draft(records)
+    follow_allocation(draft, allocation, now)
+    return draft.change
+
+
+def merge_timeline(known: Timeline, seen: Timeline) -> Timeline:
+    """A phase ends for the gang when it ends on its last member. Phases the scheduler times itself stay as they are."""
+    own = {"queued_at", "placed_at", "accepted_at"}
+    latest = {
+        field.name: max(getattr(known, field.name), getattr(seen, field.name))
+        for field in fields(Timeline)
+        if field.name not in own
+    }
+    return replace(known, **latest)

@@ -1,0 +1,51 @@
+"""PURE: live allocations are told to end.
+
+STOPPING waits for every member to report its end. An agent ends what is left after the grace; the deadline adds what
+it may need to say so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gangline.domain.allocation import Allocation, ExitReport
+from gangline.domain.state import ExitKind, State
+from services.scheduler.records import Change, Draft, Records
+from services.scheduler.transition.experiment import follow_allocation
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrder:
+    """kind: PREEMPTED lets the trial checkpoint first, KILLED ends it. deadline_at: when an agent has to have reported
+    the end, its grace included. failure: what the scheduler found wrong by itself."""
+
+    kind: ExitKind
+    reason: str
+    deadline_at: float
+    failure: ExitReport | None = None
+
+
+def stop(records: Records, allocation_id: str, order: StopOrder, now: float) -> Change:
+    """A second stop changes nothing, except that KILLED overrides PREEMPTED."""
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is None:
+        return Change()
+    draft = Draft(records)
+    stop_allocation(draft, allocation, order, now)
+    return draft.change
+
+
+def stop_allocation(draft: Draft, allocation: Allocation, order: StopOrder, now: float) -> None:
+    """The same on a draft. The first failure found stays."""
+    is_escalation = allocation.stop_kind is ExitKind.PREEMPTED and order.kind is ExitKind.KILLED
+    if allocation.state is State.STOPPING and not is_escalation:
+        return
+    stopping = replace(
+        allocation,
+        state=State.STOPPING,
+        stop_kind=order.kind,
+        stop_reason=order.reason,
+        deadline_at=order.deadline_at,
+        failure=allocation.failure or order.failure,
+    )
+    follow_allocation(draft, stopping, now)

@@ -1,0 +1,160 @@
+"""The user's code: fetched from a gateway once for each machine, checked, and unpacked for each allocation.
+
+Owns the cache of verified archives under <state>/code, which forgets what was not used for longest, and the rules by
+which an archive may be unpacked. Each allocation gets files of its own, so two trials of one experiment cannot write
+into each other's folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import tarfile
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+import grpc
+
+from gangline.errors import GanglineError, unavailable
+from gangline.rpc import error_of, token_metadata
+from gangline.v1 import ingest_pb2, ingest_pb2_grpc
+from services.trial_runner.route import Route
+
+# The client refuses folders over 95 MB, so more than this is no archive of ours.
+MAX_UNPACKED_BYTES = 256 << 20
+MAX_FILES = 200_000
+# What a machine keeps of archives; a search's trials share one, and what is gone is fetched again.
+CACHE_BYTES = 2 << 30
+# A download that was not touched for so long belongs to a runner that was killed.
+STALE_SECONDS = 3600.0
+ATTEMPTS_SECONDS = 60.0
+CALL_SECONDS = 120.0
+_RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+
+
+async def prepare_code(sha256: str, cache: Path, target: Path, route: Route, token: str) -> Path:
+    """The folder `target` with the code in it. Raises GanglineError `code.*`."""
+    archive = cache / f"{sha256}.tar.gz"
+    if not await asyncio.to_thread(_is_intact, archive, sha256):
+        await _fetch(sha256, archive, route, token)
+        await asyncio.to_thread(prune, cache, archive, CACHE_BYTES, time.time())
+    await asyncio.to_thread(unpack, archive, target)
+    return target
+
+
+def prune(cache: Path, used: Path, max_bytes: int, now: float) -> None:
+    """Deletes the archives that were not used for longest until max_bytes are left, and downloads that were given up.
+
+    used: stays in any case. Another runner may do the same at the same time.
+    """
+    left = max_bytes
+    with suppress(FileNotFoundError):
+        left -= used.stat().st_size
+    for found_at, size, path in sorted(_cached(cache), reverse=True):
+        if path == used:
+            continue
+        if path.name.startswith("."):
+            is_needless = now - found_at > STALE_SECONDS
+        else:
+            left -= size
+            is_needless = left < 0
+        if is_needless:
+            path.unlink(missing_ok=True)
+
+
+def _cached(cache: Path) -> Iterator[tuple[float, int, Path]]:
+    """When it was used, its size, where it is."""
+    for path in cache.iterdir():
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            yield status.st_mtime, status.st_size, path
+
+
+async def _fetch(sha256: str, archive: Path, route: Route, token: str) -> None:
+    archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = archive.with_name(f".{sha256}.{os.getpid()}")
+    deadline = asyncio.get_running_loop().time() + ATTEMPTS_SECONDS
+    try:
+        while True:
+            try:
+                found = await _download(sha256, draft, route, token)
+                break
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _RETRIED or asyncio.get_running_loop().time() > deadline:
+                    raise error_of(error, route.name) from error
+                await route.failed()
+        if found != sha256:
+            raise _corrupt(sha256, f"its bytes have sha256 {found[:12]}...")
+        # Another runner may have been faster; both files hold the same.
+        draft.replace(archive)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+async def _download(sha256: str, draft: Path, route: Route, token: str) -> str:
+    digest = hashlib.sha256()
+    stub = ingest_pb2_grpc.IngestServiceStub(route.channel())
+    request = ingest_pb2.FetchCodeRequest(code_sha256=sha256)
+    with draft.open("wb") as file:
+        async for response in stub.FetchCode(request, timeout=CALL_SECONDS, metadata=token_metadata(token)):
+            digest.update(response.chunk)
+            file.write(response.chunk)
+    return digest.hexdigest()
+
+
+def _is_intact(archive: Path, sha256: str) -> bool:
+    try:
+        with archive.open("rb") as file:
+            # Used now, so it is among the last to be forgotten.
+            os.utime(archive)
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except FileNotFoundError:
+        return False
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Into a fresh folder, whole or not at all. Raises GanglineError `code.corrupt` or `code.unsafe`."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(mode=0o700)
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            tar.extractall(draft, members=_checked(tar), filter="data")
+        shutil.rmtree(target, ignore_errors=True)
+        draft.replace(target)
+    except tarfile.FilterError as error:
+        raise _unsafe(str(error)) from error
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unavailable("code.disk", f"cannot unpack the code into {target}: {error}") from error
+        raise _corrupt(archive.name.partition(".")[0], str(error)) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The data filter of tarfile refuses devices and links that lead out; absolute names it would only bend."""
+    total, count = 0, 0
+    for member in tar:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise _unsafe(f"{member.name!r} leads out of the code folder")
+        total, count = total + member.size, count + 1
+        if total > MAX_UNPACKED_BYTES or count > MAX_FILES:
+            raise _unsafe(f"it unpacks to more than {MAX_UNPACKED_BYTES >> 20} MB or {MAX_FILES} files")
+        yield member
+
+
+def _unsafe(why: str) -> GanglineError:
+    return GanglineError("code.unsafe", f"the code archive is not unpacked: {why}; submit the experiment again")
+
+
+def _corrupt(sha256: str, why: str) -> GanglineError:
+    return GanglineError(
+        "code.corrupt", f"the code archive {sha256[:12]} is corrupt: {why}; submit the experiment again"
+    )

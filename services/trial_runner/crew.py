@@ -1,0 +1,240 @@
+"""The ranks of this machine: started together, watched, and ended together.
+
+Owns what is known of each rank and carries out what `patience.py` decides. It learns from the nursery (started, ended),
+from the ranks' link (failure, finished), from the gang (a failure elsewhere) and from whoever asks for a stop. Why it
+all ended is judged by `outcome.py` from `ends()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from gangline.domain.state import ExitKind
+from gangline.errors import GanglineError
+from gangline.v1 import rank_pb2
+from gangline.wire import enum_member
+from services.trial_runner import memory, metrics
+from services.trial_runner.gang_plan import Place
+from services.trial_runner.log_pump import LogPump
+from services.trial_runner.nursery_client import Nursery
+from services.trial_runner.outcome import Failure, RankEnd, find_cause
+from services.trial_runner.patience import SETTLE_SECONDS, Orders, RankView, plan_kills
+
+# What SIGKILL does not end sits in the kernel (a hung GPU, a dead network disk); waiting longer changes nothing.
+GIVE_UP_SECONDS = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Rank:
+    end: RankEnd
+    is_alive: bool = True
+    finished_at: float = 0.0
+    failed_at: float = 0.0
+    killed_at: float = 0.0
+    was_asked: bool = False
+    is_up: bool = False
+
+
+@dataclass(slots=True)
+class Crew:
+    """on_failure: told of the cause as soon as there is one, and again when a better one is known."""
+
+    place: Place
+    nursery: Nursery
+    pump: LogPump
+    on_failure: Callable[[Failure], None]
+    lost: str = ""
+    _ranks: dict[int, _Rank] = field(default_factory=dict)
+    _orders: Orders = field(default_factory=Orders)
+    _told: Failure | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _oom_kills_before: int = 0
+    _up: asyncio.Future[float] | None = None
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _watching: asyncio.Task[None] | None = None
+
+    async def start(self, environments: Mapping[int, Mapping[str, str]], directory: str, num_threads: int) -> float:
+        """Starts every rank; when the last one was up. Raises GanglineError `runner.no_rank`."""
+        self._up = asyncio.get_running_loop().create_future()
+        self._oom_kills_before = memory.count_oom_kills()
+        self._watching = asyncio.create_task(self._watch())
+        for rank, environment in environments.items():
+            fds = [await self.pump.open_pipe(rank, stream) for stream in ("stdout", "stderr")]
+            self._ranks[rank] = _Rank(RankEnd(rank))
+            self.nursery.start(rank, environment, directory, num_threads, fds)
+            for fd in fds:
+                os.close(fd)
+        metrics.ranks.set(len(self._ranks))
+        return await self._up
+
+    async def wait_ended(self) -> None:
+        """Returns when every rank has ended, or will not end whatever is done to it."""
+        await self._ended.wait()
+
+    async def close(self) -> None:
+        """Only after `wait_ended`, or instead of it when the nursery is closed too."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    def ends(self) -> list[RankEnd]:
+        """How each rank ended, with its last lines; complete once the log pump is drained."""
+        return [
+            replace(rank.end, last_lines=self.pump.last_lines(rank.end.rank))
+            for rank in sorted(self._ranks.values(), key=lambda rank: rank.end.rank)
+        ]
+
+    def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
+        """What a rank says of its own end; other messages are not the crew's."""
+        state = self._ranks.get(rank)
+        if state is None:
+            return
+        match message.WhichOneof("message"):
+            case "failure":
+                state.end = replace(state.end, failure=_to_failure(rank, self.place.agent_id, message.failure))
+                state.failed_at = time.time()
+            case "finished":
+                state.end = replace(state.end, is_finished=True, is_preempted=message.finished.is_preempted)
+                state.finished_at = time.time()
+            case _:
+                return
+        self._act()
+
+    def on_peer_failure(self) -> None:
+        """Another member has failed: everybody here ends too."""
+        if self._orders.peer_failed_at is None:
+            self._orders = replace(self._orders, peer_failed_at=time.time())
+            self._act()
+
+    def stop(self, deadline_at: float, has_link: frozenset[int]) -> None:
+        """Ends all ranks by deadline_at. has_link: the ranks that were asked to stop over their link; the others, plain
+        commands, get SIGTERM when there is time left for them to heed it."""
+        self._orders = replace(self._orders, stop_at=min(deadline_at, self._orders.stop_at or deadline_at))
+        deaf = [rank for rank, state in self._ranks.items() if state.is_alive and rank not in has_link]
+        if deaf and deadline_at > time.time():
+            for rank in deaf:
+                self._ranks[rank].was_asked = True
+            self.nursery.signal(deaf, signal.SIGTERM)
+        self._act()
+
+    async def _watch(self) -> None:
+        while (event := await self.nursery.events.get()) is not None:
+            self._on_event(event)
+        self._on_nursery_lost()
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        state = self._ranks[event["rank"]]
+        match event["event"]:
+            case "started":
+                state.is_up = True
+                if self._up is not None and not self._up.done() and all(rank.is_up for rank in self._ranks.values()):
+                    self._finish_start()
+            case "start_failed":
+                state.is_alive = False
+                if self._up is not None and not self._up.done():
+                    self._up.set_exception(GanglineError("runner.no_rank", f"cannot start a rank: {event['error']}"))
+            case "exited":
+                self._on_exit(state, event)
+
+    def _finish_start(self) -> None:
+        assert self._up is not None
+        if len(self._ranks) == self.place.local_world_size:
+            self._up.set_result(time.time())
+
+    def _on_exit(self, state: _Rank, event: dict[str, Any]) -> None:
+        number = event["signal"]
+        state.is_alive = False
+        state.end = replace(
+            state.end,
+            exit_code=event["exit_code"],
+            signal=number,
+            ended_at=event["at"],
+            # A command that ends after our SIGTERM, with whatever code, has obeyed.
+            was_killed=(bool(state.killed_at) and number == signal.SIGKILL) or state.was_asked,
+            was_out_of_memory=number == signal.SIGKILL and memory.count_oom_kills() > self._oom_kills_before,
+        )
+        log.info("a rank ended", rank=state.end.rank, exit_code=event["exit_code"], signal=number)
+        metrics.ranks.dec()
+        self._act()
+
+    def _on_nursery_lost(self) -> None:
+        living = [state for state in self._ranks.values() if state.is_alive]
+        if living:
+            self.lost = f"the process that holds the ranks (pid {self.nursery.pid}) died, and its ranks with it"
+        for state in living:
+            state.is_alive = False
+        if self._up is not None and not self._up.done():
+            self._up.set_exception(GanglineError("runner.no_rank", self.lost or "the process that forks ranks died"))
+        self._act()
+
+    def _act(self) -> None:
+        """Does what is due now, and comes back when the next thing is."""
+        self.tell(time.time() - SETTLE_SECONDS)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ranks and not any(state.is_alive for state in self._ranks.values()):
+            self._ended.set()
+            return
+        now = time.time()
+        kills = plan_kills([_view(state) for state in self._ranks.values()], self._orders)
+        due = [rank for rank, at in kills.items() if at <= now and not self._ranks[rank].killed_at]
+        if due:
+            self._kill(due, now)
+        if any(state.killed_at and now - state.killed_at >= GIVE_UP_SECONDS for state in self._living()):
+            log.error("ranks survive SIGKILL; going on without them")
+            self._ended.set()
+            return
+        later = [at for rank, at in kills.items() if not self._ranks[rank].killed_at]
+        later += [state.killed_at + GIVE_UP_SECONDS for state in self._living() if state.killed_at]
+        if later:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, min(later) - now), self._act)
+
+    def _living(self) -> list[_Rank]:
+        return [state for state in self._ranks.values() if state.is_alive]
+
+    def _kill(self, ranks: list[int], now: float) -> None:
+        log.info("killing ranks", ranks=ranks)
+        for rank in ranks:
+            self._ranks[rank].killed_at = now
+        self.nursery.signal(ranks, signal.SIGKILL)
+
+    def tell(self, silent_before: float) -> None:
+        """Tells of the cause, if there is one that was not told yet.
+
+        silent_before: ranks that ended later than this without a word are passed over: their last lines, which say
+        why, may still be in the pipe.
+        """
+        heard = [end for end in self.ends() if end.failure or end.signal is not None or end.ended_at <= silent_before]
+        cause = find_cause(heard)
+        if cause is None or (self._told is not None and (cause.is_consequence or not self._told.is_consequence)):
+            return
+        self._told = replace(cause, agent_id=self.place.agent_id)
+        self.on_failure(self._told)
+
+
+def _view(state: _Rank) -> RankView:
+    return RankView(state.end, state.is_alive, state.finished_at, state.failed_at)
+
+
+def _to_failure(rank: int, agent_id: str, message: rank_pb2.RankFailure) -> Failure:
+    return Failure(
+        kind=enum_member(ExitKind, message.kind),
+        message=message.message,
+        rank=rank,
+        agent_id=agent_id,
+        failed_at=message.failed_at,
+        details=message.traceback,
+    )

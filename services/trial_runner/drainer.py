@@ -1,0 +1,166 @@
+"""Brings what ended runners could not deliver to the gateway, and then deletes it.
+
+A runner ends within seconds of its ranks so that the slots are free again; when the gateway is away just then, its
+spool stays behind. This process of its own takes over every spool under <state>/spool whose owner has gone (a flock
+tells), also one that a killed runner left, until all are delivered or too old. A runner starts it; one runs at a time,
+and it ends when the machine's agent is gone for good: the next runner there starts it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from services.common.telemetry import configure_logging
+from services.trial_runner.exit_file import write_atomic
+from services.trial_runner.ingest import Ingest
+from services.trial_runner.route import Route
+from services.trial_runner.spool import Spool
+
+# After this the gateway that would take them is not coming back.
+MAX_AGE_SECONDS = 7 * 24 * 3600.0
+RESCAN_SECONDS = 5.0
+# An agent that is only restarted is back sooner.
+AGENTLESS_SECONDS = 30.0
+_TARGET = "target.json"
+_LOCK = "lock"
+
+log = structlog.get_logger(__name__)
+
+
+def claim(folder: Path) -> int | None:
+    """A descriptor that makes the caller the owner of this spool; None when somebody else is."""
+    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def save_target(folder: Path, *, spool_id: str, trial_id: str, addresses: Sequence[str], token: str) -> None:
+    """Where the records have to go, for whoever takes over. Readable by its owner alone, as the token demands."""
+    target = {"spool_id": spool_id, "trial_id": trial_id, "addresses": list(addresses), "token": token}
+    write_atomic(folder / _TARGET, json.dumps(target))
+
+
+def has_orphans(spools: Path) -> bool:
+    """Whether a spool lies there without an owner."""
+    for folder in _folders(spools):
+        fd = claim(folder)
+        if fd is not None:
+            os.close(fd)
+            return True
+    return False
+
+
+def start_drainer(spools: Path) -> None:
+    """In a session of its own: it outlives the runner and whoever sweeps up after it."""
+    with (spools / "drainer.log").open("ab") as output:
+        subprocess.Popen(
+            [sys.executable, "-m", "services.trial_runner.drainer", "--spools", str(spools)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+        )
+
+
+async def drain_all(spools: Path) -> None:
+    """Returns when no spool is left without an owner, or no agent is there any more."""
+    busy: dict[Path, asyncio.Task[None]] = {}
+    agent_seen_at = time.monotonic()
+    while time.monotonic() - agent_seen_at < AGENTLESS_SECONDS:
+        if _has_agent(spools.parent):
+            agent_seen_at = time.monotonic()
+        for folder in _folders(spools):
+            fd = claim(folder) if folder not in busy else None
+            if fd is not None:
+                busy[folder] = asyncio.create_task(_drain(folder, fd))
+        if not busy:
+            return
+        done, _ = await asyncio.wait(busy.values(), timeout=RESCAN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        busy = {folder: task for folder, task in busy.items() if task not in done}
+
+
+def _has_agent(state: Path) -> bool:
+    """Whether the process lives that agent.lock names. Its flock is not asked: trying it could keep an agent away."""
+    try:
+        pid = int((state / "agent.lock").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return False
+    return Path(f"/proc/{pid}").exists()
+
+
+async def _drain(folder: Path, fd: int) -> None:
+    try:
+        target = _load_target(folder)
+        if target is not None:
+            await _deliver(folder, target)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(fd)
+
+
+async def _deliver(folder: Path, target: dict[str, object]) -> None:
+    spool = Spool(folder)
+    addresses = target["addresses"]
+    route = Route("gateway", addresses if isinstance(addresses, list) else [])
+    ingest = Ingest(spool, asyncio.Event(), route, spool_id=str(target["spool_id"]), trial_id=str(target["trial_id"]))
+    running = asyncio.create_task(ingest.run(str(target["token"])))
+    age = time.time() - (folder / _TARGET).stat().st_mtime
+    is_delivered = await ingest.drain(max(0.0, MAX_AGE_SECONDS - age))
+    log.info("a spool is settled", folder=folder.name, is_delivered=is_delivered, num_left=spool.num_waiting)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await route.close()
+    spool.close()
+
+
+def _load_target(folder: Path) -> dict[str, object] | None:
+    """None when nobody can say where it belongs."""
+    try:
+        target = json.loads((folder / _TARGET).read_text())
+    except (OSError, ValueError):
+        return None
+    return (
+        target if isinstance(target, dict) and {"spool_id", "trial_id", "addresses", "token"} <= set(target) else None
+    )
+
+
+def _folders(spools: Path) -> list[Path]:
+    with suppress(FileNotFoundError):
+        return sorted(path for path in spools.iterdir() if path.is_dir())
+    return []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m services.trial_runner.drainer", description=__doc__)
+    parser.add_argument("--spools", type=Path, required=True, help="the folder that holds the spools")
+    options = parser.parse_args()
+    configure_logging("trial-runner-drainer")
+    only_one = os.open(options.spools / ".drainer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(only_one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0
+    asyncio.run(drain_all(options.spools))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

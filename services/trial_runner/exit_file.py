@@ -1,0 +1,81 @@
+"""The runner's last word and its sign of life in the allocation's folder: exit.json and the flock'ed `lock`.
+
+Owns how both are written. The agent reads them; nobody else does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from gangline.domain.allocation import ExitReport
+from gangline.domain.state import State
+from gangline.errors import conflict
+from gangline.v1 import agent_pb2, runner_pb2
+from gangline.wire import enum_number, to_proto
+
+
+def take_lock(directory: Path) -> int:
+    """Holds the folder's lock until this process ends. Raises GanglineError `runner.already_runs`."""
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise conflict("runner.already_runs", f"another trial runner lives in {directory}") from error
+    return fd
+
+
+def write_exit(
+    directory: Path, allocation_id: str, report: ExitReport, undelivered: Sequence[runner_pb2.TrialReport]
+) -> None:
+    """Whole or not at all, and on the disk before it counts."""
+    status = agent_pb2.AllocationStatus(
+        allocation_id=allocation_id,
+        state=enum_number(State.TERMINAL),  # type: ignore[arg-type] # the map knows numbers, not the stub's enum type
+        exit=to_proto(report),
+        undelivered=undelivered,
+    )
+    write_atomic(directory / "exit.json", json_format.MessageToJson(status), is_durable=True)
+
+
+def write_nursery_pid(directory: Path, pid: int) -> None:
+    """By this the agent finds the ranks' process group when the runner is gone."""
+    write_atomic(directory / "nursery.pid", f"{pid}\n")
+
+
+def load_stop_deadline(directory: Path) -> float:
+    """When the agent will kill what is left, as its record of this allocation says; 0 when that cannot be read."""
+    deadline_at = _load_stop(directory).get("deadline_at")
+    return deadline_at if isinstance(deadline_at, float) else 0.0
+
+
+def load_stop_reason(directory: Path) -> str:
+    """Why the agent asked for the end; empty when that cannot be read."""
+    return str(_load_stop(directory).get("reason", ""))
+
+
+def _load_stop(directory: Path) -> dict[str, object]:
+    try:
+        record = json.loads((directory / "record.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    stop = record.get("stop") if isinstance(record, dict) else None
+    return stop if isinstance(stop, dict) else {}
+
+
+def write_atomic(path: Path, text: str, *, is_durable: bool = False) -> None:
+    """Whole or not at all. is_durable: also after a loss of power, for which it waits."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
+    draft.replace(path)

@@ -1,0 +1,165 @@
+"""PURE: this runner's place in its gang, and the environment of each of its ranks.
+
+Owns the names that torch.distributed, NCCL, gloo and Gangline's library read. Called by the runner with what the
+rendezvous chose.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.cluster_info import ENVIRONMENT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
+from gangline.v1 import runner_pb2, types_pb2
+
+LOOPBACK_INTERFACE = "lo"
+# What the agent and the runner are configured by is none of a rank's business.
+_FOREIGN = re.compile(r"^(GANGLINE_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|TORCHELASTIC_)")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Where the ranks meet: the store's address, and the interface of this machine that its members share."""
+
+    store_address: str
+    store_port: int
+    interface: str = LOOPBACK_INTERFACE
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """first_rank: the global rank of this machine's local rank 0."""
+
+    agent_id: str
+    node_rank: int
+    agent_ids: tuple[str, ...]
+    first_rank: int
+    local_world_size: int
+    world_size: int
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.agent_ids)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this machine has rank 0."""
+        return self.node_rank == 0
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.local_world_size)
+
+
+def find_place(spec: runner_pb2.RunnerSpec) -> Place:
+    members = sorted(spec.allocation.members, key=lambda member: member.node_rank)
+    # A member without slots (a task that only coordinates) still runs one process.
+    sizes = [max(1, len(member.slot_ids)) for member in members]
+    return Place(
+        agent_id=members[spec.node_rank].agent_id,
+        node_rank=spec.node_rank,
+        agent_ids=tuple(member.agent_id for member in members),
+        first_rank=sum(sizes[: spec.node_rank]),
+        local_world_size=sizes[spec.node_rank],
+        world_size=sum(sizes),
+    )
+
+
+def rank_environment(
+    spec: runner_pb2.RunnerSpec,
+    place: Place,
+    network: Network,
+    rank: int,
+    *,
+    base: Mapping[str, str],
+    code_directory: str,
+    socket_path: str,
+    num_threads: int,
+) -> dict[str, str]:
+    """All of the environment of one rank. base: the runner's own; the experiment's variables win over it, and what
+    torch.distributed needs wins over both."""
+    environment = {name: value for name, value in base.items() if not _FOREIGN.match(name)}
+    environment["OMP_NUM_THREADS"] = str(num_threads)
+    environment |= _device_variables(spec)
+    environment |= experiment_variables(spec)
+    environment |= _torch_variables(spec, place, network, rank)
+    environment["GANGLINE_RUNNER_SOCKET"] = socket_path
+    environment[ENVIRONMENT_KEY] = _cluster_info(spec, place, code_directory).to_json()
+    return environment
+
+
+def experiment_variables(spec: runner_pb2.RunnerSpec) -> dict[str, str]:
+    """environment.environment_variables of the experiment, those for this kind of slot."""
+    section = load_config(spec).get("environment", {}).get("environment_variables", {})
+    entries = section.get("cuda" if _is_gpu(spec) else "cpu", []) if isinstance(section, dict) else section
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+
+
+def load_config(spec: runner_pb2.RunnerSpec) -> dict[str, Any]:
+    config = json.loads(spec.config_json or "{}")
+    return config if isinstance(config, dict) else {}
+
+
+def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network, rank: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - place.first_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node_rank),
+        "GROUP_WORLD_SIZE": str(place.num_nodes),
+        "MASTER_ADDR": network.store_address,
+        "MASTER_PORT": str(network.store_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(spec.allocation.attempt),
+        "TORCHELASTIC_RUN_ID": spec.allocation.id,
+        "GLOO_SOCKET_IFNAME": network.interface,
+        "NCCL_SOCKET_IFNAME": network.interface,
+    }
+
+
+def _device_variables(spec: runner_pb2.RunnerSpec) -> dict[str, str]:
+    """Every rank of a machine sees all of its allocation's devices there and takes the one of its local rank."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(_device_name(slot) for slot in spec.slots if _is_device(slot))}
+
+
+def _device_name(slot: types_pb2.Slot) -> str:
+    return slot.uuid or slot.id.rpartition("/")[2].removeprefix("gpu-")
+
+
+def _is_device(slot: types_pb2.Slot) -> bool:
+    return slot.kind == types_pb2.SLOT_KIND_GPU
+
+
+def _is_gpu(spec: runner_pb2.RunnerSpec) -> bool:
+    return any(_is_device(slot) for slot in spec.slots)
+
+
+def _cluster_info(spec: runner_pb2.RunnerSpec, place: Place, code_directory: str) -> ClusterInfo:
+    trial = TrialInfo(
+        trial_id=spec.trial.id,
+        experiment_id=spec.trial.experiment_id,
+        trial_seed=spec.trial.seed,
+        hparams=json.loads(spec.trial.hyperparameters_json or "{}"),
+        config=load_config(spec),
+    )
+    checkpoint = None
+    if spec.HasField("latest_checkpoint"):
+        latest = spec.latest_checkpoint
+        checkpoint = CheckpointInfo(latest.id, latest.url, latest.batches_completed)
+    return ClusterInfo(
+        cluster_id=spec.cluster_id,
+        allocation_id=spec.allocation.id,
+        attempt=spec.allocation.attempt,
+        agent_id=place.agent_id,
+        node_rank=place.node_rank,
+        num_nodes=place.num_nodes,
+        slot_ids=list(spec.allocation.members[spec.node_rank].slot_ids),
+        storage_url=spec.storage_url,
+        code_directory=code_directory,
+        trial=trial,
+        latest_checkpoint=checkpoint,
+    )

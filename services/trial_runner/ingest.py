@@ -1,0 +1,114 @@
+"""Carries the spool to a gateway: one stream to any of its addresses, in batches, until each record is acknowledged.
+
+Opens the stream when there is something to send, not before. After a lost stream it sends again everything above the
+last acknowledged number; the gateway stores nothing twice. A gateway that is away costs the training nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import grpc
+import structlog
+
+from gangline.rpc import token_metadata
+from gangline.v1 import ingest_pb2, ingest_pb2_grpc
+from services.trial_runner import metrics
+from services.trial_runner.route import Route
+from services.trial_runner.spool import Spool
+
+# What may be on its way without an answer: enough to fill any network, little enough to send again.
+WINDOW_RECORDS = 5000
+
+log = structlog.get_logger(__name__)
+
+
+class Ingest:
+    """spool_id: "<allocation id>/<node rank>". `run` is its long-lived task."""
+
+    def __init__(self, spool: Spool, has_news: asyncio.Event, route: Route, *, spool_id: str, trial_id: str) -> None:
+        self._spool = spool
+        self._has_news = has_news
+        self._route = route
+        self._spool_id = spool_id
+        self._trial_id = trial_id
+        self._is_drained = asyncio.Event()
+
+    async def run(self, token: str) -> None:
+        """Until cancelled."""
+        is_lost = False
+        while True:
+            await self._wait_for_records()
+            try:
+                await self._stream(token)
+            except (grpc.aio.AioRpcError, OSError) as error:
+                if not is_lost:
+                    reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
+                    log.warning(
+                        "no gateway takes records; they wait on disk", gateway=self._route.name, error=str(reason)
+                    )
+                is_lost = True
+            else:
+                # A gateway that shuts down ends the stream politely.
+                is_lost = False
+            await self._route.failed()
+
+    async def drain(self, deadline_seconds: float) -> bool:
+        """Waits until the gateway has everything; False when the time was over first."""
+        self._is_drained.clear()
+        if not self._spool.num_waiting:
+            return True
+        self._route.hurry()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_drained.wait(), deadline_seconds)
+        return not self._spool.num_waiting
+
+    async def _wait_for_records(self) -> None:
+        while not self._spool.num_waiting:
+            self._has_news.clear()
+            await self._has_news.wait()
+
+    async def _stream(self, token: str) -> None:
+        stub = ingest_pb2_grpc.IngestServiceStub(self._route.channel())
+        call = stub.Ingest(metadata=token_metadata(token))
+        reader = asyncio.create_task(self._read(call))
+        writer = asyncio.create_task(self._write(call))
+        try:
+            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                # A writer that breaks only knows that the stream is over; the reader knows why. A spool that cannot be
+                # read is the writer's own trouble, of which the reader would never hear.
+                if task is reader or isinstance(task.exception(), OSError | None):
+                    task.result()
+            await reader
+        finally:
+            reader.cancel()
+            writer.cancel()
+            call.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[ingest_pb2.IngestRequest, ingest_pb2.IngestResponse]) -> None:
+        async for response in call:
+            self._route.succeeded()
+            self._spool.acknowledge(response.stored_sequence)
+            metrics.spool_waiting.set(self._spool.num_waiting)
+            self._has_news.set()
+            if not self._spool.num_waiting:
+                self._is_drained.set()
+
+    async def _write(
+        self, call: grpc.aio.StreamStreamCall[ingest_pb2.IngestRequest, ingest_pb2.IngestResponse]
+    ) -> None:
+        sent = self._spool.acknowledged
+        while True:
+            sent = max(sent, self._spool.acknowledged)
+            self._has_news.clear()
+            is_open = sent - self._spool.acknowledged < WINDOW_RECORDS
+            records = self._spool.read(sent) if is_open and sent < self._spool.last_sequence else []
+            if not records:
+                await self._has_news.wait()
+                continue
+            request = ingest_pb2.IngestRequest(spool_id=self._spool_id, trial_id=self._trial_id, records=records)
+            await call.write(request)
+            sent = records[-1].sequence

@@ -1,0 +1,92 @@
+"""Reads what the ranks print, line by line, and keeps the last lines of each for the report of a failure.
+
+Owns the reading ends of the ranks' standard output and error. Training never waits for it longer than the event loop
+needs to get round to the pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+MAX_LINE_BYTES = 64 << 10
+LAST_LINES = 20
+# The last lines travel in the report of an exit into etcd, which takes half a megabyte for a whole gang's.
+MAX_LAST_LINE_LENGTH = 500
+
+# rank, "stdout" or "stderr", the lines
+Sink = Callable[[int, str, Sequence[str]], None]
+
+
+class LogPump:
+    """sink is called with each batch of complete lines."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._last: dict[tuple[int, str], deque[str]] = {}
+        self._pipes: list[_LinePipe] = []
+
+    async def open_pipe(self, rank: int, stream: str) -> int:
+        """A new pipe that is read from now on; returns its writing end, which the caller closes."""
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        last = self._last.setdefault((rank, stream), deque(maxlen=LAST_LINES))
+
+        def take(lines: Sequence[str]) -> None:
+            last.extend(line[:MAX_LAST_LINE_LENGTH] for line in lines[-LAST_LINES:])
+            self._sink(rank, stream, lines)
+
+        loop = asyncio.get_running_loop()
+        _, pipe = await loop.connect_read_pipe(lambda: _LinePipe(take), os.fdopen(read_fd, "rb", 0))
+        self._pipes.append(pipe)
+        return write_fd
+
+    def last_lines(self, rank: int) -> tuple[str, ...]:
+        """Of standard error, where Python says why it ends; of standard output when that is empty."""
+        return tuple(self._last.get((rank, "stderr")) or self._last.get((rank, "stdout")) or ())
+
+    async def drain(self, deadline_seconds: float) -> None:
+        """Waits for the end of every pipe, which comes when the last process that holds it has gone."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_seconds):
+                for pipe in self._pipes:
+                    await pipe.ended.wait()
+        for pipe in self._pipes:
+            pipe.close()
+
+
+class _LinePipe(asyncio.Protocol):
+    def __init__(self, take: Callable[[Sequence[str]], None]) -> None:
+        self._take = take
+        self._rest = b""
+        self._transport: asyncio.BaseTransport | None = None
+        self.ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        while len(self._rest) > MAX_LINE_BYTES:
+            lines.append(self._rest[:MAX_LINE_BYTES])
+            self._rest = self._rest[MAX_LINE_BYTES:]
+        if lines:
+            self._take([_decode(line) for line in lines])
+
+    def connection_lost(self, _exception: Exception | None) -> None:
+        if self._rest:
+            self._take([_decode(self._rest)])
+            self._rest = b""
+        self.ended.set()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _decode(line: bytes) -> str:
+    """A progress bar draws over itself with carriage returns: only what remained to be seen counts."""
+    visible = line.rstrip(b"\r").rpartition(b"\r")[2]
+    return visible.decode("utf-8", errors="backslashreplace").replace("\0", "\\x00")

@@ -1,0 +1,33 @@
+"""How often the kernel has killed a process here because memory ran out.
+
+Owns one number, read before the ranks start and after one was killed: a SIGKILL that comes with a higher count was the
+kernel's. The count of this process's own cgroup is taken where there is one, that of the machine otherwise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def count_oom_kills() -> int:
+    count = _read_count(_own_cgroup() / "memory.events")
+    return (_read_count(Path("/proc/vmstat")) or 0) if count is None else count
+
+
+def _own_cgroup() -> Path:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return _CGROUP_ROOT
+    paths = [line.partition("::")[2] for line in lines if line.startswith("0::")]
+    return _CGROUP_ROOT / paths[0].lstrip("/") if paths else _CGROUP_ROOT
+
+
+def _read_count(path: Path) -> int | None:
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return None
+    return next((int(line[1]) for line in words if line[0] == "oom_kill"), None)

@@ -1,0 +1,132 @@
+"""The runner's hold on its nursery, the process that forks the ranks: requests to it, events from it.
+
+Owns the socket, whose closing kills everything the nursery started. Forked from the rank template where there is one;
+otherwise started cold, which takes as long as importing torch does. See gangline.launch.nursery for the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from gangline.errors import GanglineError
+from gangline.launch import channel, forkserver
+
+FORK_SECONDS = 20.0
+STORE_SECONDS = 60.0
+
+log = structlog.get_logger(__name__)
+
+
+class Nursery:
+    """events: what the nursery tells, in order; None once it has gone."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._control = control
+        self._store: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def is_gone(self) -> bool:
+        return self._reading.done()
+
+    def ask_store(self) -> None:
+        """Starts the host of the store; `wait_store` tells its port."""
+        channel.send(self._control, {"do": "host_store"})
+
+    async def wait_store(self) -> int:
+        """The port of the store. Raises GanglineError `runner.no_store`."""
+        try:
+            answer = await asyncio.wait_for(asyncio.shield(self._store), STORE_SECONDS)
+        except TimeoutError as error:
+            raise GanglineError("runner.no_store", f"no store after {STORE_SECONDS:g} s") from error
+        if "port" not in answer:
+            raise GanglineError("runner.no_store", f"cannot host the ranks' store: {answer['error']}")
+        return int(answer["port"])
+
+    def start(
+        self, rank: int, environment: Mapping[str, str], directory: str, num_threads: int, fds: Sequence[int]
+    ) -> None:
+        """fds: the writing ends of its standard output and error; the caller closes its own copies."""
+        request = {"do": "start", "rank": rank, "environment": dict(environment), "directory": directory}
+        channel.send(self._control, {**request, "num_threads": num_threads}, fds)
+
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        """Tolerates a nursery that has gone: then its ranks have too."""
+        try:
+            channel.send(self._control, {"do": "signal", "ranks": list(ranks), "signal": int(number)})
+        except OSError as error:
+            log.warning("the nursery is gone", error=str(error))
+
+    async def close(self, deadline_seconds: float = 5.0) -> None:
+        """Kills what is left and waits until the nursery has buried it."""
+        self._control.shutdown(socket.SHUT_WR)
+        try:
+            await asyncio.wait_for(self._reading, deadline_seconds)
+        except TimeoutError:
+            log.error("the nursery does not end", pid=self.pid)
+        self._control.close()
+
+    async def _read(self) -> None:
+        reader, _ = await asyncio.open_unix_connection(sock=self._control.dup())
+        try:
+            while True:
+                (length,) = channel.LENGTH.unpack(await reader.readexactly(channel.LENGTH.size))
+                self._on_event(channel.parse(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._on_event({"event": "store", "error": "the nursery died"})
+            self.events.put_nowait(None)
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if event["event"] != "store":
+            self.events.put_nowait(event)
+        elif not self._store.done():
+            self._store.set_result(event)
+
+
+async def start_nursery(rank_forkserver: str, directory: Path) -> Nursery:
+    """Raises GanglineError `runner.no_nursery` when it cannot be started either way."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            pid = await asyncio.to_thread(_fork, rank_forkserver, directory, theirs)
+        except GanglineError as error:
+            log.warning("no warm process to fork the ranks from; starting cold", error=error.message)
+            pid = await _start_cold(theirs)
+    return Nursery(pid, ours)
+
+
+def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket) -> int:
+    if not rank_forkserver:
+        raise GanglineError("forkserver.none", "this agent has no rank template")
+    return forkserver.fork(
+        rank_forkserver,
+        "gangline.launch.nursery:main",
+        {},
+        environment=os.environ,
+        directory=str(directory),
+        fds=[theirs.fileno()],
+        deadline_seconds=FORK_SECONDS,
+    )
+
+
+async def _start_cold(theirs: socket.socket) -> int:
+    command = [sys.executable, "-m", "gangline.launch.nursery", "--fd", str(theirs.fileno())]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+        )
+    except OSError as error:
+        raise GanglineError("runner.no_nursery", f"cannot start the process that forks the ranks: {error}") from error
+    return process.pid

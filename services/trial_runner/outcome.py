@@ -1,0 +1,232 @@
+"""PURE: why this member of an allocation ended, from how its ranks ended.
+
+The cause is the first real error, with its rank; a rank that only noticed that another one was gone ("connection
+closed by peer") is a consequence and never the cause. What happens after a rank has finished its training is teardown
+and changes nothing. Called once by the runner, when all of its ranks are gone.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gangline.domain.allocation import ExitReport
+from gangline.domain.state import ExitKind
+
+MAX_MESSAGE_LENGTH = 2000
+
+# What gloo, NCCL and the store of torch 2.9 to 2.13 say on the surviving ranks when a rank has gone.
+_CONSEQUENCE = re.compile(
+    r"connection closed by peer|connection reset by peer.*gloo|gloo.*connection reset by peer|gloo.*broken pipe"
+    r"|\[\S*gloo/transport/tcp/\S+\]|gloo connectfullmesh failed|ncclremoteerror|remote process exited"
+    r"|nccl communicator was aborted|distnetworkerror|failed to recv, got 0 bytes|recvvalue failed"
+    r"|sendbytes failed|connection was likely closed",
+    re.IGNORECASE | re.DOTALL,
+)
+_EXCEPTION_LINE = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)")
+_KIND_BY_EXCEPTION = {
+    "MemoryError": ExitKind.OUT_OF_MEMORY,
+    "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
+    "ImportError": ExitKind.IMPORT_ERROR,
+    "ModuleNotFoundError": ExitKind.IMPORT_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a rank said went wrong, or a member of the gang about one of its ranks. kind None: not classified yet."""
+
+    kind: ExitKind | None
+    message: str
+    rank: int | None = None
+    agent_id: str = ""
+    failed_at: float = 0.0
+    details: str = ""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only says that somebody else has gone."""
+        return bool(_CONSEQUENCE.search(self.message) or _CONSEQUENCE.search(self.details[-MAX_MESSAGE_LENGTH:]))
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank ended. Exactly one of exit_code and signal is set, neither when nobody saw its end.
+
+    was_killed: by this runner, before it had ended by itself. is_finished: it had said that its training was over.
+    was_out_of_memory: the kernel counted a kill for want of memory while it ran.
+    """
+
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    ended_at: float = 0.0
+    was_killed: bool = False
+    failure: Failure | None = None
+    is_finished: bool = False
+    is_preempted: bool = False
+    was_out_of_memory: bool = False
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def is_success(self) -> bool:
+        return self.is_finished or (self.exit_code == 0 and self.failure is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody asked for the end. kind: PREEMPTED (orderly) or KILLED."""
+
+    kind: ExitKind
+    reason: str = ""
+    is_overdue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """peer: the first failure that another member told of. num_nodes: machines in the gang."""
+
+    agent_id: str
+    num_nodes: int
+    now: float
+    peer: Failure | None = None
+    stop: Stop | None = None
+    lost: str = field(default="")
+
+
+def judge(ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
+    """The report of this member, once all its ranks are gone."""
+    report = ExitReport(agent_id=around.agent_id, kind=ExitKind.COMPLETED, ended_at=around.now)
+    if ends and all(end.is_success for end in ends):
+        return _judge_success(report, ends, around)
+    cause = find_cause(ends)
+    # Even when it was told to end meanwhile: the member that was ended by this very error may have reported first, and
+    # then the scheduler kills the rest of the gang.
+    if cause is not None and not cause.is_consequence:
+        return _with_cause(report, cause, ends, around)
+    if around.stop is not None and around.stop.kind is ExitKind.KILLED:
+        return replace(report, kind=ExitKind.KILLED, message=around.stop.reason or "killed on request")
+    return _judge_innocent(report, cause, ends, around)
+
+
+def _judge_innocent(
+    report: ExitReport, cause: Failure | None, ends: Sequence[RankEnd], around: Circumstances
+) -> ExitReport:
+    """No rank of this member has an error of its own to show; cause: the consequence that one of them noticed."""
+    if around.peer is not None:
+        return _judge_peer(report, around)
+    if around.stop is not None:
+        return _judge_overdue(report, around.stop)
+    if cause is not None:
+        return _judge_consequence(_with_cause(report, cause, ends, around), around)
+    message = around.lost or "its ranks vanished without a trace"
+    return replace(report, kind=ExitKind.RUNNER_LOST, message=message, failed_at=around.now)
+
+
+def find_cause(ends: Sequence[RankEnd]) -> Failure | None:
+    """The first real error among the ranks; without one, the first consequence; None when nothing went wrong here."""
+    failures = [failure for failure in map(failure_of, ends) if failure is not None]
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.failed_at), default=None)
+
+
+def failure_of(end: RankEnd) -> Failure | None:
+    """What went wrong in this rank by its own fault; None when it finished or was killed from here."""
+    if end.is_success:
+        return None
+    if end.failure is not None:
+        kind = end.failure.kind or _kind_of(end.failure.message)
+        return replace(end.failure, kind=kind, rank=end.rank)
+    if end.was_killed or (end.signal is None and end.exit_code is None):
+        return None
+    if end.signal is not None:
+        return _signal_failure(end, end.signal)
+    line = find_error_line(end.last_lines)
+    message = line or f"exited with code {end.exit_code} and said nothing"
+    return Failure(_kind_of(message), message, end.rank, "", end.ended_at, "\n".join(end.last_lines))
+
+
+def find_error_line(lines: Sequence[str]) -> str:
+    """The last line that names an exception, else the last line that is not empty."""
+    named = [line.strip() for line in lines if _EXCEPTION_LINE.match(line.strip())]
+    filled = [line.strip() for line in lines if line.strip()]
+    return (named or filled or [""])[-1]
+
+
+def is_consequence(text: str) -> bool:
+    """Whether this error only says that another process has gone."""
+    return bool(_CONSEQUENCE.search(text))
+
+
+def _signal_failure(end: RankEnd, number: int) -> Failure:
+    if number == signal.SIGKILL and end.was_out_of_memory:
+        message = "the kernel killed it because memory ran out (SIGKILL)"
+        return Failure(ExitKind.OUT_OF_MEMORY, message, end.rank, "", end.ended_at)
+    return Failure(ExitKind.SIGNAL, f"ended by signal {number} ({signal_name(number)})", end.rank, "", end.ended_at)
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unnamed"
+
+
+def _kind_of(message: str) -> ExitKind:
+    match = _EXCEPTION_LINE.match(message)
+    if match is None:
+        return ExitKind.USER_ERROR
+    # Torch names the device's name for it in the text of a plain RuntimeError too.
+    if "CUDA out of memory" in message or "DefaultCPUAllocator: can't allocate memory" in message:
+        return ExitKind.OUT_OF_MEMORY
+    return _KIND_BY_EXCEPTION.get(match[1], ExitKind.USER_ERROR)
+
+
+def _judge_success(report: ExitReport, ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
+    if around.stop is not None and any(end.is_preempted for end in ends):
+        message = f"stopped after a checkpoint: {around.stop.reason}".rstrip(": ")
+        return replace(report, kind=ExitKind.PREEMPTED, message=message)
+    return report
+
+
+def _with_cause(report: ExitReport, cause: Failure, ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
+    end = next(end for end in ends if end.rank == cause.rank)
+    return replace(
+        report,
+        kind=cause.kind or ExitKind.USER_ERROR,
+        message=cause.message[:MAX_MESSAGE_LENGTH],
+        rank=cause.rank,
+        exit_code=None if end.was_killed else end.exit_code,
+        signal=None if end.was_killed else end.signal,
+        failed_at=cause.failed_at,
+        last_lines=end.last_lines,
+    )
+
+
+def _judge_peer(report: ExitReport, around: Circumstances) -> ExitReport:
+    assert around.peer is not None
+    message = f"ended because {describe_failure(around.peer)}"[:MAX_MESSAGE_LENGTH]
+    return replace(report, kind=ExitKind.PEER_FAILED, message=message, failed_at=around.now)
+
+
+def describe_failure(failure: Failure) -> str:
+    """One clause that names rank and agent where they are known."""
+    if failure.rank is None:
+        return failure.message
+    return f"rank {failure.rank} on {failure.agent_id} failed first: {failure.message}"
+
+
+def _judge_overdue(report: ExitReport, stop: Stop) -> ExitReport:
+    """PREEMPTED all the same: the trial goes back to the queue and on from the checkpoint that it has."""
+    how = "had not stopped in time and was killed" if stop.is_overdue else "ended on request, without a last checkpoint"
+    message = f"{how}; it goes on from its latest checkpoint; asked to stop: {stop.reason}"
+    return replace(report, kind=ExitKind.PREEMPTED, message=message)
+
+
+def _judge_consequence(report: ExitReport, around: Circumstances) -> ExitReport:
+    if around.num_nodes == 1:
+        return report
+    message = f"{report.message}; no rank of any member reported an error of its own"
+    return replace(report, kind=ExitKind.NETWORK, message=message[:MAX_MESSAGE_LENGTH])

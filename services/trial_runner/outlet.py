@@ -1,0 +1,102 @@
+"""All that leaves this runner: reports to the scheduler, records to the gateway.
+
+Owns their tasks and the spool's folder, <state>/spool/<allocation id>-<node rank>, which lies outside of the
+allocation's folder so that it outlives it. What the gateway has not taken when the runner ends is left to the drainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from gangline.v1 import runner_pb2
+from services.trial_runner import drainer
+from services.trial_runner.ingest import Ingest
+from services.trial_runner.recorder import Recorder
+from services.trial_runner.report import Reporter
+from services.trial_runner.route import Route
+from services.trial_runner.spool import Spool
+
+log = structlog.get_logger(__name__)
+
+
+class Outlet:
+    """reporter and recorder may be used at once; nothing connects before there is something to send."""
+
+    def __init__(self, spec: runner_pb2.RunnerSpec, agent_id: str, spools: Path) -> None:
+        allocation_id, node_rank = spec.allocation.id, spec.node_rank
+        self._spools = spools
+        self._folder = spools / f"{allocation_id}-{node_rank}"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._claim = drainer.claim(self._folder)
+        self._spec = spec
+        self._spool_id = spool_id = f"{allocation_id}/{node_rank}"
+        self._gateways: list[str] = []
+        self._spool = Spool(self._folder)
+        self._routes = (Route("scheduler", spec.scheduler_addresses), Route("gateway", spec.gateway_addresses))
+        self._learn_gateways(spec.gateway_addresses)
+        self.reporter = Reporter(self._routes[0], allocation_id, node_rank, self._learn)
+        self.recorder = Recorder(self._spool, agent_id)
+        self._ingest = Ingest(
+            self._spool, self.recorder.has_news, self._routes[1], spool_id=spool_id, trial_id=spec.trial.id
+        )
+        self._tasks = [
+            asyncio.create_task(self.reporter.run(spec.token)),
+            asyncio.create_task(self._ingest.run(spec.token)),
+        ]
+
+    def _learn(self, answer: runner_pb2.ReportTrialResponse) -> None:
+        """A training may go on for weeks, while schedulers and gateways come and go. A full disk ends no reporting."""
+        self._routes[0].learn(answer.scheduler_addresses)
+        try:
+            self._learn_gateways(answer.gateway_addresses)
+        except OSError as error:
+            log.error("cannot write down for the drainer where the gateways are", error=str(error))
+
+    def _learn_gateways(self, addresses: Sequence[str]) -> None:
+        """For this runner, and for the drainer that may have to go on after it."""
+        if self._gateways and (not addresses or list(addresses) == self._gateways):
+            return
+        self._gateways = list(addresses)
+        self._routes[1].learn(self._gateways)
+        drainer.save_target(
+            self._folder,
+            spool_id=self._spool_id,
+            trial_id=self._spec.trial.id,
+            addresses=self._gateways,
+            token=self._spec.token,
+        )
+
+    def adopt_orphans(self) -> None:
+        """Has every spool delivered whose runner has gone: killed, or ended while the gateway was away."""
+        if drainer.has_orphans(self._spools):
+            drainer.start_drainer(self._spools)
+
+    async def close(self, deadline_seconds: float) -> list[runner_pb2.TrialReport]:
+        """Delivers what it can in that time; the reports that nobody took, for exit.json."""
+        await asyncio.gather(self.reporter.drain(deadline_seconds), self._ingest.drain(deadline_seconds))
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("a task had ended with an error", error=repr(result))
+        for route in self._routes:
+            await route.close()
+        self._settle_spool()
+        return self.reporter.undelivered
+
+    def _settle_spool(self) -> None:
+        self._spool.close()
+        is_empty = not self._spool.num_waiting
+        if is_empty:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._claim is not None:
+            os.close(self._claim)
+        if not is_empty:
+            log.warning("records are left to the drainer: the gateway is away", num_records=self._spool.num_waiting)
+        self.adopt_orphans()

@@ -1,0 +1,128 @@
+"""All that must be there before ranks can start: the code, the nursery with its store, the linked gang.
+
+Owns that the three happen at the same time, and that the failure of one ends the others. The runner calls it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline.v1 import runner_pb2
+from services.trial_runner import exit_file
+from services.trial_runner.code import prepare_code
+from services.trial_runner.gang import Gang
+from services.trial_runner.gang_plan import Network, Place
+from services.trial_runner.nursery_client import Nursery, start_nursery
+from services.trial_runner.rendezvous import Rendezvous
+from services.trial_runner.route import Route
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(slots=True)
+class Preparation:
+    """nursery: set as soon as it lives, so that it can be closed whatever else fails. rendezvous_at: when the gang was
+    linked; 0 before. cache: where verified archives are kept."""
+
+    spec: runner_pb2.RunnerSpec
+    place: Place
+    directory: Path
+    cache: Path
+    rank_forkserver: str
+    gang: Gang
+    note: Callable[[str], None]
+    metrics_address: str = ""
+    nursery: Nursery | None = None
+    rendezvous_at: float = 0.0
+
+    @property
+    def code_directory(self) -> Path:
+        return self.directory / "code"
+
+    async def run(self) -> Network:
+        """Where the ranks meet. Raises GanglineError, OSError or RendezvousFailed: the first that came."""
+        found = Network(LOOPBACK, 0)
+
+        async def network() -> None:
+            nonlocal found
+            found = await self._find_network()
+
+        port: int | None = None
+
+        async def nursery() -> None:
+            nonlocal port
+            port = await self._start_nursery()
+
+        await run_together(self._prepare_code(), nursery(), network())
+        if port is not None:
+            self.gang.share_store(port)
+        else:
+            port = await self.gang.wait_store()
+        return Network(found.store_address, port, found.interface)
+
+    async def _prepare_code(self) -> None:
+        if not self.spec.code_sha256:
+            self.code_directory.mkdir(exist_ok=True)
+            return
+        route = Route("gateway", self.spec.gateway_addresses)
+        try:
+            await prepare_code(self.spec.code_sha256, self.cache, self.code_directory, route, self.spec.token)
+        finally:
+            await route.close()
+
+    async def _start_nursery(self) -> int | None:
+        """The store's port on node rank 0, None elsewhere."""
+        self.nursery = await start_nursery(self.rank_forkserver, self.directory)
+        exit_file.write_nursery_pid(self.directory, self.nursery.pid)
+        if not self.place.is_head:
+            return None
+        self.nursery.ask_store()
+        return await self.nursery.wait_store()
+
+    async def _find_network(self) -> Network:
+        if self.place.num_nodes == 1:
+            self.rendezvous_at = time.time()
+            return Network(LOOPBACK, 0)
+        rendezvous = Rendezvous(
+            Route("scheduler", self.spec.scheduler_addresses),
+            self.spec.token,
+            runner_pb2.GangHello(
+                allocation_id=self.spec.allocation.id,
+                node_rank=self.place.node_rank,
+                port=await self.gang.listen(),
+                metrics_address=self.metrics_address,
+            ),
+            agent_id=self.place.agent_id,
+            deadline_seconds=self.spec.rendezvous_seconds or 60.0,
+            note=self.note,
+        )
+        try:
+            candidate = await rendezvous.meet()
+            await self.gang.link(candidate)
+        finally:
+            await rendezvous.close()
+        self.rendezvous_at = time.time()
+        own = candidate.endpoints[self.place.node_rank]
+        self.note(
+            f"the gang of {self.place.num_nodes} is linked over {own.interface} ({candidate.subnet or own.address})"
+        )
+        return Network(candidate.endpoints[0].address, 0, own.interface)
+
+
+async def run_together(*steps: Coroutine[Any, Any, None]) -> None:
+    """Runs all at once; the first that fails ends the others, and its error is raised."""
+    tasks = [asyncio.create_task(step) for step in steps]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,95 @@
+"""The runner's end of the unix socket through which its ranks speak to it.
+
+Owns the socket, in a private folder with a short path (a unix socket's path has room for 108 bytes), and the frames:
+4 bytes of length, big end first, then a RankMessage or RunnerMessage. It hands messages on and decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from gangline.v1 import rank_pb2
+
+MAX_FRAME_BYTES = 16 << 20
+_HEADER = struct.Struct(">I")
+
+log = structlog.get_logger(__name__)
+
+
+class RankLinkServer:
+    """on_message: called with the rank and each message after its hello."""
+
+    def __init__(self, on_message: Callable[[int, rank_pb2.RankMessage], None]) -> None:
+        self._on_message = on_message
+        self._folder = Path(tempfile.mkdtemp(prefix="gangline-"))
+        self._server: asyncio.Server | None = None
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._preempt: rank_pb2.PreemptRank | None = None
+
+    @property
+    def path(self) -> str:
+        return str(self._folder / "rank.sock")
+
+    @property
+    def connected(self) -> frozenset[int]:
+        """Ranks that listen to what the runner says."""
+        return frozenset(self._writers)
+
+    async def start(self) -> None:
+        # As many as a machine has ranks connect at once.
+        self._server = await asyncio.start_unix_server(self._serve, self.path, backlog=256)
+
+    def preempt(self, reason: str, grace_seconds: float) -> None:
+        """Asks every rank to stop after a checkpoint, also those that connect later."""
+        self._preempt = rank_pb2.PreemptRank(reason=reason, grace_seconds=grace_seconds)
+        for writer in self._writers.values():
+            self._send_preempt(writer)
+
+    async def close(self) -> None:
+        """Only when the ranks have gone: a rank that loses its runner ends."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers.values():
+            writer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _send_preempt(self, writer: asyncio.StreamWriter) -> None:
+        payload = rank_pb2.RunnerMessage(preempt=self._preempt).SerializeToString()
+        writer.write(_HEADER.pack(len(payload)) + payload)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank = -1
+        try:
+            hello = await read_message(reader)
+            rank = hello.hello.rank
+            self._writers[rank] = writer
+            if self._preempt is not None:
+                self._send_preempt(writer)
+            while True:
+                self._on_message(rank, await read_message(reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except (DecodeError, ValueError) as error:
+            log.error("a rank sent what is no message; its connection is closed", rank=rank, error=str(error))
+        finally:
+            if self._writers.get(rank) is writer:
+                del self._writers[rank]
+            with suppress(OSError):
+                writer.close()
+
+
+async def read_message(reader: asyncio.StreamReader) -> rank_pb2.RankMessage:
+    """The next frame. Raises ValueError when it is too long, IncompleteReadError at the end."""
+    (length,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return rank_pb2.RankMessage.FromString(await reader.readexactly(length))

@@ -1,0 +1,66 @@
+"""What is only recorded (log lines, metrics, progress) on its way into the spool.
+
+Owns the making of records and the signal that there are new ones. The log pump, the crew and the runner call it; the
+ingest stream waits on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from gangline.v1 import ingest_pb2
+from services.trial_runner import metrics
+from services.trial_runner.spool import Spool
+
+log = structlog.get_logger(__name__)
+
+
+class Recorder:
+    """has_news: set after each record; whoever reads the spool clears it first."""
+
+    def __init__(self, spool: Spool, agent_id: str) -> None:
+        self._spool = spool
+        self._agent_id = agent_id
+        self.has_news = asyncio.Event()
+
+    def record_lines(self, rank: int | None, stream: str, lines: Sequence[str]) -> None:
+        """stream: "stdout" or "stderr" of that rank, "runner" for lines of the runner itself."""
+        at = time.time()
+        self._append(
+            [
+                ingest_pb2.IngestRecord(
+                    at=at, log=ingest_pb2.LogLine(rank=rank, agent_id=self._agent_id, stream=stream, text=line)
+                )
+                for line in lines
+            ]
+        )
+
+    def note(self, text: str) -> None:
+        """A line of the runner's own for the person who follows the experiment's log."""
+        log.info(text)
+        self.record_lines(None, "runner", [text])
+
+    def record_metrics(self, group: str, batches_completed: int, values: Mapping[str, float]) -> None:
+        point = ingest_pb2.MetricsPoint(group=group, batches_completed=batches_completed, metrics=values)
+        self._append([ingest_pb2.IngestRecord(at=time.time(), metrics=point)])
+
+    def record_progress(self, batches_completed: int, batches_total: int, samples_per_second: float) -> None:
+        point = ingest_pb2.ProgressPoint(
+            batches_completed=batches_completed, batches_total=batches_total, samples_per_second=samples_per_second
+        )
+        self._append([ingest_pb2.IngestRecord(at=time.time(), progress=point)])
+
+    def _append(self, records: list[ingest_pb2.IngestRecord]) -> None:
+        dropped = self._spool.append(records)
+        if dropped:
+            log.warning("records were lost: the spool is full or the disk refuses", dropped=dropped)
+            metrics.records_dropped.inc(dropped)
+            text = f"{dropped} older records of this trial were dropped: the gateway is away and the spool is full"
+            line = ingest_pb2.LogLine(agent_id=self._agent_id, stream="runner", text=text)
+            self._spool.append([ingest_pb2.IngestRecord(at=time.time(), log=line)])
+        metrics.spool_waiting.set(self._spool.num_waiting)
+        self.has_news.set()

@@ -1,0 +1,70 @@
+"""What the ranks say while they train, to where it belongs: spool, scheduler, /metrics.
+
+Owns which message goes where: metrics, progress and logs are recorded; validation, progress and checkpoints of the
+chief also go to the scheduler, which decides by them. How a rank ends is the crew's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gangline.v1 import rank_pb2, runner_pb2, types_pb2
+from services.trial_runner import metrics
+from services.trial_runner.recorder import Recorder
+from services.trial_runner.report import Reporter
+
+CHIEF = 0
+
+
+class Relay:
+    """on_first_step: called once with the time at which the first optimizer step of this machine ended."""
+
+    def __init__(
+        self, trial: types_pb2.Trial, recorder: Recorder, reporter: Reporter, on_first_step: Callable[[float], None]
+    ) -> None:
+        self._trial = trial
+        self._recorder = recorder
+        self._reporter = reporter
+        self._on_first_step = on_first_step
+        self._has_stepped = False
+        self._batches = trial.batches_completed
+
+    def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
+        match message.WhichOneof("message"):
+            case "metrics":
+                self._on_metrics(rank, message.metrics)
+            case "progress":
+                if rank == CHIEF:
+                    self._on_progress(message.progress)
+            case "checkpoint":
+                self._on_checkpoint(message.checkpoint)
+            case "first_step":
+                if not self._has_stepped:
+                    self._has_stepped = True
+                    self._on_first_step(message.first_step.at)
+
+    def _on_metrics(self, rank: int, point: rank_pb2.RankMetrics) -> None:
+        values = dict(point.metrics)
+        self._recorder.record_metrics(point.group, point.batches_completed, values)
+        for name in ("loss", "validation_loss"):
+            if name in values:
+                metrics.loss.labels(group="validation" if point.group == "validation" else "training").set(values[name])
+        if point.group == "validation" and rank == CHIEF:
+            report = runner_pb2.ValidationReport(batches_completed=point.batches_completed, metrics=values)
+            self._reporter.add(runner_pb2.TrialReport(validation=report))
+
+    def _on_progress(self, progress: rank_pb2.RankProgress) -> None:
+        completed, total = progress.batches_completed, progress.batches_total
+        self._recorder.record_progress(completed, total, progress.samples_per_second)
+        metrics.observe_progress(completed, self._batches, progress.seconds_per_batch, progress.samples_per_second)
+        self._batches = completed
+        report = runner_pb2.ProgressReport(
+            batches_completed=completed, batches_total=total, seconds_per_batch=progress.seconds_per_batch
+        )
+        self._reporter.add(runner_pb2.TrialReport(progress=report))
+
+    def _on_checkpoint(self, checkpoint: types_pb2.Checkpoint) -> None:
+        """A rank need not know whose it is."""
+        checkpoint.trial_id = self._trial.id
+        checkpoint.experiment_id = self._trial.experiment_id
+        self._reporter.add(runner_pb2.TrialReport(checkpoint=checkpoint))

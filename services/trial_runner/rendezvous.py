@@ -1,0 +1,160 @@
+"""How the members of a gang find one another: through the leading scheduler, with a deadline.
+
+Owns the JoinGang stream: says hello, probes the candidates that the scheduler names, reports, and learns which network
+was chosen. A lost stream, or a scheduler that no longer leads, means all of it again with the next one, until the gang
+is linked. Says in the trial's log who is missing. A gang of one has no rendezvous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from gangline.domain.state import ExitKind
+from gangline.rpc import error_of, token_metadata
+from gangline.v1 import runner_pb2, runner_pb2_grpc
+from gangline.wire import enum_member
+from services.trial_runner import probe
+from services.trial_runner.route import Route
+
+# Members of one gang never arrive at the same instant; only a longer wait is worth a line.
+ANNOUNCE_SECONDS = 0.5
+# The scheduler knows better who is missing, so its own deadline has to come first.
+PATIENCE_SECONDS = 5.0
+_HOPELESS = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND}
+
+log = structlog.get_logger(__name__)
+
+
+class RendezvousFailed(Exception):
+    """kind: RENDEZVOUS or NETWORK."""
+
+    def __init__(self, kind: ExitKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+class Rendezvous:
+    """note: takes a line for the trial's log. Use as: meet, link the gang, then close."""
+
+    def __init__(
+        self,
+        route: Route,
+        token: str,
+        hello: runner_pb2.GangHello,
+        *,
+        agent_id: str,
+        deadline_seconds: float,
+        note: Callable[[str], None],
+    ) -> None:
+        self._route = route
+        self._token = token
+        self._hello = hello
+        self._agent_id = agent_id
+        self._deadline_seconds = deadline_seconds
+        self._note = note
+        self._missing = ""
+        self._unreached: list[str] = []
+        self._chosen: asyncio.Future[runner_pb2.NetworkCandidate] = asyncio.get_running_loop().create_future()
+        self._joining: asyncio.Task[None] | None = None
+        self._announcing: asyncio.TimerHandle | None = None
+
+    async def meet(self) -> runner_pb2.NetworkCandidate:
+        """The chosen network. Raises RendezvousFailed. The stream stays open until `close`."""
+        self._joining = asyncio.create_task(self._join())
+        try:
+            async with asyncio.timeout(self._deadline_seconds + PATIENCE_SECONDS):
+                return await asyncio.shield(self._chosen)
+        except TimeoutError as error:
+            raise RendezvousFailed(ExitKind.RENDEZVOUS, self._overdue()) from error
+
+    async def close(self) -> None:
+        """The gang is linked, or will never be."""
+        self._unannounce()
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
+        if self._chosen.done():
+            self._chosen.exception()
+        await self._route.close()
+
+    def _overdue(self) -> str:
+        after = f"the rendezvous was not complete after {self._deadline_seconds:g} s"
+        return f"{after}: {self._missing or f'{self._route.name} did not answer'}"
+
+    async def _join(self) -> None:
+        while True:
+            try:
+                await self._join_once()
+            except grpc.aio.AioRpcError as error:
+                if error.code() in _HOPELESS:
+                    self._fail(ExitKind.RENDEZVOUS, error_of(error, self._route.name).message)
+                    return
+                log.info(
+                    "the rendezvous goes on with the next scheduler", scheduler=self._route.name, error=error.details()
+                )
+                await self._route.failed(error.details() or "")
+            else:
+                await self._route.failed()
+
+    async def _join_once(self) -> None:
+        requests: asyncio.Queue[runner_pb2.JoinGangRequest] = asyncio.Queue()
+        requests.put_nowait(runner_pb2.JoinGangRequest(hello=self._hello))
+        stub = runner_pb2_grpc.RunnerServiceStub(self._route.channel())
+        call = stub.JoinGang(_drain(requests), metadata=token_metadata(self._token))
+        try:
+            async for response in call:
+                self._route.succeeded()
+                answer = await self._on_response(response)
+                if answer is not None:
+                    requests.put_nowait(answer)
+        finally:
+            call.cancel()
+
+    async def _on_response(self, response: runner_pb2.JoinGangResponse) -> runner_pb2.JoinGangRequest | None:
+        match response.WhichOneof("message"):
+            case "waiting":
+                self._on_waiting(response.waiting)
+            case "peers":
+                return await self._probe(response.peers)
+            case "chosen":
+                if not self._chosen.done():
+                    self._chosen.set_result(response.chosen.candidate)
+            case "failed":
+                kind = enum_member(ExitKind, response.failed.kind) or ExitKind.RENDEZVOUS
+                self._fail(kind, response.failed.message or "; ".join(self._unreached) or "the rendezvous failed")
+        return None
+
+    def _on_waiting(self, waiting: runner_pb2.GangWaiting) -> None:
+        self._unannounce()
+        since = time.strftime("%H:%M:%S", time.gmtime(waiting.since_at))
+        self._missing = f"{', '.join(waiting.missing_agent_ids)} missing since {since} UTC"
+        line = f"waiting for the other members of the gang: {self._missing}"
+        self._announcing = asyncio.get_running_loop().call_later(ANNOUNCE_SECONDS, self._note, line)
+
+    def _unannounce(self) -> None:
+        if self._announcing is not None:
+            self._announcing.cancel()
+
+    async def _probe(self, peers: runner_pb2.GangPeers) -> runner_pb2.JoinGangRequest:
+        self._unannounce()
+        result = await probe.probe_candidates(peers.candidates, self._hello.node_rank, self._token)
+        self._unreached = probe.describe_failures(result, self._agent_id)
+        for line in self._unreached:
+            self._note(line)
+        return runner_pb2.JoinGangRequest(probe=result)
+
+    def _fail(self, kind: ExitKind, message: str) -> None:
+        if not self._chosen.done():
+            self._chosen.set_exception(RendezvousFailed(kind, message))
+
+
+async def _drain(requests: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    while True:
+        yield await requests.get()

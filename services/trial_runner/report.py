@@ -1,0 +1,102 @@
+"""What decides over the trial (running, progress, validation, checkpoint) on its way to the leading scheduler.
+
+Owns the numbers of the reports and their order; sends one after another and each until a leader has taken it. What is
+still undelivered when the runner ends goes into exit.json and so to the scheduler through the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import grpc
+import structlog
+
+from gangline.rpc import token_metadata
+from gangline.v1 import runner_pb2, runner_pb2_grpc
+from services.trial_runner.route import Route
+
+CALL_SECONDS = 5.0
+# These say that this report will never be taken, whoever is asked.
+_REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED}
+
+log = structlog.get_logger(__name__)
+
+
+class Reporter:
+    """`run` is its long-lived task. on_answer: gets what the scheduler says to each report that it has taken."""
+
+    def __init__(
+        self,
+        route: Route,
+        allocation_id: str,
+        node_rank: int,
+        on_answer: Callable[[runner_pb2.ReportTrialResponse], None],
+    ) -> None:
+        self._route = route
+        self._on_answer = on_answer
+        self._allocation_id = allocation_id
+        self._node_rank = node_rank
+        self._next = 1
+        self._waiting: deque[runner_pb2.TrialReport] = deque()
+        self._has_news = asyncio.Event()
+        self._is_drained = asyncio.Event()
+        self._is_sending = False
+
+    def add(self, report: runner_pb2.TrialReport) -> None:
+        """Numbers it and queues it. A progress that still waits at the end is replaced: only the newest counts."""
+        last = self._waiting[-1] if len(self._waiting) > int(self._is_sending) else None
+        if last is not None and last.HasField("progress") and report.HasField("progress"):
+            last.progress.CopyFrom(report.progress)
+            return
+        report.sequence = self._next
+        self._next += 1
+        self._waiting.append(report)
+        self._has_news.set()
+
+    @property
+    def undelivered(self) -> list[runner_pb2.TrialReport]:
+        return list(self._waiting)
+
+    async def drain(self, deadline_seconds: float) -> bool:
+        """Waits until the scheduler has everything; False when the time was over first."""
+        self._is_drained.clear()
+        if not self._waiting:
+            return True
+        self._route.hurry()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_drained.wait(), deadline_seconds)
+        return not self._waiting
+
+    async def run(self, token: str) -> None:
+        """Until cancelled."""
+        while True:
+            while not self._waiting:
+                self._is_drained.set()
+                self._has_news.clear()
+                await self._has_news.wait()
+            await self._send_first(token)
+
+    async def _send_first(self, token: str) -> None:
+        report = self._waiting[0]
+        request = runner_pb2.ReportTrialRequest(
+            allocation_id=self._allocation_id, node_rank=self._node_rank, report=report
+        )
+        self._is_sending = True
+        try:
+            stub = runner_pb2_grpc.RunnerServiceStub(self._route.channel())
+            answer = await stub.ReportTrial(request, timeout=CALL_SECONDS, metadata=token_metadata(token))
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _REFUSALS:
+                log.error("the scheduler refuses a report", sequence=report.sequence, error=error.details())
+                self._waiting.popleft()
+            else:
+                await self._route.failed(error.details() or "")
+        else:
+            self._route.succeeded()
+            self._waiting.popleft()
+            self._on_answer(answer)
+        finally:
+            self._is_sending = False

@@ -1,0 +1,313 @@
+"""The story of one trial runner: prepare, meet, start the ranks, watch them, report how they ended.
+
+Owns the order of the steps, the start's timeline and the last report; each step is a module beside this one. The agent
+forks it (`main`) with the allocation's folder, in which spec.json lies and exit.json will; see exit_file.py. It goes on
+without scheduler and gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+from google.protobuf import json_format
+
+from gangline.domain.allocation import ExitReport, Timeline
+from gangline.domain.state import ExitKind
+from gangline.errors import GanglineError
+from gangline.v1 import rank_pb2, runner_pb2
+from gangline.wire import to_proto
+from services.common.telemetry import configure_logging
+from services.trial_runner import exit_file, metrics
+from services.trial_runner.crew import Crew
+from services.trial_runner.gang import Gang
+from services.trial_runner.gang_plan import Network, experiment_variables, find_place, load_config, rank_environment
+from services.trial_runner.log_pump import LogPump
+from services.trial_runner.outcome import Circumstances, Failure, find_cause, judge
+from services.trial_runner.outlet import Outlet
+from services.trial_runner.preparation import Preparation
+from services.trial_runner.rank_link import RankLinkServer
+from services.trial_runner.relay import Relay
+from services.trial_runner.rendezvous import RendezvousFailed
+from services.trial_runner.stop import StopOrder
+
+# For what is on its way to scheduler and gateway; the slots are busy meanwhile, so it is short.
+DRAIN_SECONDS = 5.0
+# For the member that failed first to say so, where a rank here only noticed that it had gone.
+PEER_SECONDS = 1.5
+LAST_OUTPUT_SECONDS = 1.0
+DEFAULT_GRACE_SECONDS = 3600.0
+
+log = structlog.get_logger(__name__)
+
+
+def main(arguments: dict[str, Any], _fds: list[int]) -> int:
+    """arguments: directory, the allocation's folder; rank_forkserver, the rank template's socket or empty."""
+    configure_logging("trial-runner")
+    directory = Path(arguments["directory"])
+    try:
+        lock = exit_file.take_lock(directory)
+    except GanglineError as error:
+        log.error(error.message, code=error.code)
+        return 1
+    log.info("the runner has its folder", directory=str(directory), lock=lock)
+    try:
+        spec = _load_spec(directory)
+    except (OSError, ValueError) as error:
+        report = ExitReport("", ExitKind.START_FAILED, f"cannot read {directory / 'spec.json'}: {error}")
+        exit_file.write_exit(directory, directory.name, replace(report, ended_at=time.time()), ())
+        return 1
+    structlog.contextvars.bind_contextvars(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
+    return asyncio.run(_run(directory, spec, arguments.get("rank_forkserver") or ""))
+
+
+async def _run(directory: Path, spec: runner_pb2.RunnerSpec, rank_forkserver: str) -> int:
+    try:
+        runner = TrialRunner(directory, spec, rank_forkserver)
+    except OSError as error:
+        report = ExitReport("", ExitKind.START_FAILED, f"the trial runner cannot start: {error}", ended_at=time.time())
+        exit_file.write_exit(directory, spec.allocation.id, report, ())
+        return 1
+    return await runner.run()
+
+
+def _load_spec(directory: Path) -> runner_pb2.RunnerSpec:
+    text = (directory / "spec.json").read_text()
+    try:
+        return json_format.Parse(text, runner_pb2.RunnerSpec(), ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise ValueError(f"no RunnerSpec in JSON: {error}") from error
+
+
+class TrialRunner:
+    """`run` tells the whole story, once."""
+
+    def __init__(self, directory: Path, spec: runner_pb2.RunnerSpec, rank_forkserver: str) -> None:
+        state = directory.parent.parent
+        self._directory = directory
+        self._spec = spec
+        self._place = find_place(spec)
+        self._timeline = Timeline(runner_up_at=time.time())
+        grace = float(load_config(spec).get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
+        self._stop = StopOrder(directory, grace)
+        self._outlet = Outlet(spec, self._place.agent_id, state / "spool")
+        self._gang = Gang(spec.token, self._place.node_rank, self._place.agent_ids)
+        self._gang.on_failure = self._on_peer_failure
+        self._metrics_address = metrics.serve(
+            next(iter(spec.scheduler_addresses), ""),
+            allocation_id=spec.allocation.id,
+            trial_id=spec.trial.id,
+            experiment_id=str(spec.trial.experiment_id),
+            agent_id=self._place.agent_id,
+            node_rank=str(spec.node_rank),
+        )
+        self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
+        self._link = RankLinkServer(self._on_rank_message)
+        self._pump = LogPump(self._outlet.recorder.record_lines)
+        self._preparation = Preparation(
+            spec,
+            self._place,
+            directory,
+            state / "code",
+            rank_forkserver,
+            self._gang,
+            self._outlet.recorder.note,
+            self._metrics_address,
+        )
+        self._crew: Crew | None = None
+        self._peer: Failure | None = None
+        self._peer_told = asyncio.Event()
+
+    async def run(self) -> int:
+        """Always ends with an exit.json. The process's exit code, 0 unless the runner itself is broken."""
+        self._stop.listen()
+        code = 0
+        try:
+            report = await self._live()
+        except Exception as error:
+            log.exception("the runner broke")
+            code = 1
+            message = f"the trial runner broke: {type(error).__name__}: {error}"
+            report = self._report(ExitKind.RUNNER_LOST, message)
+        await self._leave(replace(report, ended_at=time.time()))
+        return code
+
+    async def _live(self) -> ExitReport:
+        """The steps in order. A step that cannot be done ends the story with its reason."""
+        try:
+            # 1. Prepare: code, nursery and gang at the same time; or end here when a stop is asked for.
+            network = await self._prepare()
+            if network is None:
+                return self._stopped_early()
+            # 2. Start the ranks, and say so.
+            self._crew = crew = self._hire()
+            await self._start(crew, network)
+        except RendezvousFailed as error:
+            return self._report(error.kind, error.message)
+        except (GanglineError, OSError) as error:
+            report = self._report(ExitKind.START_FAILED, str(error))
+            self._gang.tell_failure(Failure(report.kind, report.message, None, report.agent_id, report.failed_at))
+            return report
+        # 3. Watch, until every rank has ended.
+        await crew.wait_ended()
+        # 4. Wait for the others, let go of all that is left, and judge.
+        await self._part(crew)
+        return await self._judge(crew)
+
+    async def _prepare(self) -> Network | None:
+        """None when a stop came first."""
+        await self._link.start()
+        network: Network | None = None
+
+        async def prepare() -> None:
+            nonlocal network
+            network = await self._preparation.run()
+
+        await _run_until(prepare(), self._stop.came)
+        return network
+
+    def _hire(self) -> Crew:
+        assert self._preparation.nursery is not None
+        return Crew(self._place, self._preparation.nursery, self._pump, self._gang.tell_failure)
+
+    async def _start(self, crew: Crew, network: Network) -> None:
+        num_threads = _threads_per_rank(self._spec, self._place.local_world_size)
+        environments = {
+            rank: rank_environment(
+                self._spec,
+                self._place,
+                network,
+                rank,
+                base=os.environ,
+                code_directory=str(self._preparation.code_directory),
+                socket_path=self._link.path,
+                num_threads=num_threads,
+            )
+            for rank in self._place.ranks
+        }
+        up_at = await crew.start(environments, str(self._preparation.code_directory), num_threads)
+        self._stop.on_order = self._on_stop
+        if self._stop.stop is not None:
+            self._on_stop()
+        if self._peer is not None:
+            crew.on_peer_failure()
+        self._timeline = replace(self._timeline, rendezvous_at=self._preparation.rendezvous_at, ranks_up_at=up_at)
+        self._report_running()
+        log.info("the ranks run", ranks=list(self._place.ranks), store=f"{network.store_address}:{network.store_port}")
+        self._outlet.adopt_orphans()
+
+    async def _part(self, crew: Crew) -> None:
+        """Node rank 0 keeps the store until all others are done. Then whatever the ranks left behind is killed."""
+        if all(end.is_success for end in crew.ends()):
+            self._gang.tell_done()
+            await _run_until(_first_of(self._gang.wait_done(), self._peer_told.wait()), self._stop.came)
+        assert self._preparation.nursery is not None
+        await self._preparation.nursery.close()
+        await self._pump.drain(LAST_OUTPUT_SECONDS)
+        await crew.close()
+        crew.tell(time.time())
+
+    async def _judge(self, crew: Crew) -> ExitReport:
+        ends = crew.ends()
+        cause = find_cause(ends)
+        if self._place.num_nodes > 1 and self._peer is None and cause is not None and cause.is_consequence:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._peer_told.wait(), PEER_SECONDS)
+        now = time.time()
+        stop = self._stop.stop
+        if stop is not None:
+            stop = replace(stop, is_overdue=now >= self._stop.deadline_at)
+        around = Circumstances(self._place.agent_id, self._place.num_nodes, now, self._peer, stop, crew.lost)
+        return judge(ends, around)
+
+    async def _leave(self, report: ExitReport) -> None:
+        """Bounded in time: what cannot be delivered goes to the agent and to the drainer."""
+        if report.kind is not ExitKind.COMPLETED:
+            self._outlet.recorder.note(f"{report.kind.value}: {report.message}")
+        await self._gang.close()
+        if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
+            await self._preparation.nursery.close()
+        await self._link.close()
+        undelivered = await self._outlet.close(self._drain_seconds())
+        exit_file.write_exit(self._directory, self._spec.allocation.id, report, undelivered)
+        log.info("the runner ends", kind=report.kind, message=report.message)
+
+    def _drain_seconds(self) -> float:
+        agents = exit_file.load_stop_deadline(self._directory)
+        return min(DRAIN_SECONDS, max(0.2, agents - time.time() - 1.0)) if agents else DRAIN_SECONDS
+
+    def _stopped_early(self) -> ExitReport:
+        stop = self._stop.stop
+        assert stop is not None
+        return self._report(stop.kind, f"stopped before its ranks started: {stop.reason}")
+
+    def _report(self, kind: ExitKind, message: str) -> ExitReport:
+        return ExitReport(self._place.agent_id, kind, message, failed_at=time.time())
+
+    def _on_stop(self) -> None:
+        """Preempted ranks stop after a checkpoint by themselves; the crew ends those that do not."""
+        stop = self._stop.stop
+        assert stop is not None
+        assert self._crew is not None
+        if stop.kind is ExitKind.PREEMPTED:
+            self._link.preempt(stop.reason, self._stop.grace_seconds)
+        self._crew.stop(self._stop.deadline_at, self._link.connected)
+
+    def _on_peer_failure(self, failure: Failure) -> None:
+        """The first one counts, unless it only noticed another that is named later."""
+        if self._peer is None or (self._peer.is_consequence and not failure.is_consequence):
+            self._peer = failure
+        self._peer_told.set()
+        if self._crew is not None:
+            self._crew.on_peer_failure()
+
+    def _on_rank_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
+        self._relay.on_message(rank, message)
+        if self._crew is not None:
+            self._crew.on_message(rank, message)
+
+    def _on_first_step(self, at: float) -> None:
+        self._timeline = replace(self._timeline, first_step_at=at)
+        self._report_running()
+
+    def _report_running(self) -> None:
+        report = runner_pb2.RunningReport(timeline=to_proto(self._timeline), metrics_address=self._metrics_address)
+        self._outlet.reporter.add(runner_pb2.TrialReport(running=report))
+        metrics.observe_phases(
+            self._timeline.runner_up_at,
+            rendezvous=self._timeline.rendezvous_at,
+            ranks_up=self._timeline.ranks_up_at,
+            first_step=self._timeline.first_step_at,
+        )
+
+
+def _threads_per_rank(spec: runner_pb2.RunnerSpec, local_world_size: int) -> int:
+    """What the experiment sets as OMP_NUM_THREADS, else the cores shared out."""
+    asked = experiment_variables(spec).get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdigit() and int(asked) else max(1, len(os.sched_getaffinity(0)) // local_world_size)
+
+
+async def _run_until(step: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:
+    """Runs the step, or cancels it when the event comes first."""
+    await _first_of(step, ended.wait())
+
+
+async def _first_of(*steps: Coroutine[Any, Any, Any]) -> None:
+    """Returns when the first has ended; the others are cancelled, and an error of any that ended is raised."""
+    tasks = [asyncio.create_task(step) for step in steps]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

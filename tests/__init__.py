@@ -1,0 +1,1 @@
+"""Every test, and under support/ what several of them share."""

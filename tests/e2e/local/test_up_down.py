@@ -1,0 +1,179 @@
+"""`gangline up` and `down` with real processes: what a second one says, what comes back after a kill, what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.client.login import HOME_VARIABLE
+from gangline.local.identity import wait_gone
+from gangline.local.layout import Layout
+from gangline.local.lock import is_locked
+from gangline.local.shutdown import find_cluster_processes
+from tests.support.cluster import COMMAND, Cluster, running_cluster
+
+RESTART_SECONDS = 30.0
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("up"), agents=2, slots=1) as running:
+        yield running
+
+
+def gangline(home: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *map(str, arguments)],
+        env={**os.environ, HOME_VARIABLE: str(home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = RESTART_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+        time.sleep(0.05)
+
+
+def last_error(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line on stderr; there must be exactly one that begins with error."""
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert errors == done.stderr.splitlines()[-1:]
+    return errors[0]
+
+
+def test_status_shows_services_leader_agents_and_slots(cluster: Cluster) -> None:
+    text = cluster.run("status").stdout
+    assert [line.split()[:2] for line in text.splitlines()[1:6]] == [
+        ["etcd", "running"],
+        ["scheduler", "running"],
+        ["gateway", "running"],
+        ["agent-1", "running"],
+        ["agent-2", "running"],
+    ]
+    status = cluster.read("status")
+    assert status["problem"] is None
+    assert status["local"]["is_supervised"]
+    assert (status["cluster"]["num_agents"], status["cluster"]["num_slots"]) == (2, 2)
+    assert status["cluster"]["leader"]["grpc_address"] == cluster.service("scheduler").addresses["grpc"]
+    assert [slot["slot"]["id"] for slot in cluster.read("slot", "list")] == ["agent-1/0", "agent-2/0"]
+
+
+def test_second_up_in_the_same_directory_is_one_line(cluster: Cluster) -> None:
+    done = cluster.run("up", "--data-dir", cluster.folder, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: a cluster runs in {cluster.folder} already, its gateway is at {cluster.login.address}; use it, end it "
+        f"with `gangline down --data-dir {cluster.folder}`, or give another --data-dir\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["scheduler", "gateway", "agent-1", "etcd"])
+def test_killed_service_comes_back_on_the_same_ports(cluster: Cluster, name: str) -> None:
+    before = cluster.service(name)
+    os.kill(before.pid, signal.SIGKILL)
+    until(lambda: cluster.service(name).restarts > before.restarts, f"the restart of {name}")
+    until(lambda: cluster.service(name).state == "running", f"{name} serving again")
+    after = cluster.service(name)
+    assert after.pid != before.pid
+    assert after.addresses == before.addresses
+    assert after.last_exit == "killed by SIGKILL"
+    with cluster.connect() as client:
+
+        def is_whole() -> bool:
+            found = client.get_cluster()
+            return found.leader is not None and found.num_agents == 2
+
+        until(is_whole, f"a whole cluster after the death of {name}")
+
+
+def test_tokens_can_be_read_by_their_owner_only(cluster: Cluster) -> None:
+    private = [cluster.layout.admin_token, cluster.layout.cluster_token, cluster.home / "login.json"]
+    assert {path.stat().st_mode & 0o777 for path in private} == {0o600}
+
+
+def test_port_in_use_fails_as_a_whole_and_leaves_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = gangline(tmp_path / "home", "up", "--data-dir", data, "--http-port", str(port))
+    assert done.returncode == 1
+    assert last_error(done).startswith("error: gateway exited with ")
+    assert str(port) in last_error(done)
+    assert find_cluster_processes(Layout(data)) == []
+    assert not is_locked(Layout(data).lock)
+    assert not (tmp_path / "home" / "login.json").exists()
+    assert gangline(tmp_path / "home", "down", "--data-dir", data).stdout == f"nothing runs in {data}\n"
+
+
+def test_service_that_does_not_come_up_is_named_with_its_last_words(tmp_path: Path) -> None:
+    program = tmp_path / "etcd"
+    program.write_text("#!/bin/sh\necho first\necho no disk left >&2\nexit 3\n")
+    program.chmod(0o755)
+    data = tmp_path / "data"
+    done = gangline(tmp_path / "home", "up", "--data-dir", data, GANGLINE_ETCD=str(program))
+    assert done.returncode == 1
+    assert last_error(done) == f"error: etcd exited with 3: no disk left (log: {data}/logs/etcd.log)"
+    assert find_cluster_processes(Layout(data)) == []
+
+
+def test_etcd_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
+    done = gangline(tmp_path / "home", "up", "--data-dir", tmp_path / "data", GANGLINE_ETCD="/nowhere/etcd")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: GANGLINE_ETCD=/nowhere/etcd is no program; correct or unset it\n",
+    )
+    assert not (tmp_path / "data").exists()
+
+
+def test_cluster_without_its_supervisor_is_found_and_stopped(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, agents=1, slots=1) as cluster:
+        supervisor = cluster.table().supervisor
+        identity = cluster.read("status")["cluster"]["cluster"]["id"]
+        os.kill(supervisor.pid, signal.SIGKILL)
+        assert wait_gone([supervisor], 5) == []
+        assert "the supervisor is gone, so nothing restarts a service" in cluster.run("status").stdout
+        left = find_cluster_processes(cluster.layout)
+        assert {entry.pid for entry in cluster.table().services} <= {process.pid for process in left}
+        again = cluster.run("up", "--data-dir", cluster.folder, check=False)
+        assert again.stderr == (
+            f"error: {len(left)} processes of a cluster in {cluster.folder} still run without their supervisor; "
+            f"end them with `gangline down --data-dir {cluster.folder}`\n"
+        )
+        done = cluster.run("down", "--data-dir", cluster.folder)
+        assert done.stdout == f"stopped; its data stays in {cluster.folder}\n"
+        assert find_cluster_processes(cluster.layout) == []
+        with running_cluster(tmp_path, agents=1, slots=1) as next_one:
+            assert next_one.read("status")["cluster"]["cluster"]["id"] == identity
+
+
+def test_in_the_foreground_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with subprocess.Popen(
+        [COMMAND, "up", "--no-detach", "--agents", "1", "--data-dir", str(data)],
+        env={**os.environ, HOME_VARIABLE: str(tmp_path / "home")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as up:
+        assert up.stdout is not None
+        assert up.stdout.readline() == "A cluster with 1 agent and 2 slots runs; gangline in any shell uses it.\n"
+        up.send_signal(signal.SIGINT)
+        up.stdout.read()
+        assert up.wait(60) == 0
+    assert find_cluster_processes(Layout(data)) == []
+    assert not (tmp_path / "home" / "login.json").exists()

@@ -1,0 +1,118 @@
+"""A real Prometheus with the configuration from deploy/ finds every service and a running trial, and scrapes them.
+
+Only the gateway's address and the intervals are changed. Needs Debian's package prometheus.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from gangline.local.port import find_free_ports
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.source import ROOT
+from tests.support.wait import until_async
+
+pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="it comes with Debian's package prometheus")
+
+DIGITS = ROOT / "examples" / "digits"
+# Long enough to be still running when it is asked for; the test ends it.
+LONG_CONFIG = {**yaml.safe_load((DIGITS / "distributed.yaml").read_text()), "name": "long"}
+LONG_CONFIG["searcher"] = {**LONG_CONFIG["searcher"], "max_length": {"epochs": 5000}}
+
+
+class Prometheus:
+    """Its HTTP API."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.AsyncClient(base_url=url)
+
+    async def query(self, expression: str) -> dict[str, float]:
+        """Values by `instance_id`; empty while there are none or Prometheus does not answer yet."""
+        try:
+            answer = await self._http.get("/api/v1/query", params={"query": expression})
+        except httpx.TransportError:
+            return {}
+        if answer.status_code != 200:
+            return {}
+        found: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return {entry["metric"].get("instance_id", ""): float(entry["value"][1]) for entry in found}
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, as unix sockets want it."""
+    with tempfile.TemporaryDirectory(prefix="gl-") as name:
+        yield Path(name)
+
+
+@contextmanager
+def _running_prometheus(cluster: Cluster, folder: Path) -> Iterator[str]:
+    """Its URL. Its own output goes to prometheus.log."""
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    [discovery] = config["scrape_configs"][0]["http_sd_configs"]
+    discovery["url"] = discovery["url"].replace("http://127.0.0.1:8080", cluster.http_url)
+    discovery["refresh_interval"] = "1s"
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    [port] = find_free_ports(1, [])
+    flags = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
+    with (folder / "prometheus.log").open("w") as log:
+        command = ["prometheus", *flags, f"--web.listen-address=127.0.0.1:{port}"]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@pytest.mark.timeout(300)
+async def test_prometheus_scrapes_a_running_trial(folder: Path) -> None:
+    with running_cluster(folder) as cluster, cluster.connect() as client, _running_prometheus(cluster, folder) as url:
+        prometheus = Prometheus(url)
+        experiment = client.create_experiment(yaml.safe_dump(LONG_CONFIG), DIGITS).experiment
+
+        async def steps() -> dict[str, float]:
+            return await prometheus.query(
+                f'gangline_trial_runner_step_seconds_count{{trial_id="{experiment.id}.1"}} > 0'
+            )
+
+        async def loss() -> dict[str, float]:
+            return await prometheus.query('gangline_trial_runner_loss{group="training"}')
+
+        async def all_up() -> bool:
+            up = await prometheus.query("up")
+            return len(up) >= 6 and set(up.values()) == {1.0}
+
+        by_runner = await until_async(steps, "a step of the running trial in Prometheus", seconds=60)
+        await until_async(all_up, "scrapes of scheduler, gateway, two agents and two trial runners", seconds=30)
+
+        assert set(by_runner) <= {f"{experiment.id}.1.1/0", f"{experiment.id}.1.1/1"}
+        assert sum((await prometheus.query("gangline_scheduler_is_leader")).values()) == 1
+        assert (await prometheus.query('sum(gangline_scheduler_slots{state="used"})'))[""] == 4
+        losses = await until_async(loss, "a training loss in Prometheus", seconds=30)
+        assert all(0 <= loss < 100 for loss in losses.values())
+        assert losses.keys() >= by_runner.keys()
+        seconds = await prometheus.query("gangline_trial_runner_step_seconds_sum")
+        assert all(seconds[runner] > 0 for runner in by_runner), "only the chief's runner counts steps"
+
+        client.kill_experiment(experiment.id)
+
+        async def is_forgotten() -> bool:
+            return not await prometheus.query('up{service="trial_runner"}')
+
+        await until_async(is_forgotten, "the ended trial to vanish from discovery", seconds=60)
+        await prometheus.close()

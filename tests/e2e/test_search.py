@@ -1,0 +1,79 @@
+"""A search on a real cluster: a grid of four trials on two slots, and an experiment that is paused and goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.client.record import ExperimentView
+from gangline.domain.state import Outcome, State
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.gated_trial import NUM_BATCHES, Gate, wait_for
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("search"), agents=1, slots=2) as running:
+        yield running
+
+
+def _holding(view: ExperimentView) -> set[str]:
+    return {trial.trial.id for trial in view.trials if trial.allocation is not None}
+
+
+def test_grid_of_four_completes_two_at_a_time(cluster: Cluster, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "grid")
+    points = {"type": "double", "minval": 0.0, "maxval": 0.3, "count": 4}
+    config = gate.config(
+        slots=1,
+        hyperparameters={"global_batch_size": 2, "gate": str(gate.folder), "rate": points},
+        searcher={"name": "grid", "metric": "error", "max_length": {"batches": NUM_BATCHES}},
+    )
+    with cluster.connect() as client:
+        number = client.create_experiment(config, gate.code).experiment.id
+        for first in (f"{number}.1.1", f"{number}.2.1"):
+            gate.wait_at(first, 0, num_ranks=1)
+        view = client.get_experiment(number)
+        assert _holding(view) == {f"{number}.1", f"{number}.2"}
+        assert all(trial.reason is not None for trial in view.trials[2:])
+        gate.allow(NUM_BATCHES)
+        seen = [_holding(view) for view in client.watch_experiment(number, 120)]
+        view = client.get_experiment(number)
+        assert max(len(held) for held in seen) == 2
+        assert (view.experiment.outcome, view.experiment.reason) == (Outcome.COMPLETED, "all 4 trials completed")
+        rates = [json.loads(trial.trial.hyperparameters_json)["rate"] for trial in view.trials]
+        assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
+        assert all(trial.trial.best_validation is not None for trial in view.trials)
+    table = cluster.run("experiment", "trials", str(number)).stdout.splitlines()
+    assert [line.split()[1] for line in table[1:]] == ["COMPLETED"] * 4
+    assert sum(line.endswith("*") for line in table) == 1
+
+
+def test_paused_trial_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "pause")
+    gate.allow(NUM_BATCHES)
+    gate.pace(0.2)
+    with cluster.connect() as client:
+        number = client.create_experiment(gate.config(slots=2), gate.code).experiment.id
+        gate.wait_at(f"{number}.1.1", 2, num_ranks=2)
+        assert cluster.run("experiment", "pause", str(number)).stdout == f"experiment {number} gated: PAUSED\n"
+        wait_for(lambda: client.get_experiment(number).trials[0].allocation is None, "the slots to be free")
+        view = client.get_experiment(number)
+        saved = view.trials[0].trial.batches_completed
+        assert view.experiment.state is State.PAUSED
+        assert 0 < saved < NUM_BATCHES
+        assert client.get_cluster().num_slots_used == 0
+        described = cluster.run("experiment", "describe", str(number)).stdout
+        assert f"it is activated: gangline experiment activate {number}" in described
+        client.activate_experiment(number)
+        trial = client.wait_experiment(number, 90).trials[0].trial
+        assert (trial.outcome, trial.attempts, trial.restarts) == (Outcome.COMPLETED, 2, 0)
+        said = [entry.text for entry in client.stream_logs(number) if entry.rank == 0]
+        batches = [int(line.split()[3]) for line in said if line.startswith("attempt")]
+        assert batches == list(range(1, NUM_BATCHES + 1))
+        assert f"attempt 2 batch {saved + 1}" in said

@@ -1,0 +1,101 @@
+"""kill -9 of each kind of process while a gang of four ranks on two agents trains: what ends, what goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gangline.domain.state import ExitKind, Outcome
+from gangline.local.identity import identify
+from tests.support.cluster import Cluster
+from tests.support.gated_run import ALL_BATCHES, ALL_CHECKPOINTS, gated_run, services_away
+from tests.support.gated_trial import NUM_BATCHES, wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_a_killed_rank_ends_its_gang_within_a_second_and_the_trial_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    with gated_run(cluster, tmp_path) as run:
+        run.gate.allow(6, rank=2)
+        run.gate.allow(7)
+        ranks = run.wait_at(6)
+        run.wait_checkpoint(4)
+        # Ranks 0, 1 and 3 are in the exchange of batch 7, for which rank 2 does not come.
+        wait_for(lambda: sum("attempt 1 batch 7" in lines for lines in run.lines().values()) == 3, "three in batch 7")
+        run.gate.allow(NUM_BATCHES, rank=2)
+        os.kill(ranks[2].pid, signal.SIGKILL)
+        view = run.finish()
+
+        trial = view.trials[0].trial
+        assert (trial.outcome, trial.restarts, trial.attempts) == (Outcome.COMPLETED, 1, 2)
+        assert trial.last_failure is not None
+        assert (trial.last_failure.kind, trial.last_failure.rank, trial.last_failure.signal) == (ExitKind.SIGNAL, 2, 9)
+        assert trial.last_failure.agent_id == ranks[2].agent
+        assert trial.last_failure.message.endswith("ended by signal 9 (SIGKILL)")
+        exits = run.exits()
+        assert {report.kind for report in exits.values()} == {ExitKind.SIGNAL, ExitKind.PEER_FAILED}
+        died_at = exits[ranks[2].agent].failed_at
+        assert max(report.ended_at for report in exits.values()) - died_at < 1.0
+        # The second attempt begins after the checkpoint of batch 4.
+        assert run.reported_batches() == [1, 2, 3, 4, 5, 6, *range(5, NUM_BATCHES + 1)]
+        assert run.checkpoint_batches() == ALL_CHECKPOINTS
+        run.check_aftermath()
+
+
+def test_a_killed_runner_leaves_no_rank_and_the_trial_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    with gated_run(cluster, tmp_path) as run:
+        run.gate.allow(6)
+        ranks = run.wait_at(6)
+        run.wait_checkpoint(4)
+        runner = run.runner_on("agent-2")
+        runner.send(signal.SIGKILL)
+        living = [identify(desk.pid) for desk in ranks.values()]
+        wait_for(lambda: not any(rank and rank.is_alive() for rank in living), "the end of all ranks", 5)
+        view = run.finish()
+
+        trial = view.trials[0].trial
+        assert (trial.outcome, trial.attempts) == (Outcome.COMPLETED, 2)
+        assert trial.last_failure is not None
+        assert (trial.last_failure.kind, trial.last_failure.agent_id) == (ExitKind.RUNNER_LOST, "agent-2")
+        assert run.reported_batches() == [1, 2, 3, 4, 5, 6, *range(5, NUM_BATCHES + 1)]
+        assert run.checkpoint_batches() == ALL_CHECKPOINTS
+        run.check_aftermath()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("agent-2",),
+        ("scheduler",),
+        ("gateway",),
+        ("etcd",),
+        ("agent-1", "agent-2", "scheduler", "gateway", "etcd"),
+    ],
+    ids=lambda names: "everything" if len(names) > 1 else names[0],
+)
+def test_training_goes_on_without_a_service(cluster: Cluster, tmp_path: Path, names: tuple[str, ...]) -> None:
+    with gated_run(cluster, tmp_path) as run:
+        run.gate.allow(3)
+        before = run.wait_at(3)
+        runners = [run.runner_on(agent) for agent in ("agent-1", "agent-2")]
+        with services_away(cluster, *names):
+            run.gate.allow(10)
+            during = run.wait_at(10)
+        run.gate.allow(12)
+        after = run.wait_at(12)
+        assert all(runner.is_alive() for runner in runners)
+        view = run.finish()
+
+        pids = {rank: desk.pid for rank, desk in before.items()}
+        assert {rank: desk.pid for rank, desk in during.items()} == pids
+        assert {rank: desk.pid for rank, desk in after.items()} == pids
+        trial = view.trials[0].trial
+        assert (trial.outcome, trial.attempts, trial.restarts) == (Outcome.COMPLETED, 1, 0), trial
+        assert trial.batches_completed == NUM_BATCHES
+        assert trial.last_failure is None
+        assert run.checkpoint_batches() == ALL_CHECKPOINTS
+        run.check_records(ALL_BATCHES)
+        run.check_aftermath()

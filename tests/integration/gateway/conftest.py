@@ -1,0 +1,30 @@
+"""A gateway in this process on a real etcd, a stand-in leader, and a client of a user."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from services.common.etcd import EtcdClient, EtcdSettings
+from services.gateway.process import run_gateway
+from tests.support.gateway import CLUSTER_TOKEN, Client, add_user, settings_in
+from tests.support.stand_in_leader import StandInLeader
+
+
+@pytest_asyncio.fixture
+async def leader(etcd: EtcdClient) -> AsyncIterator[StandInLeader]:
+    leader = StandInLeader(etcd, CLUSTER_TOKEN)
+    await leader.start()
+    yield leader
+    await leader.stop()
+
+
+@pytest_asyncio.fixture
+async def client(etcd: EtcdClient, etcd_settings: EtcdSettings, tmp_path: Path) -> AsyncIterator[Client]:
+    await add_user(etcd)
+    async with run_gateway(settings_in(tmp_path, etcd_settings)) as addresses:
+        client = Client(addresses.grpc, addresses.http)
+        yield client
+        await client.close()

@@ -1,0 +1,213 @@
+"""Who gets in: every route and every call, with and without tokens; and what is open to all."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gangline import rpc, wire
+from gangline.domain.allocation import Allocation, Member
+from gangline.domain.resource import Agent, ServiceInstance
+from gangline.domain.state import State
+from gangline.v1 import gateway_pb2 as pb
+from gangline.v1 import ingest_pb2
+from services.common import keys
+from services.common.etcd import EtcdClient, Put
+from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client
+from tests.support.stand_in_leader import StandInLeader
+from tests.support.wait import until_async, within
+
+UNARY_CALLS = {
+    "CreateExperiment": pb.CreateExperimentRequest(),
+    "ListExperiments": pb.ListExperimentsRequest(),
+    "GetExperiment": pb.GetExperimentRequest(),
+    "KillExperiment": pb.KillExperimentRequest(),
+    "UpdateExperiment": pb.UpdateExperimentRequest(),
+    "KillTrial": pb.KillTrialRequest(),
+    "PreviewSearch": pb.GatewayServicePreviewSearchRequest(),
+    "ListTasks": pb.ListTasksRequest(),
+    "ListAgents": pb.ListAgentsRequest(),
+    "ListCheckpoints": pb.ListCheckpointsRequest(),
+    "GetCluster": pb.GetClusterRequest(),
+}
+STREAMING_CALLS = {
+    "WatchExperiment": pb.WatchExperimentRequest(),
+    "StreamLogs": pb.StreamLogsRequest(),
+    "StreamMetrics": pb.StreamMetricsRequest(),
+    "DownloadCheckpoint": pb.DownloadCheckpointRequest(),
+}
+
+
+async def call(client: Client, name: str, metadata: Any) -> Any:
+    if name == "UploadCode":
+        return await client.gateway.UploadCode(iter([pb.UploadCodeRequest()]), metadata=metadata)
+    if name in UNARY_CALLS:
+        return await getattr(client.gateway, name)(UNARY_CALLS[name], metadata=metadata)
+    return [answer async for answer in getattr(client.gateway, name)(STREAMING_CALLS[name], metadata=metadata)]
+
+
+def test_every_call_is_covered_here() -> None:
+    service = pb.DESCRIPTOR.services_by_name["GatewayService"]
+    assert {method.name for method in service.methods} == {*UNARY_CALLS, *STREAMING_CALLS, "UploadCode"}
+
+
+@pytest.mark.parametrize("name", [*UNARY_CALLS, *STREAMING_CALLS, "UploadCode"])
+async def test_every_call_refuses_a_wrong_token_a_missing_one_and_a_runners(client: Client, name: str) -> None:
+    for metadata, code, message in [
+        (rpc.token_metadata("not-a-token-of-anybody"), grpc.StatusCode.UNAUTHENTICATED, "belongs to no user"),
+        ((), grpc.StatusCode.UNAUTHENTICATED, "needs a token"),
+        (client.runner_metadata("1.1.1"), grpc.StatusCode.PERMISSION_DENIED, "token of an allocation"),
+    ]:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call(client, name, metadata)
+        assert failure.value.code() is code
+        assert message in str(failure.value.details())
+
+
+async def test_users_may_not_deliver_or_fetch_as_runners_do(client: Client) -> None:
+    record = ingest_pb2.IngestRequest(spool_id="1.1.1/0", trial_id="1.1")
+    code = ingest_pb2.FetchCodeRequest(code_sha256="a" * 64)
+    for answers in (
+        client.ingest.Ingest(iter([record]), metadata=client.metadata),
+        client.ingest.FetchCode(code, metadata=client.metadata),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            [answer async for answer in answers]
+        assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def list_routes(client: Client) -> list[tuple[str, str]]:
+    schema = (await client.http.get("/openapi.json")).json()
+    routes = [(method.upper(), path) for path, methods in schema["paths"].items() for method in methods]
+    return [*routes, ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/"), ("GET", "/api/v1/nothing")]
+
+
+async def test_every_route_needs_a_token(client: Client) -> None:
+    anonymous = Client(client.grpc_address, client.http_address, token=None)
+    routes = await list_routes(client)
+    assert len(routes) > 20
+    for method, path in routes:
+        concrete = path.replace("{experiment_id}", "1").replace("{trial_id}", "1.1")
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !"}, {"Authorization": "x"}):
+            answer = await anonymous.http.request(method, concrete, headers=headers)
+            assert answer.status_code == 401, (method, path, headers)
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["code"] in ("auth.no_token", "auth.wrong_token")
+            assert "Bearer" in answer.headers["www-authenticate"]
+    await anonymous.close()
+
+
+async def test_problem_document_names_code_status_and_what_to_do(client: Client) -> None:
+    answer = await client.http.get("/api/v1/agents", headers={"Authorization": "Bearer wrong"})
+    assert answer.json() == {
+        "type": "urn:gangline:error:auth.wrong_token",
+        "title": "Unauthorized",
+        "status": 401,
+        "detail": "this token belongs to no user of this cluster; check GANGLINE_TOKEN",
+        "code": "auth.wrong_token",
+    }
+
+
+async def test_browser_may_read_with_the_token_as_password_but_not_change(client: Client) -> None:
+    basic = {"Authorization": "Basic " + base64.b64encode(f"me:{USER_TOKEN}".encode()).decode()}
+    docs = await client.http.get("/docs", headers=basic)
+    assert docs.status_code == 200
+    assert "swagger" in docs.text
+    assert (await client.http.post("/api/v1/experiments/1/kill", headers=basic)).status_code == 401
+
+
+async def test_cluster_token_reads_as_an_operator(client: Client) -> None:
+    answer = await client.http.get("/api/v1/cluster", headers={"Authorization": f"Bearer {CLUSTER_TOKEN}"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "/api/v1/nothing", "request.no_route"),
+        ("DELETE", "/api/v1/experiments", "request.method"),
+        ("GET", "/api/v1/experiments/seven", "request.invalid"),
+        ("GET", "/api/v1/experiments?limit=1001", "request.limit"),
+        ("GET", "/api/v1/trials/seven/logs", "id.trial"),
+        ("PUT", "/api/v1/code/abc", "code.bad_sha256"),
+        ("GET", "/api/v1/checkpoints/none/files/x", "checkpoint.unknown"),
+    ],
+)
+async def test_every_refusal_is_a_problem_document(client: Client, method: str, path: str, code: str) -> None:
+    answer = await client.http.request(method, path)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.json()["code"], answer.json()["status"]) == (code, answer.status_code)
+
+
+async def test_bodies_of_unknown_or_excessive_size_are_refused_unread(client: Client) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"{"
+
+    chunked = await client.http.post("/api/v1/experiments", content=chunks())
+    assert (chunked.status_code, chunked.json()["code"]) == (400, "request.no_length")
+    host, _, port = client.http_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"PUT /api/v1/code/{'a' * 64} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {USER_TOKEN}\r\n"
+    writer.write(f"{head}Content-Length: {1 << 30}\r\n\r\n".encode())
+    answer = await within(5, reader.readuntil(b"}"))
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"code.too_big" in answer
+
+
+async def test_open_paths_are_open_and_count_requests(client: Client) -> None:
+    anonymous = Client(client.grpc_address, client.http_address, token=None)
+    await client.http.get("/api/v1/experiments/9999")
+    assert (await anonymous.http.get("/healthz")).json()["status"] == "ok"
+    scraped = await anonymous.http.get("/metrics")
+    samples = {
+        (sample.name, *(sample.labels.get(label) for label in ("method", "route", "code")))
+        for family in text_string_to_metric_families(scraped.text)
+        for sample in family.samples
+    }
+    assert ("gangline_gateway_http_requests_total", "GET", "/api/v1/experiments/{experiment_id}", "404") in samples
+    await anonymous.close()
+
+
+async def test_prometheus_finds_every_service_agent_and_runner(client: Client, etcd: EtcdClient) -> None:
+    members = (Member("a1", 0, ("a1/0",), metrics_address="10.0.0.1:9001"),)
+    allocation = Allocation("7.1.1", "7.1", 7, 1, 1, "default", members, State.RUNNING)
+    await etcd.commit(
+        [
+            Put(keys.agent("a1"), wire.encode(Agent("a1", metrics_address="10.0.0.1:8084"))),
+            Put(keys.allocation("7.1.1"), wire.encode(allocation)),
+            Put(
+                keys.alive("scheduler", "s1"),
+                wire.encode(ServiceInstance("s1", "scheduler", "10.0.0.2:8082", metrics_address="10.0.0.2:8083")),
+            ),
+        ]
+    )
+
+    async def find() -> Any:
+        answer = await client.http.get("/prom/http-sd", headers={"Authorization": ""})
+        assert answer.headers["content-type"] == "application/json"
+        found = {target["labels"]["service"]: target for target in answer.json()}
+        return found if len(found) == 4 else None
+
+    found = await until_async(find, "all four being listed")
+    assert found["gateway"]["targets"] == [client.http_address]
+    assert found["trial_runner"]["targets"] == ["10.0.0.1:9001"]
+    assert found["trial_runner"]["labels"]["experiment_id"] == "7"
+
+
+async def test_cluster_view_counts_slots_and_names_services(client: Client, leader: StandInLeader) -> None:
+    async def find_leader() -> Any:
+        view = (await client.http.get("/api/v1/cluster")).json()
+        return view if view["leader"] else None
+
+    view = await until_async(find_leader, "the leader being seen")
+    same = await client.gateway.GetCluster(pb.GetClusterRequest(), metadata=client.metadata)
+    assert view["leader"]["grpcAddress"] == same.leader.grpc_address == leader.address
+    assert [service["kind"] for service in view["services"]] == ["gateway"]
+    assert (await client.http.get("/api/v1/master")).json()["version"] == same.version

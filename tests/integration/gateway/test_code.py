@@ -1,0 +1,183 @@
+"""Code archives and checkpoints through a gateway: what is kept, what is refused, and that nothing stays behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline import rpc, wire
+from gangline.domain.allocation import Allocation, Member
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.resource import Agent, Slot
+from gangline.domain.state import State
+from gangline.v1 import gateway_pb2 as pb
+from gangline.v1 import ingest_pb2
+from services.common import keys
+from services.common.etcd import EtcdClient, Put
+from tests.support.gateway import Client, pack, sha256
+from tests.support.wait import until_async
+
+ARCHIVE = pack({"model_def.py": b"x = 1\n" * 500_000, "data.bin": bytes(range(256)) * 9000})
+
+
+def stored(folder: Path) -> list[str]:
+    return [path.name for path in (folder / "storage" / "code").glob("*")]
+
+
+async def upload(client: Client, announced: str, *chunks: bytes) -> Any:
+    requests = [pb.UploadCodeRequest(code_sha256=announced), *(pb.UploadCodeRequest(chunk=chunk) for chunk in chunks)]
+    return await client.gateway.UploadCode(iter(requests), metadata=client.metadata)
+
+
+async def test_uploaded_code_reaches_the_runner_unchanged(client: Client, etcd: EtcdClient, tmp_path: Path) -> None:
+    name = sha256(ARCHIVE)
+    await upload(client, name, ARCHIVE[:1000], ARCHIVE[1000:])
+    await upload(client, name, ARCHIVE)
+    assert stored(tmp_path) == [f"{name}.tar.gz"]
+    fetching = client.ingest.FetchCode(
+        ingest_pb2.FetchCodeRequest(code_sha256=name), metadata=client.runner_metadata("7.1.1")
+    )
+    # The runner may be quicker than the gateway's mirror.
+    await etcd.commit([Put(keys.experiment(7), wire.encode(Experiment(7, "n", "alice", "{}", name)))])
+    assert b"".join([answer.chunk async for answer in fetching]) == ARCHIVE
+
+
+async def test_runner_may_not_fetch_the_code_of_others(client: Client, etcd: EtcdClient) -> None:
+    await upload(client, sha256(ARCHIVE), ARCHIVE)
+    await etcd.commit([Put(keys.experiment(7), wire.encode(Experiment(7, "n", "alice", "{}", "b" * 64)))])
+    answers = client.ingest.FetchCode(
+        ingest_pb2.FetchCodeRequest(code_sha256=sha256(ARCHIVE)), metadata=client.runner_metadata("7.1.1")
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        [answer async for answer in answers]
+    assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_http_takes_a_raw_archive(client: Client, tmp_path: Path) -> None:
+    answer = await client.http.put(f"/api/v1/code/{sha256(ARCHIVE)}", content=ARCHIVE)
+    assert answer.json() == {"codeSha256": sha256(ARCHIVE)}
+    assert stored(tmp_path) == [f"{sha256(ARCHIVE)}.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "part"),
+    [
+        (ARCHIVE[:-20], "code.corrupt", "damaged"),
+        (b"hello", "code.corrupt", "no gzipped tar"),
+        (pack({"../up": b"x"}), "code.unsafe_path", "../up"),
+        (pack({"big": bytes(96 << 20)}), "code.too_big", "at most 95 MB"),
+    ],
+    ids=["truncated", "no archive", "path outside", "too large"],
+)
+async def test_refused_archives_leave_nothing_behind(
+    client: Client, tmp_path: Path, content: bytes, code: str, part: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await upload(client, sha256(content), content)
+    error = rpc.error_of(failure.value, "")
+    assert error.code == code
+    assert part in error.message
+    assert "\n" not in error.message
+    answer = await client.http.put(f"/api/v1/code/{sha256(content)}", content=content)
+    assert (answer.status_code, answer.json()["code"]) == (400, code)
+    assert stored(tmp_path) == []
+
+
+async def test_upload_that_does_not_match_its_sha256_is_refused(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await upload(client, "c" * 64, ARCHIVE)
+    assert rpc.error_of(failure.value, "").code == "code.wrong_sha256"
+    assert stored(tmp_path) == []
+
+
+@pytest.fixture
+async def checkpoint(client: Client, etcd: EtcdClient, tmp_path: Path) -> Checkpoint:
+    folder = tmp_path / "storage" / "checkpoints" / "c1"
+    (folder / "sub").mkdir(parents=True)
+    contents = {"empty": b"", "model.pt": bytes(range(256)) * 8192 + b"end", "sub/meta.json": b"{}"}
+    for path, content in contents.items():
+        (folder / path).write_bytes(content)
+    sizes = {path: len(content) for path, content in contents.items()}
+    checkpoint = Checkpoint("c1", "7.1", 7, 100, str(folder), sizes, '{"steps": 100}', 1.0)
+    await etcd.commit(
+        [
+            Put(keys.experiment(7), wire.encode(Experiment(7, "n", "alice", "{}", "b" * 64))),
+            Put(keys.checkpoint("c1"), wire.encode(checkpoint)),
+        ]
+    )
+    await until_async(lambda: has(client, "/api/v1/checkpoints/c1"), "the gateway seeing the checkpoint")
+    return checkpoint
+
+
+async def has(client: Client, path: str) -> bool:
+    return (await client.http.get(path)).status_code == 200
+
+
+async def test_checkpoint_is_listed_and_downloaded_whole(client: Client, checkpoint: Checkpoint) -> None:
+    listed = await client.gateway.ListCheckpoints(pb.ListCheckpointsRequest(experiment_id=7), metadata=client.metadata)
+    assert [found.id for found in listed.checkpoints] == ["c1"]
+    received: dict[str, bytes] = {}
+    path = ""
+    downloading = client.gateway.DownloadCheckpoint(
+        pb.DownloadCheckpointRequest(checkpoint_id="c1"), metadata=client.metadata
+    )
+    async for answer in downloading:
+        path = answer.path or path
+        received[path] = received.get(path, b"") + answer.chunk
+    assert {name: len(content) for name, content in received.items()} == dict(checkpoint.file_bytes)
+    assert received["model.pt"].endswith(b"end")
+    answer = await client.http.get("/api/v1/checkpoints/c1/files/sub/meta.json")
+    assert answer.content == b"{}"
+    described = (await client.http.get("/api/v1/experiments/7/checkpoints")).json()["checkpoints"][0]
+    assert described["resources"]["model.pt"] == 8192 * 256 + 3
+    assert described["metadata"] == {"steps": 100}
+
+
+async def test_missing_file_is_an_error_not_a_short_download(client: Client, checkpoint: Checkpoint) -> None:
+    Path(checkpoint.url, "model.pt").unlink()  # noqa: ASYNC240  a small local file
+    answer = await client.http.get("/api/v1/checkpoints/c1/files/model.pt")
+    assert (answer.status_code, answer.json()["code"]) == (404, "checkpoint.missing")
+
+
+async def test_file_that_is_not_of_the_checkpoint_is_refused(client: Client, checkpoint: Checkpoint) -> None:
+    answer = await client.http.get("/api/v1/checkpoints/c1/files/other")
+    assert answer.json()["code"] == "checkpoint.no_file"
+
+
+@pytest.mark.parametrize("name", ["outside", "link"])
+async def test_checkpoint_outside_of_the_storage_is_not_read(
+    client: Client, etcd: EtcdClient, checkpoint: Checkpoint, tmp_path: Path, name: str
+) -> None:
+    """A trial names its checkpoint's folder, so it must not be able to name any folder of the gateway's machine."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "file").write_text("secret")
+    link = Path(checkpoint.url).parent / "link"
+    link.symlink_to(secret)
+    forged = Checkpoint(name, "7.1", 7, 1, str(secret if name == "outside" else link), {"file": 6}, "{}", 1.0)
+    await etcd.commit([Put(keys.checkpoint(name), wire.encode(forged))])
+    await until_async(lambda: has(client, f"/api/v1/checkpoints/{name}"), "the gateway seeing the checkpoint")
+    answer = await client.http.get(f"/api/v1/checkpoints/{name}/files/file")
+    assert (answer.status_code, answer.json()["code"]) == (409, "storage.elsewhere")
+
+
+async def test_tasks_and_agents_name_who_holds_what(client: Client, etcd: EtcdClient) -> None:
+    agent = Agent("a1", slots=(Slot("a1/0"), Slot("a1/1")))
+    allocation = Allocation("7.1.1", "7.1", 7, 1, 1, "default", (Member("a1", 0, ("a1/1",)),), State.RUNNING)
+    await etcd.commit(
+        [
+            Put(keys.experiment(7), wire.encode(Experiment(7, "digits", "alice", "{}", "b" * 64))),
+            Put(keys.trial("7.1"), wire.encode(Trial("7.1", 7, 1, state=State.RUNNING))),
+            Put(keys.agent("a1"), wire.encode(agent)),
+            Put(keys.allocation("7.1.1"), wire.encode(allocation)),
+        ]
+    )
+    await until_async(lambda: has(client, "/api/v1/agents/a1"), "the gateway seeing the agent")
+    tasks = await client.gateway.ListTasks(pb.ListTasksRequest(), metadata=client.metadata)
+    assert [(task.experiment_name, task.allocation.id) for task in tasks.tasks] == [("digits", "7.1.1")]
+    view = (await client.http.get("/api/v1/agents")).json()["agents"][0]
+    assert view["allocationIdBySlotId"] == {"a1/1": "7.1.1"}
+    assert len(view["agent"]["slots"]) == 2

@@ -1,0 +1,228 @@
+"""The history on both databases: exactly once, in order, migrated when it opens. Blocking code, called directly."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from gangline.errors import GanglineError
+from services.gateway.history import table
+from services.gateway.history.database import open_database, writing
+from services.gateway.history.reader import Reader
+from services.gateway.history.store import store_batches
+from services.gateway.history.writer import Writer
+from services.gateway.record import (
+    IngestBatch,
+    IngestRecord,
+    LogLine,
+    MetricsPoint,
+    Newest,
+    ProgressPoint,
+    Scope,
+)
+from tests.support.postgres import Postgres, find_postgres
+from tests.support.wait import within
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    binaries = find_postgres()
+    if binaries is None:
+        pytest.skip("PostgreSQL's server is not installed (Debian's package postgresql)")
+    folder = Path(tempfile.mkdtemp(prefix="pg"))
+    server = Postgres(binaries, folder)
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/history.db"
+    server: Postgres = request.getfixturevalue("postgres")
+    engine = sa.create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
+    engine.dispose()
+    return server.url
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[sa.Engine]:
+    engine = open_database(url)
+    yield engine
+    engine.dispose()
+
+
+def line(sequence: int, text: str = "") -> IngestRecord:
+    return IngestRecord(sequence, float(sequence), LogLine(0, "a1", "stdout", text or f"line {sequence}"))
+
+
+def batch(*records: IngestRecord, spool_id: str = "1.1.1/0", trial_id: str = "1.1") -> IngestBatch:
+    return IngestBatch(spool_id, int(trial_id.partition(".")[0]), trial_id, records)
+
+
+def texts(engine: sa.Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.scalars(sa.select(table.logs.c.text).order_by(table.logs.c.id)))
+
+
+def test_repeated_and_overlapping_batches_are_stored_once(engine: sa.Engine) -> None:
+    stored, _ = store_batches(engine, [batch(line(1), line(2)), batch(line(1), line(2), line(3))], 0.0)
+    assert stored == [3, 3]
+    stored, count = store_batches(engine, [batch(line(2), line(3), line(4)), batch(line(1), spool_id="1.1.1/1")], 0.0)
+    assert stored == [4, 1]
+    assert count.repeated == 2
+    assert texts(engine) == ["line 1", "line 2", "line 3", "line 4", "line 1"]
+
+
+def test_batch_without_records_tells_how_far_the_spool_is_stored(engine: sa.Engine) -> None:
+    store_batches(engine, [batch(line(1), line(5))], 0.0)
+    assert store_batches(engine, [batch(), batch(spool_id="9.1.1/0", trial_id="9.1")], 0.0)[0] == [5, 0]
+
+
+def test_failed_transaction_keeps_neither_rows_nor_cursor(engine: sa.Engine) -> None:
+    bad = IngestRecord(2, 2.0, MetricsPoint("training", 2**70, {}))
+    with pytest.raises(Exception):  # noqa: B017, PT011  each driver has an error of its own
+        store_batches(engine, [batch(line(1), bad)], 0.0)
+    assert texts(engine) == []
+    assert store_batches(engine, [batch(line(1))], 0.0)[0] == [1]
+    assert texts(engine) == ["line 1"]
+
+
+def test_opening_again_keeps_what_is_there(url: str, engine: sa.Engine) -> None:
+    store_batches(engine, [batch(line(1))], 0.0)
+    again = open_database(url)
+    assert texts(again) == ["line 1"]
+    again.dispose()
+
+
+def test_gateways_that_start_together_migrate_once(url: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        engines = list(threads.map(open_database, [url] * 4))
+    assert texts(engines[0]) == []
+    for engine in engines:
+        engine.dispose()
+
+
+def test_migrations_make_exactly_the_declared_tables(engine: sa.Engine) -> None:
+    found = sa.inspect(engine)
+    assert set(found.get_table_names()) == {*table.metadata.tables, "alembic_version"}
+    for declared in table.metadata.sorted_tables:
+        columns = {column["name"]: column["nullable"] for column in found.get_columns(declared.name)}
+        assert columns == {column.name: column.nullable for column in declared.columns}
+        assert {index["name"] for index in found.get_indexes(declared.name)} == {x.name for x in declared.indexes}
+
+
+def test_database_of_a_newer_version_is_refused(url: str, engine: sa.Engine) -> None:
+    with writing(engine) as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(GanglineError) as failure:
+        open_database(url)
+    assert failure.value.code == "database.newer"
+
+
+def test_writers_of_several_gateways_make_rows_visible_in_the_order_of_their_ids(url: str, engine: sa.Engine) -> None:
+    """Else a follower that has seen a greater id would never look for a smaller one that came later."""
+    other = open_database(url)
+
+    def write(turn: int) -> None:
+        store_batches((engine, other)[turn % 2], [batch(line(1), spool_id=f"1.1.{turn + 1}/0")], 0.0)
+
+    seen, last_id, backwards = 0, 0, []
+    with ThreadPoolExecutor(4) as threads:
+        writes = [threads.submit(write, turn) for turn in range(60)]
+        while seen < 60:
+            with engine.connect() as connection:
+                ids = list(connection.scalars(sa.select(table.logs.c.id).order_by(table.logs.c.id)))
+            backwards += [row_id for row_id in ids[:seen] if row_id > last_id]
+            seen, last_id = len(ids), ids[-1] if ids else 0
+            assert not any(done.done() and done.exception() for done in writes)
+    assert backwards == []
+    other.dispose()
+
+
+async def test_reader_pages_filters_and_finds_the_newest(engine: sa.Engine) -> None:
+    store_batches(
+        engine,
+        [
+            batch(line(1), IngestRecord(2, 2.0, MetricsPoint("training", 1, {"loss": 2.0})), line(3)),
+            batch(
+                IngestRecord(4, 4.0, MetricsPoint("validation", 2, {"accuracy": math.inf})),
+                IngestRecord(5, 5.0, MetricsPoint("training", 2, {"loss": 1.0})),
+                IngestRecord(6, 6.0, ProgressPoint(2, 10, 99.5)),
+            ),
+            batch(line(1, "other trial"), spool_id="1.2.1/0", trial_id="1.2"),
+            batch(line(1, "other experiment"), spool_id="2.1.1/0", trial_id="2.1"),
+        ],
+        0.0,
+    )
+    reader = Reader(engine)
+    first = await reader.logs_after(Scope(1), 0, 2)
+    rest = await reader.logs_after(Scope(1), first[-1].id, 2)
+    assert [row.line.text for row in (*first, *rest)] == ["line 1", "line 3", "other trial"]
+    tail = await reader.find_tail(Scope(1, "1.1"), 1)
+    assert [row.line.text for row in await reader.logs_after(Scope(1, "1.1"), tail, 9)] == ["line 3"]
+    assert await reader.find_tail(Scope(1), 50) == 0
+    training = await reader.metrics_after(Scope(1, "", "training"), 0, 9)
+    assert [row.point.metrics["loss"] for row in training] == [2.0, 1.0]
+    newest = (await reader.newest(["1.1", "1.2", "7.7"]))["1.1"]
+    assert newest == Newest(
+        ProgressPoint(2, 10, 99.5),
+        MetricsPoint("training", 2, {"loss": 1.0}),
+        MetricsPoint("validation", 2, {"accuracy": math.inf}),
+    )
+    reader.close()
+
+
+async def test_texts_may_hold_anything(engine: sa.Engine) -> None:
+    reader = Reader(engine)
+    store_batches(engine, [batch(line(1, "NUL \x00, tab \t, 猫 🐈, quote ' \" %s"), line(2, "x" * 300_000))], 0.0)
+    rows = await reader.logs_after(Scope(1), 0, 9)
+    assert rows[0].line.text == "NUL \N{REPLACEMENT CHARACTER}, tab \t, 猫 🐈, quote ' \" %s"
+    assert len(rows[1].line.text) == 300_000
+    reader.close()
+
+
+async def test_batch_that_cannot_be_stored_fails_alone(engine: sa.Engine) -> None:
+    told: set[int] = set()
+    writer = Writer(engine, told.update)
+    bad = batch(IngestRecord(1, 1.0, MetricsPoint("training", 2**70, {})), spool_id="3.1.1/0", trial_id="3.1")
+    many = [batch(line(1), spool_id=f"1.1.{number}/0") for number in range(1, 20)]
+    answers = await within(
+        20, asyncio.gather(*map(writer.store, [*many[:10], bad, *many[10:]]), return_exceptions=True)
+    )
+    failures = [answer for answer in answers if answer != 1]
+    assert isinstance(failures[0], GanglineError)
+    assert failures[0].code == "history.not_stored"
+    assert len(failures) == 1
+    assert len(texts(engine)) == 19
+    assert told == {1}
+    await writer.close()
+
+
+async def test_outage_of_postgres_fails_batches_until_it_is_back(postgres: Postgres) -> None:
+    engine = open_database(postgres.url)
+    writer = Writer(engine, lambda _: None)
+    spool = {"spool_id": "77.1.1/0", "trial_id": "77.1"}
+    assert await writer.store(batch(line(1), **spool)) == 1
+    await asyncio.to_thread(postgres.stop)
+    with pytest.raises(GanglineError) as failure:
+        await writer.store(batch(line(2), **spool))
+    assert failure.value.code == "history.not_stored"
+    await asyncio.to_thread(postgres.launch)
+    assert await writer.store(batch(line(2), **spool)) == 2
+    await writer.close()
+    engine.dispose()

@@ -1,0 +1,124 @@
+"""The gateway's calls to whoever leads: while leadership moves, and when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from gangline.errors import ErrorKind, GanglineError
+from gangline.v1 import scheduler_pb2
+from services.common.etcd import EtcdClient
+from services.gateway import leader as leader_module
+from services.gateway.leader import Leader
+from services.gateway.mirror import Mirror
+from tests.support.gateway import CLUSTER_TOKEN
+from tests.support.stand_in_leader import StandInLeader
+from tests.support.wait import until, within
+
+SUBMIT = scheduler_pb2.SubmitExperimentRequest(request_id="r1", owner="alice", config_json="{}")
+
+
+@pytest_asyncio.fixture
+async def mirror(etcd: EtcdClient) -> AsyncIterator[Mirror]:
+    mirror = Mirror(etcd)
+    await mirror.start(10)
+    yield mirror
+    await mirror.stop()
+
+
+@pytest_asyncio.fixture
+async def gateway(mirror: Mirror) -> AsyncIterator[Leader]:
+    gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=8)
+    yield gateway
+    await gateway.close()
+
+
+@pytest_asyncio.fixture
+async def schedulers(etcd: EtcdClient, mirror: Mirror) -> AsyncIterator[list[StandInLeader]]:
+    """The first one leads, and the mirror knows."""
+    pair = [StandInLeader(etcd, CLUSTER_TOKEN), StandInLeader(etcd, CLUSTER_TOKEN)]
+    await pair[0].start()
+    await pair[1].start(leads=False)
+    await until(lambda: mirror.state.leader is not None, "the mirror seeing the leader")
+    yield pair
+    for scheduler in pair:
+        await scheduler.stop()
+
+
+async def test_change_waits_for_the_next_leader_and_keeps_its_request_id(
+    gateway: Leader, schedulers: list[StandInLeader]
+) -> None:
+    old, new = schedulers
+    old.is_standby = True
+    submitting = asyncio.create_task(gateway.submit(SUBMIT))
+    await until(lambda: bool(old.submissions), "the old leader being asked")
+    await new.lead()
+    answer = await within(8, submitting)
+    assert answer.experiment.id == 1
+    assert {submission.request_id for submission in (*old.submissions, *new.submissions)} == {"r1"}
+
+
+async def test_change_outlives_a_leader_that_is_killed(gateway: Leader, schedulers: list[StandInLeader]) -> None:
+    old, new = schedulers
+    await old.stop()
+    submitting = asyncio.create_task(gateway.submit(SUBMIT))
+    await old.resign()
+    await new.lead()
+    assert (await within(8, submitting)).experiment.id == 1
+
+
+async def test_change_leaves_a_leader_that_hangs(
+    gateway: Leader, schedulers: list[StandInLeader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_module, "TRY_SECONDS", 0.3)
+    old, new = schedulers
+    old.is_quiet = True
+    submitting = asyncio.create_task(gateway.submit(SUBMIT))
+    await until(lambda: bool(old.submissions), "the old leader being asked")
+    await new.lead()
+    assert (await within(8, submitting)).experiment.id == 1
+
+
+async def test_refusal_by_the_leader_is_final_and_keeps_its_code(
+    gateway: Leader, schedulers: list[StandInLeader]
+) -> None:
+    started = time.monotonic()
+    with pytest.raises(GanglineError) as failure:
+        await gateway.end(scheduler_pb2.EndExperimentRequest(request_id="r", experiment_id=404))
+    assert (failure.value.code, failure.value.kind) == ("experiment.unknown", ErrorKind.NOT_FOUND)
+    assert time.monotonic() - started < 2
+
+
+async def test_patience_ends(mirror: Mirror, schedulers: list[StandInLeader]) -> None:
+    schedulers[0].is_standby = True
+    gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=0.5)
+    with pytest.raises(GanglineError) as failure:
+        await within(5, gateway.submit(SUBMIT))
+    assert failure.value.code == "scheduler.not_leader"
+    assert len(schedulers[0].submissions) >= 2
+    await gateway.close()
+
+
+async def test_without_a_leader_the_error_says_so_and_what_still_works(mirror: Mirror) -> None:
+    gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=0.2)
+    with pytest.raises(GanglineError) as failure:
+        await within(5, gateway.submit(SUBMIT))
+    assert (failure.value.code, failure.value.kind) == ("gateway.no_leader", ErrorKind.UNAVAILABLE)
+    assert failure.value.message.startswith("no scheduler leads this cluster")
+    # The patience is over by now, so the next one is told at once.
+    started = time.monotonic()
+    with pytest.raises(GanglineError):
+        await gateway.submit(SUBMIT)
+    assert time.monotonic() - started < 0.15
+    await gateway.close()
+
+
+async def test_calls_that_only_explain_do_not_wait(gateway: Leader) -> None:
+    started = time.monotonic()
+    with pytest.raises(GanglineError):
+        await gateway.list_pending(1.0)
+    assert time.monotonic() - started < 0.5

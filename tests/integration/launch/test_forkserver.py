@@ -1,0 +1,139 @@
+"""The warm process and what is forked from it, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import GanglineError
+from gangline.launch import channel, forkserver
+from tests.support.runner_process import WarmProcess, living
+from tests.support.wait import until
+
+TARGETS = """
+import json, os, sys, time
+
+def tell(arguments, fds):
+    told = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "directory": os.getcwd(),
+        "is_leader": os.getsid(0) == os.getpid(),
+        "open": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:-1],
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "is_preloaded": "decimal" in sys.modules,
+    }
+    os.write(fds[0], json.dumps(told).encode())
+    return 0
+
+def wait(arguments, fds):
+    os.write(fds[0], b"up")
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmProcess]:
+    with tempfile.TemporaryDirectory(prefix="gl-") as folder:
+        (Path(folder) / "forked_targets.py").write_text(TARGETS)
+        monkeypatch.setenv("PYTHONPATH", folder)
+        made = WarmProcess(Path(folder) / "warm.sock", "decimal,no_such_module,forked_targets")
+        yield made
+        made.close()
+
+
+def fork(server: WarmProcess, target: str, *, environment: dict[str, str] | None = None) -> tuple[int, int]:
+    """Its pid and the descriptor from which what it says can be read."""
+    read_fd, write_fd = os.pipe()
+    try:
+        pid = forkserver.fork(
+            server.socket_path,
+            f"forked_targets:{target}",
+            {"number": 7},
+            environment=environment or {},
+            directory="/",
+            fds=[write_fd],
+        )
+    finally:
+        os.close(write_fd)
+    return pid, read_fd
+
+
+def test_it_has_one_thread_and_says_what_it_could_not_load(server: WarmProcess) -> None:
+    assert server.description["threads"] == 1
+    assert list(server.description["failed"]) == ["no_such_module"]
+
+
+def test_torch_leaves_one_thread_behind() -> None:
+    """Without this a fork could inherit a lock that nobody will ever release."""
+    with tempfile.TemporaryDirectory(prefix="gl-") as folder:
+        made = WarmProcess(Path(folder) / "warm.sock", "torch,torch._dynamo,gangline.pytorch,gangline.core")
+        assert made.description == {"pid": made.pid, "threads": 1, "failed": {}}
+        made.close()
+
+
+def test_the_runners_imports_leave_one_thread_behind() -> None:
+    with tempfile.TemporaryDirectory(prefix="gl-") as folder:
+        made = WarmProcess(Path(folder) / "warm.sock", "services.trial_runner.runner")
+        assert made.description == {"pid": made.pid, "threads": 1, "failed": {}}
+        made.close()
+
+
+def test_a_child_is_what_was_asked_for(server: WarmProcess) -> None:
+    _, read_fd = fork(server, "tell", environment={"ONLY": "this"})
+    with os.fdopen(read_fd) as told_file:
+        told = json.loads(told_file.read())
+    assert told["arguments"] == {"number": 7}
+    assert told["environment"] == {"ONLY": "this"}
+    assert (told["directory"], told["stdin"]) == ("/", "/dev/null")
+    assert told["is_leader"]
+    assert told["is_preloaded"]
+    assert len(told["open"]) == 4, "the three standard streams and the one descriptor that it was given"
+
+
+async def test_children_live_on_when_the_server_ends(server: WarmProcess) -> None:
+    pid, read_fd = fork(server, "wait")
+    assert os.read(read_fd, 2) == b"up"
+    server.close()
+    assert living([pid]) == [pid]
+    os.kill(pid, 9)
+    await until(lambda: not living([pid]), "the end of the child")
+    os.close(read_fd)
+
+
+def test_it_ends_when_its_parent_lets_go(server: WarmProcess) -> None:
+    server.close()
+    assert not Path(server.socket_path).exists()
+    with pytest.raises(GanglineError) as caught:
+        forkserver.fork(server.socket_path, "x:y", {}, environment={}, directory="/")
+    assert caught.value.code == "forkserver.unreachable"
+
+
+def test_a_client_that_hangs_up_or_sends_noise_does_not_harm_it(server: WarmProcess) -> None:
+    for noise in (b"", b"\0\0", channel.LENGTH.pack(4) + b"oops", channel.LENGTH.pack(channel.MAX_BYTES + 1)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(server.socket_path)
+            client.sendall(noise)
+    assert forkserver.describe(server.socket_path, 5)["pid"] == server.pid
+
+
+async def test_children_are_reaped(server: WarmProcess) -> None:
+    pids = []
+    for _ in range(5):
+        pid, read_fd = fork(server, "tell")
+        pids.append(pid)
+        os.close(read_fd)
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of all zombies")
+
+
+def test_a_target_that_cannot_be_found_ends_its_child_only(server: WarmProcess) -> None:
+    pid = forkserver.fork(server.socket_path, "no_such_module:x", {}, environment={"PATH": sys.prefix}, directory="/")
+    assert pid > 0
+    assert forkserver.describe(server.socket_path, 5)["pid"] == server.pid

@@ -1,0 +1,221 @@
+"""What survives: a killed scheduler, a paused leader, an agent that goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from gangline.domain.state import AgentState, ExitKind, Outcome, State
+from gangline.errors import ErrorKind, GanglineError
+from gangline.v1 import types_pb2
+from services.common.election import find_leader
+from services.common.etcd import EtcdClient
+from tests.integration.scheduler.conftest import Bench
+from tests.support.scheduler import Caller, config_json
+from tests.support.scripted_agent import ScriptedRunner
+from tests.support.wait import until, until_async
+
+
+async def _leader_is(etcd: EtcdClient, name: str) -> bool:
+    leader = await find_leader(etcd)
+    return leader is not None and leader.id == name
+
+
+async def test_state_survives_a_killed_scheduler(bench: Bench) -> None:
+    scheduler = await bench.scheduler()
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json(slots=2), request_id="first")
+    [spec] = await agent.started()
+    await ScriptedRunner(spec, scheduler.address).run()
+    await bench.caller.submit(config_json(slots=2))
+    scheduler.end(signal.SIGKILL)
+    # What ends while nobody leads is told with the next hello.
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    await scheduler.start()
+    ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
+    assert ended.outcome is Outcome.COMPLETED
+    [second] = await agent.started()
+    assert second.allocation.id == "2.1.1"
+    assert second.allocation.epoch > spec.allocation.epoch
+    again = await bench.caller.submit(config_json(slots=2), request_id="first")
+    assert again.experiment.id == 1
+
+
+async def test_standby_takes_over_with_what_runs(bench: Bench) -> None:
+    first = await bench.scheduler("s1")
+    await bench.scheduler("s2")
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json())
+    [spec] = await agent.started()
+    await ScriptedRunner(spec, first.address).run()
+    first.end(signal.SIGKILL)
+    await until(lambda: len(agent.welcomes) == 2, "a welcome by the standby", 20)
+    assert agent.welcomes[1].epoch > agent.welcomes[0].epoch
+    assert await _leader_is(bench.etcd, "s2")
+    allocation = await bench.allocation(spec.allocation.id)
+    assert allocation is not None
+    assert allocation.state is State.RUNNING
+    assert not agent.stops
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    await bench.eventually(lambda: bench.experiment(1), lambda found: found.outcome is Outcome.COMPLETED)
+
+
+async def test_a_standby_names_the_leader(bench: Bench) -> None:
+    first, second = await bench.scheduler("s1"), await bench.scheduler("s2")
+    with pytest.raises(GanglineError) as caught:
+        await Caller(second).submit(config_json())
+    assert (caught.value.code, caught.value.kind) == ("scheduler.not_leader", ErrorKind.CONFLICT)
+    assert caught.value.message == f"this scheduler does not lead; the leader is at {first.address}"
+
+
+async def test_an_agent_that_never_ends_what_it_should_gets_nothing_new(bench: Bench) -> None:
+    await bench.scheduler("s1", "--kill-grace-seconds", "0", "--force-seconds", "0.5")
+    agent = await bench.agent("a1", slots=1, obeys_stop=False)
+    await bench.caller.submit(config_json())
+    [spec] = await agent.started()
+    await bench.caller.end(1)
+    await bench.eventually(lambda: bench.experiment(1), lambda found: found.outcome is Outcome.CANCELED)
+    await bench.caller.submit(config_json())
+    [pending] = await bench.caller.list_pending()
+    assert pending.reason.code == types_pb2.REASON_CODE_AGENTS_UNHEALTHY
+    assert "still ending 1.1.1" in pending.reason.message
+    agent.finish(spec.allocation.id, ExitKind.KILLED)
+    [other] = await agent.started()
+    assert other.allocation.id == "2.1.1"
+
+
+async def test_an_agent_that_was_lost_with_its_stream_open_says_hello_again_and_ends_what_it_ran(bench: Bench) -> None:
+    await bench.scheduler("s1", "--agent-lease-seconds", "1", "--agent-grace-seconds", "0")
+    agent = await bench.agent("a1", slots=1)
+    await bench.caller.submit(config_json())
+    await agent.started()
+    agent.is_silent = True
+    await until(lambda: len(agent.welcomes) == 2, "a second welcome", 20)
+    agent.is_silent = False
+    await until(lambda: "1.1.1" in agent.stops, "the end of what nobody counts on any more", 20)
+    await bench.eventually(lambda: bench.record("a1"), lambda found: found.state is AgentState.ALIVE)
+    [spec] = await agent.started()
+    assert spec.allocation.id == "1.1.2"
+
+
+async def test_a_start_that_a_dead_leader_had_not_sent_is_sent_by_the_next(bench: Bench) -> None:
+    first = await bench.scheduler("s1")
+    await bench.scheduler("s2")
+    agent = await bench.agent("a1")
+    agent.accepts = False
+    await bench.caller.submit(config_json())
+    await bench.eventually(lambda: bench.allocation("1.1.1"), lambda found: found.state is State.STARTING)
+    agent.accepts = True
+    first.end(signal.SIGKILL)
+    [spec] = await agent.started()
+    assert spec.allocation.id == "1.1.1"
+
+
+async def test_sigterm_hands_over_at_once(bench: Bench) -> None:
+    first = await bench.scheduler("s1", "--leader-lease-seconds", "60")
+    await bench.scheduler("s2", "--leader-lease-seconds", "60")
+    agent = await bench.agent("a1")
+    assert first.end(signal.SIGTERM) == 0
+    await until(lambda: len(agent.welcomes) == 2, "a welcome by the standby", 10)
+
+
+async def test_a_paused_leader_changes_nothing_any_more(bench: Bench) -> None:
+    first = await bench.scheduler("s1", "--leader-lease-seconds", "2")
+    second = await bench.scheduler("s2", "--leader-lease-seconds", "2")
+    agent = await bench.agent("a1", slots=1)
+    await bench.caller.submit(config_json())
+    await agent.started()
+    waiting = await bench.caller.submit(config_json())
+    first.signal(signal.SIGSTOP)
+    await until_async(lambda: _leader_is(bench.etcd, "s2"), "the standby leading", 20)
+    # What it is asked while it still believes to lead must not happen.
+    late = asyncio.create_task(_end_at(bench, 0, waiting.experiment.id))
+    first.signal(signal.SIGCONT)
+    assert "scheduler.not_leader" in await late
+    experiment = await bench.experiment(waiting.experiment.id)
+    assert experiment is not None
+    assert experiment.state is State.QUEUED
+    bench.schedulers.remove(first)
+    await bench.caller.submit(config_json())
+    first.end()
+    assert second.process is not None
+    assert second.process.poll() is None
+
+
+async def _end_at(bench: Bench, position: int, experiment_id: int) -> str:
+    try:
+        await Caller(bench.schedulers[position]).end(experiment_id)
+    except Exception as error:  # noqa: BLE001 - whatever it answers is the result
+        return str(getattr(error, "code", error))
+    return "done"
+
+
+async def test_a_lost_agent_gives_its_trial_back_and_returns(bench: Bench) -> None:
+    scheduler = await bench.scheduler("s1", "--agent-lease-seconds", "1", "--agent-grace-seconds", "1")
+    first = await bench.agent("a1", slots=1)
+    await bench.caller.submit(config_json())
+    [spec] = await first.started()
+    runner = ScriptedRunner(spec, scheduler.address)
+    await runner.run()
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/c1"))
+    await first.disconnect()
+    record = await bench.eventually(lambda: bench.record("a1"), lambda found: found.state is AgentState.LOST)
+    assert record.lost_at > 0
+    second = await bench.agent("a2", slots=1)
+    [again] = await second.started()
+    assert (again.allocation.id, again.latest_checkpoint.id) == ("1.1.2", "c1")
+    trial = await bench.trial("1.1")
+    assert trial is not None
+    assert trial.last_failure is not None
+    assert (trial.restarts, trial.last_failure.kind) == (0, ExitKind.AGENT_LOST)
+    # It comes back with the runner that counts as ended: that is told to end, and its slots serve again.
+    await first.connect()
+    await until(lambda: spec.allocation.id in first.stops, "the old runner being stopped")
+    await until(lambda: not first.journal, "the old allocation being forgotten")
+    await bench.eventually(lambda: bench.record("a1"), lambda found: found.state is AgentState.ALIVE)
+    await bench.caller.submit(config_json())
+    assert [found.allocation.id for found in await first.started()] == ["2.1.1"]
+
+
+async def test_a_gang_that_loses_one_agent_is_stopped_whole(bench: Bench) -> None:
+    await bench.scheduler("s1", "--agent-lease-seconds", "1", "--agent-grace-seconds", "1")
+    first, second = await bench.agent("a1"), await bench.agent("a2")
+    await bench.caller.submit(config_json(slots=4))
+    [spec] = await first.started()
+    await second.started()
+    await second.disconnect()
+    await until(lambda: spec.allocation.id in first.stops, "the rest of the gang being stopped", 20)
+    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda found: found.state is State.QUEUED)
+    assert trial.last_failure is not None
+    assert trial.last_failure.kind is ExitKind.AGENT_LOST
+    pending = await bench.caller.list_pending()
+    assert pending[0].reason.code in (
+        types_pb2.REASON_CODE_BACKOFF_AFTER_FAILURE,
+        types_pb2.REASON_CODE_AGENTS_UNHEALTHY,
+    )
+    await second.connect()
+    await first.started()
+
+
+async def test_an_agent_that_never_accepts(bench: Bench) -> None:
+    await bench.scheduler("s1", "--accept-seconds", "0.5", "--max-infrastructure-failures", "1")
+    agent = await bench.agent("a1")
+    agent.accepts = False
+    await bench.caller.submit(config_json())
+    await until(lambda: "1.1.1" in agent.stops, "the start being taken back", 20)
+
+
+async def test_what_ends_before_it_starts_is_not_waited_for(bench: Bench) -> None:
+    """The agent is away when the kill comes; its next hello knows nothing of the allocation."""
+    await bench.scheduler()
+    agent = await bench.agent("a1")
+    agent.accepts = False
+    await bench.caller.submit(config_json())
+    await bench.eventually(lambda: bench.allocation("1.1.1"), lambda found: found.state is State.STARTING)
+    await agent.disconnect()
+    await bench.caller.end(1)
+    await agent.connect()
+    ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
+    assert ended.outcome is Outcome.CANCELED

@@ -1,0 +1,152 @@
+"""Searches through a real scheduler on a real etcd: trials side by side, over a change of the leader, paused,
+ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from gangline import wire
+from gangline.domain.experiment import Trial
+from gangline.domain.state import ExitKind, ExperimentAction, Outcome, State
+from gangline.errors import GanglineError
+from gangline.v1 import types_pb2
+from services.common import keys
+from tests.integration.scheduler.conftest import Bench
+from tests.support.scheduler import config_json
+from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
+
+RANDOM = {"name": "random", "metric": "loss", "max_trials": 5, "max_concurrent_trials": 2}
+RATE = {"lr": {"type": "log", "minval": -4, "maxval": -1}}
+GRID = {"name": "grid", "metric": "loss"}
+
+
+async def _trials(bench: Bench) -> list[Trial]:
+    listing = await bench.etcd.list(keys.TRIALS)
+    return sorted((wire.decode(Trial, item.value) for item in listing.items), key=lambda trial: trial.number)
+
+
+async def _finish_all(agent: ScriptedAgent, bench: Bench, num_trials: int) -> list[int]:
+    """Completes one trial after another; how many were live before each end."""
+    widths = []
+    for ended in range(num_trials):
+        specs = await agent.started(min(2, num_trials - ended))
+        widths.append(len(specs))
+        agent.finish(specs[0].allocation.id, ExitKind.COMPLETED)
+    await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
+    return widths
+
+
+async def test_grid_runs_two_at_a_time_on_two_slots(bench: Bench) -> None:
+    await bench.scheduler()
+    agent = await bench.agent("a1", slots=2)
+    points = {
+        "lr": {"type": "double", "minval": 0, "maxval": 1, "count": 2},
+        "kind": {"type": "categorical", "vals": ["a", "b"]},
+    }
+    await bench.caller.submit(config_json(hyperparameters=points, searcher=GRID))
+    assert await _finish_all(agent, bench, 4) == [2, 2, 2, 1]
+    trials = await _trials(bench)
+    assert [json.loads(trial.hyperparameters_json) for trial in trials] == [
+        {"lr": lr, "kind": kind} for lr in (0.0, 1.0) for kind in ("a", "b")
+    ]
+    experiment = await bench.experiment(1)
+    assert experiment is not None
+    assert (experiment.outcome, experiment.reason) == (Outcome.COMPLETED, "all 4 trials completed")
+
+
+async def test_a_new_leader_suggests_the_same_next_points(bench: Bench) -> None:
+    first = await bench.scheduler()
+    agent = await bench.agent("a1", slots=2)
+    config = config_json(hyperparameters=RATE, searcher=RANDOM, reproducibility={"experiment_seed": 11})
+    foreseen = (await bench.caller.preview(config, 5)).preview
+    await bench.caller.submit(config)
+    [spec, _] = await agent.started(2)
+    first.end(signal.SIGKILL)
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    await first.start()
+    await _finish_all(agent, bench, 4)
+    made = [json.loads(trial.hyperparameters_json) for trial in await _trials(bench)]
+    assert made == [json.loads(document) for document in foreseen.hyperparameters_json]
+    assert len(made) == 5
+
+
+async def test_max_slots_is_kept_and_named(bench: Bench) -> None:
+    await bench.scheduler()
+    agent = await bench.agent("a1", slots=4)
+    resources = {"slots_per_trial": 1, "max_slots": 1}
+    await bench.caller.submit(config_json(hyperparameters=RATE, searcher=RANDOM, resources=resources))
+    [spec] = await agent.started()
+    [waiting] = await bench.caller.list_pending()
+    assert waiting.reason.code == types_pb2.REASON_CODE_QUOTA_EXCEEDED
+    assert list(waiting.reason.blocking_ids) == [spec.allocation.id]
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    [following] = await agent.started()
+    assert following.allocation.trial_id == "1.2"
+
+
+async def test_pause_survives_a_restart_and_activate_resumes_from_the_checkpoint(bench: Bench) -> None:
+    scheduler = await bench.scheduler()
+    agent = await bench.agent("a1", obeys_stop=False)
+    await bench.caller.submit(config_json())
+    [spec] = await agent.started()
+    runner = ScriptedRunner(spec, scheduler.address)
+    await runner.run()
+    paused = await bench.caller.change(1, ExperimentAction.PAUSE)
+    assert (paused.experiment.state, paused.experiment.reason) == (types_pb2.STATE_PAUSED, "paused by ann")
+    await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.STOPPING)
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/c1"))
+    agent.finish(spec.allocation.id, ExitKind.PREEMPTED)
+    await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED)
+    assert agent.stops[spec.allocation.id].kind == types_pb2.EXIT_KIND_PREEMPTED
+    scheduler.end(signal.SIGKILL)
+    await scheduler.start()
+    [waiting] = await bench.caller.list_pending()
+    assert waiting.reason.code == types_pb2.REASON_CODE_PAUSED
+    assert waiting.reason.would_start_if == "it is activated: gangline experiment activate 1"
+    # Something else finds the slots free, and the paused one does not take them.
+    other = await bench.caller.submit(config_json(slots=2))
+    [beside] = await agent.started()
+    assert beside.allocation.experiment_id == other.experiment.id
+    agent.finish(beside.allocation.id, ExitKind.COMPLETED)
+    await bench.caller.change(1, ExperimentAction.ACTIVATE)
+    [again] = await agent.started()
+    assert (again.allocation.id, again.latest_checkpoint.id, again.trial.restarts) == ("1.1.2", "c1", 0)
+
+
+async def test_cancel_waits_for_the_checkpoint_and_a_killed_trial_leaves_the_others(bench: Bench) -> None:
+    await bench.scheduler()
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json(hyperparameters=RATE, searcher=RANDOM))
+    await agent.started(2)
+    await bench.caller.end_trial("1.1")
+    killed = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.TERMINAL)
+    assert (killed.outcome, killed.reason) == (Outcome.CANCELED, "killed by ann")
+    assert [spec.allocation.trial_id for spec in await agent.started(2)] == ["1.2", "1.3"]
+    await bench.caller.change(1, ExperimentAction.CANCEL)
+    ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
+    assert (ended.outcome, ended.reason) == (Outcome.CANCELED, "canceled by ann")
+    assert agent.stops["1.1.1"].kind == types_pb2.EXIT_KIND_KILLED
+    assert {agent.stops[name].kind for name in ("1.2.1", "1.3.1")} == {types_pb2.EXIT_KIND_PREEMPTED}
+    assert len(await _trials(bench)) == 3
+    with pytest.raises(GanglineError) as caught:
+        await bench.caller.change(1, ExperimentAction.PAUSE)
+    assert caught.value.code == "experiment.ended"
+
+
+async def test_a_large_search_is_made_and_ended_in_several_transactions(bench: Bench) -> None:
+    await bench.scheduler()
+    await bench.agent("a1")
+    searcher = {**RANDOM, "max_trials": 200, "max_concurrent_trials": 0}
+    await bench.caller.submit(config_json(hyperparameters=RATE, searcher=searcher))
+
+    async def made() -> list[Trial]:
+        return await _trials(bench)
+
+    await bench.eventually(made, lambda trials: len(trials) == 200)
+    await bench.caller.end(1)
+    ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
+    assert ended.outcome is Outcome.CANCELED
+    assert {trial.outcome for trial in await _trials(bench)} == {Outcome.CANCELED}

@@ -1,0 +1,67 @@
+"""The same files without any cluster: alone, under torchrun, and behind our launcher's line."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gangline.pytorch import load_checkpoint
+from tests.support.trial_source import LINEAR
+
+_DIGITS = Path(__file__).parents[3] / "examples" / "digits" / "model_def.py"
+_SCRIPT = (
+    LINEAR
+    + """
+if __name__ == "__main__":
+    with pytorch.init(hparams={"global_batch_size": 8}) as context:
+        pytorch.Trainer(LinearTrial(context), context).fit(
+            max_length=pytorch.Batch(10), reporting_period=pytorch.Batch(1)
+        )
+"""
+)
+_ROOT = str(Path(__file__).parents[3])
+
+
+def _run(directory: Path, *arguments: str, expect: int = 0) -> str:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GANGLINE_")}
+    environment = {**kept, "PYTHONPATH": _ROOT, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == expect, done.stderr
+    return done.stdout + done.stderr
+
+
+def _losses(output: str) -> list[float]:
+    return [float(text) for text in re.findall(r"training +batch +\d+ +loss ([\d.e-]+)", output)]
+
+
+def test_torchrun_has_the_losses_of_one_process(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    alone = _losses(_run(tmp_path, "train.py"))
+    assert len(alone) == 10
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    assert _losses(_run(tmp_path, *torchrun)) == pytest.approx(alone, abs=1e-5)
+    launcher = ("-m", "gangline.launch.torch_distributed", "--nproc-per-node", "2", "python3", "train.py")
+    assert _losses(_run(tmp_path, *launcher)) == pytest.approx(alone, abs=1e-5)
+
+
+def test_launcher_says_what_a_trial_class_needs(tmp_path: Path) -> None:
+    output = _run(tmp_path, "-m", "gangline.launch.torch_distributed", "--trial", "model_def:Trial", expect=2)
+    assert output.startswith("error: model_def:Trial needs an experiment's configuration")
+
+
+def test_digits_alone_reach_their_accuracy(tmp_path: Path) -> None:
+    output = _run(tmp_path, str(_DIGITS))
+    accuracies = [float(text) for text in re.findall(r"accuracy ([\d.]+)", output)]
+    assert accuracies[-1] >= 0.95
+    newest = max((tmp_path / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
+    state = load_checkpoint(newest)
+    assert state["progress"]["epoch"] == 10
+    assert all(torch.isfinite(tensor).all() for tensor in state["models_state_dict"][0].values())

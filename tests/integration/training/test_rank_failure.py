@@ -1,0 +1,166 @@
+"""How a rank ends when its code is wrong: exit code, the kind that decides about retries, one line, the traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.domain.state import ExitKind
+from gangline.wire import enum_member
+from tests.support.rank import RunningTrial, Trial, run_trial
+from tests.support.trial_source import LINEAR, linear_config
+
+
+def _run(directory: Path, source: str, size: int = 1, **more: Any) -> tuple[RunningTrial, list[int | None]]:
+    hparams = more.pop("hparams", {"global_batch_size": 8})
+    config = linear_config({"batches": 3}, **more)
+    return run_trial(directory, Trial({"model_def.py": source}, config, hparams, size))
+
+
+def _failure(running: RunningTrial, rank: int = 0) -> tuple[ExitKind | None, str]:
+    (failure,) = running.runner.of(rank, "failure")
+    assert not running.runner.of(rank, "finished")
+    return enum_member(ExitKind, failure.kind), failure.message
+
+
+def _in_train_batch(statement: str) -> str:
+    return LINEAR.replace(
+        "        inputs, targets, indices = batch\n", f"        {statement}\n        inputs, targets, indices = batch\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "message"),
+    [
+        ("raise ValueError('bad label 11')", ExitKind.USER_ERROR, "ValueError: bad label 11"),
+        (
+            "raise torch.OutOfMemoryError('CUDA out of memory')",
+            ExitKind.OUT_OF_MEMORY,
+            "OutOfMemoryError: CUDA out of memory",
+        ),
+        ("raise MemoryError", ExitKind.OUT_OF_MEMORY, "MemoryError"),
+        (
+            "raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory: you tried')",
+            ExitKind.OUT_OF_MEMORY,
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried",
+        ),
+        ("import no_such_package", ExitKind.IMPORT_ERROR, "ModuleNotFoundError: No module named 'no_such_package'"),
+        (
+            "return [1, 2]",
+            ExitKind.CONFIGURATION_ERROR,
+            "train_batch returned a list; return a dictionary of metrics, or the loss as a tensor",
+        ),
+        (
+            "return {'loss': torch.zeros(2)}",
+            ExitKind.CONFIGURATION_ERROR,
+            "train_batch: the metric 'loss' is a tensor of shape (2,), not one number",
+        ),
+        ("import sys; sys.exit(3)", ExitKind.USER_ERROR, "the code called sys.exit(3)"),
+    ],
+)
+def test_exception_in_training_has_a_kind(tmp_path: Path, statement: str, kind: ExitKind, message: str) -> None:
+    running, codes = _run(tmp_path, _in_train_batch(statement))
+    assert codes == [3 if "exit" in statement else 1]
+    assert _failure(running) == (kind, message)
+
+
+def test_traceback_begins_in_the_code_of_the_user(tmp_path: Path) -> None:
+    running, _ = _run(tmp_path, _in_train_batch("raise ValueError('bad label 11')"))
+    text = running.output(0)
+    first_frame = next(line for line in text.splitlines() if line.strip().startswith("File"))
+    assert "model_def.py" in first_frame
+    assert "in train_batch" in first_frame
+    assert text.splitlines()[-1] == "ValueError: bad label 11"
+    assert running.runner.of(0, "failure")[0].traceback in text
+
+
+def test_failure_of_rank_1_is_told_by_rank_1(tmp_path: Path) -> None:
+    running, codes = _run(
+        tmp_path, _in_train_batch("if self.context.distributed.rank == 1: raise ValueError('mine')"), 2
+    )
+    assert codes == [1, 1]
+    assert _failure(running, 1) == (ExitKind.USER_ERROR, "ValueError: mine")
+    earliest = min((0, 1), key=lambda rank: running.runner.of(rank, "failure")[0].failed_at)
+    assert earliest == 1
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "message"),
+    [
+        ("no_such:Trial", "entrypoint no_such:Trial: no module no_such in {code}, which holds model_def.py"),
+        ("model_def:Absent", "entrypoint model_def:Absent: {code}/model_def.py defines no Absent"),
+        (
+            "model_def:Points",
+            "entrypoint model_def:Points is the class Points, which is no trial; inherit from PyTorchTrial",
+        ),
+        ("python3 absent.py", "entrypoint: there is no file absent.py in {code}"),
+    ],
+)
+def test_entrypoint_that_is_not_there(tmp_path: Path, entrypoint: str, message: str) -> None:
+    running, codes = _run(tmp_path, LINEAR, entrypoint=entrypoint)
+    assert codes == [1]
+    expected = message.format(code=tmp_path / "code")
+    assert _failure(running) == (ExitKind.CONFIGURATION_ERROR, expected)
+    assert running.output(0).splitlines()[-1] == f"error: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "message"),
+    [
+        (
+            "import no_such_package",
+            ExitKind.IMPORT_ERROR,
+            "cannot import model_def: ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        (
+            "def (:",
+            ExitKind.IMPORT_ERROR,
+            "cannot import model_def: SyntaxError: invalid syntax (model_def.py, line 1)",
+        ),
+        ("1 / 0", ExitKind.USER_ERROR, "cannot import model_def: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_module_that_cannot_be_imported(tmp_path: Path, line: str, kind: ExitKind, message: str) -> None:
+    running, codes = _run(tmp_path, line)
+    assert codes == [1]
+    assert _failure(running) == (kind, message)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"hparams": {"global_batch_size": 1}},
+            "hyperparameters.global_batch_size: 1 is smaller than the 2 slots of resources.slots_per_trial; "
+            "use at least 2, or fewer slots",
+        ),
+        ({"hparams": {}}, "there is no hyperparameter 'global_batch_size'; known are none"),
+        (
+            {"parallelism": "zero9"},
+            "parallelism: 'zero9' is not offered by this version of Gangline; use ddp, none or auto",
+        ),
+        (
+            {"parallelism": {"strategy": "none"}},
+            "parallelism: none trains on one slot, but this trial has 2; use ddp, or one slot",
+        ),
+        (
+            {"searcher": {"max_length": {"epochs": "two"}}},
+            "searcher.max_length.epochs: expected a whole number of 0 or more, found 'two'",
+        ),
+    ],
+)
+def test_configuration_that_cannot_be_trained(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    running, codes = _run(tmp_path, LINEAR, 2, **more)
+    assert codes == [1, 1]
+    for rank in (0, 1):
+        assert _failure(running, rank) == (ExitKind.CONFIGURATION_ERROR, message)
+
+
+def test_dropped_remainder_is_warned_of_once(tmp_path: Path) -> None:
+    running, codes = _run(tmp_path, LINEAR, 2, hparams={"global_batch_size": 9})
+    assert codes == [0, 0]
+    warning = "hyperparameters.global_batch_size: 9 is no multiple of 2 slots; training uses 8 (4 on each slot)"
+    assert running.output(0).count(warning) == 1
+    assert warning not in running.output(1)

@@ -1,0 +1,128 @@
+"""Logs and metrics on their way to a gateway that comes and goes: nothing is lost, nothing is stored twice."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import urllib.request
+
+from gangline.domain.state import ExitKind
+from tests.integration.trial_runner.conftest import World
+from tests.integration.trial_runner.test_gang import JOIN
+from tests.support.wait import until
+
+PRINTER = """
+import time
+for number in range(3000):
+    print("line", number, flush=True)
+    if number % 100 == 0:
+        time.sleep(0.05)
+"""
+REPORTER = """
+import os, time
+from gangline import core
+from gangline.core.link import connect
+from gangline.domain.state import ExitKind
+from gangline.v1 import types_pb2
+link = connect()
+print("pid", os.getpid(), flush=True)
+link.send_first_step()
+link.send_metrics("training", 10, {"loss": 0.5})
+link.send_metrics("validation", 10, {"validation_loss": 0.25})
+link.send_checkpoint(types_pb2.Checkpoint(id="c1", batches_completed=10))
+link.send_progress(10, 20, 640.0, 0.01)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+link.send_checkpoint(types_pb2.Checkpoint(id="c2", batches_completed=20))
+"""
+
+
+async def test_nothing_is_lost_while_the_gateway_is_away(world: World) -> None:
+    await world.start(PRINTER, (1,))
+    await world.gateway.wait_line("line 500")
+    await world.gateway.stop()
+    spool = world.folder / "a1" / "spool" / "7.1.1-0"
+    await until(lambda: sum(path.stat().st_size for path in spool.glob("*.seg")) > 20_000, "records on disk")
+    await world.gateway.start()
+    (report,) = await world.wait()
+    assert report.kind is ExitKind.COMPLETED
+    assert world.gateway.num_streams >= 2
+    assert world.gateway.lines("stdout") == [f"line {number}" for number in range(3000)]
+    assert sorted(world.gateway.records["7.1.1/0"]) == list(range(1, len(world.gateway.records["7.1.1/0"]) + 1))
+    assert not spool.exists()
+
+
+async def test_a_gateway_that_moves_during_the_training_is_found(world: World) -> None:
+    (runner,) = await world.start(PRINTER + REPORTER, (1,))
+    await world.gateway.wait_line("line 500")
+    await world.gateway.stop()
+    world.gateway.port = 0
+    await world.gateway.start()
+    world.scheduler.gateways = [world.gateway.address]
+    assert world.gateway.address not in world.specs[0].gateway_addresses
+    await world.gateway.wait_line("line 2999")
+    (runner.directory / "code" / "go").touch()
+    (report,) = await world.wait()
+    assert report.kind is ExitKind.COMPLETED
+    records = world.gateway.records["7.1.1/0"]
+    assert sorted(records) == list(range(1, len(records) + 1))
+
+
+async def test_what_a_killed_runner_left_is_delivered_by_the_next_one(world: World) -> None:
+    (runner,) = await world.start(JOIN + PRINTER + "time.sleep(600)", (1,))
+    await world.wait_pids(1)
+    await world.gateway.stop()
+    spool = world.folder / "a1" / "spool"
+    await until(
+        lambda: any(b"line 2999" in path.read_bytes() for path in spool.glob("*/*.seg")), "the last line on disk"
+    )
+    runner.kill(signal.SIGKILL)
+    await runner.gone()
+    await world.gateway.start()
+    next_spec = world.specs[0]
+    next_spec.allocation.id = "7.1.2"
+    next_spec.code_sha256 = "0" * 64
+    await world.host("a1").start(next_spec).wait()
+    await world.gateway.wait_for(lambda: "line 2999" in world.gateway.lines("stdout"), 20, "the last line")
+    assert [line for line in world.gateway.lines("stdout") if line.startswith("line")] == [
+        f"line {number}" for number in range(3000)
+    ]
+    await until(lambda: not list(spool.glob("7.1.1-0/*")), "the end of the drained spool")
+
+
+async def test_what_a_rank_reports_goes_where_it_belongs(world: World) -> None:
+    (runner,) = await world.start(REPORTER, (1,))
+    await world.wait_pids(1)
+    await until(lambda: bool(world.scheduler.reports_of("progress")), "the progress at the scheduler")
+    assert world.scheduler.reports_of("running")[-1].timeline.first_step_at > 0
+    assert dict(world.scheduler.reports_of("validation")[0].metrics) == {"validation_loss": 0.25}
+    checkpoint = world.scheduler.reports_of("checkpoint")[0]
+    assert (checkpoint.id, checkpoint.trial_id, checkpoint.experiment_id) == ("c1", "7.1", 7)
+    assert world.scheduler.reports_of("progress")[0].batches_total == 20
+    address = world.scheduler.reports_of("running")[0].metrics_address
+    page = await asyncio.to_thread(_read, f"http://{address}/metrics")
+    assert re.search(r'^gangline_trial_runner_loss\{group="training"\} 0.5$', page, re.MULTILINE)
+    assert re.search(r"^gangline_trial_runner_samples_per_second 640.0$", page, re.MULTILINE)
+    assert re.search(r'^gangline_trial_runner_allocation_info\{.*allocation_id="7.1.1".*\} 1.0$', page, re.MULTILINE)
+    (runner.directory / "code" / "go").touch()
+    assert (await runner.wait()).kind is ExitKind.COMPLETED
+    groups = [
+        record.metrics.group for record in world.gateway.records["7.1.1/0"].values() if record.HasField("metrics")
+    ]
+    assert groups == ["training", "validation"]
+
+
+async def test_reports_that_no_scheduler_took_are_in_the_exit_file(world: World) -> None:
+    (runner,) = await world.start(REPORTER, (1,))
+    await until(lambda: bool(world.scheduler.reports_of("progress")), "the progress at the scheduler")
+    await world.scheduler.stop()
+    (runner.directory / "code" / "go").touch()
+    assert (await runner.wait()).kind is ExitKind.COMPLETED
+    assert [report.checkpoint.id for report in runner.status().undelivered] == ["c2"]
+    assert runner.status().undelivered[0].sequence == 1 + max(world.scheduler.reports[0])
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())

@@ -1,0 +1,178 @@
+"""A whole cluster in memory, driven by the scheduler's real transitions, planner and codec: what is committed lies as
+bytes in a stand-in for etcd that knows one thing, the leader's fencing token. Used by test_scheduler_state.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+from gangline import wire
+from gangline.domain.allocation import Allocation, ExitReport, Request
+from gangline.domain.experiment import Experiment
+from gangline.domain.resource import Agent, Slot
+from gangline.domain.state import ExitKind
+from services.common.etcd import Delete, KeyValue, Put
+from services.scheduler.admission import admit
+from services.scheduler.codec import operations_of, record_of
+from services.scheduler.placement import Plan, PoolConfig, plan
+from services.scheduler.records import Change, Draft, Record, Records, State
+from services.scheduler.snapshot import take_snapshot
+from services.scheduler.transition.agent import lost, registered, unended_on
+from services.scheduler.transition.deadline import expired, overdue
+from services.scheduler.transition.exit import member_exited
+from services.scheduler.transition.place import place
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.submit import submit
+
+POOLS = (PoolConfig("default"),)
+RULES = Rules(accept_seconds=10, rendezvous_seconds=20, start_seconds=30, force_seconds=10)
+
+
+class FirstOf:
+    """Stands in for a random number generator: the sequence is hypothesis' business."""
+
+    def randint(self, a: int, _b: int, /) -> int:
+        return a
+
+    def uniform(self, a: float, _b: float, /) -> float:
+        return a
+
+    def choice(self, seq: object, /) -> object:
+        return seq[0]  # type: ignore[index]  # any sequence
+
+
+class Refused(Exception):
+    """The fencing token was not the holder's."""
+
+
+class FencedStore:
+    """Keys and values, written only with the present epoch."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.epoch = 1
+
+    def commit(self, epoch: int, change: Change) -> None:
+        if epoch != self.epoch:
+            raise Refused
+        for operation in operations_of(change):
+            match operation:
+                case Put():
+                    self.values[operation.key] = operation.value
+                case Delete():
+                    self.values.pop(operation.key, None)
+
+    def load(self) -> State:
+        found = (record_of(KeyValue(key, value, 0, 0)) for key, value in self.values.items())
+        return State.of(record for record in found if record is not None)
+
+
+class Leader:
+    """One scheduler's memory, and its epoch."""
+
+    def __init__(self, store: FencedStore) -> None:
+        self.store = store
+        self.epoch = store.epoch
+        self.state = store.load()
+
+    def commit(self, transition: Callable[[Records], Change]) -> Change:
+        """As the real store does: computed on a draft, memory follows only what was accepted."""
+        draft = Draft(self.state)
+        draft.add(transition(draft))
+        if draft.change:
+            self.store.commit(self.epoch, draft.change)
+            self.state.apply(draft.change, self.state.revision + 1)
+        return draft.change
+
+
+class Model:
+    """leader: who holds the key now. acknowledged: request id -> the experiment that was answered with."""
+
+    def __init__(self) -> None:
+        self.store = FencedStore()
+        self.leader = Leader(self.store)
+        self.now = 1000.0
+        self.connected: set[str] = set()
+        self.agents: dict[str, Agent] = {}
+        self.acknowledged: dict[str, int] = {}
+
+    @property
+    def state(self) -> State:
+        return self.leader.state
+
+    def connect(self, agent_id: str, slots: int) -> None:
+        agent = Agent(agent_id, slots=tuple(Slot(f"{agent_id}/{number}") for number in range(slots)))
+        self.agents[agent_id] = agent
+        self.leader.commit(lambda records: registered(records, agent, self.now))
+        self.connected.add(agent_id)
+
+    def sicken(self, agent_id: str, number: int) -> None:
+        """One slot of a connected agent turns unhealthy, or well again."""
+        agent = self.agents[agent_id]
+        slots = [replace(s, is_healthy=not s.is_healthy) if i == number else s for i, s in enumerate(agent.slots)]
+        self.agents[agent_id] = replace(agent, slots=tuple(slots))
+        self.leader.commit(lambda records: registered(records, self.agents[agent_id], self.now))
+
+    def lose(self, agent_id: str) -> None:
+        self.connected.discard(agent_id)
+        self.leader.commit(lambda records: lost(records, agent_id, self.now))
+        for allocation in unended_on(self.state, agent_id):
+            self.exit(allocation.id, agent_id, ExitKind.AGENT_LOST)
+
+    def submit(self, request_id: str, slots: int, max_restarts: int, is_single_agent: bool) -> None:
+        config = {
+            "entrypoint": "python3 train.py",
+            "searcher": {"name": "single", "metric": "loss"},
+            "resources": {"slots_per_trial": slots, "is_single_node": is_single_agent},
+            "max_restarts": max_restarts,
+        }
+        fields = {"request_id": request_id, "owner": "ann", "config_json": json.dumps(config), "code_sha256": "0"}
+        submission, _ = admit(fields, POOLS, (), FirstOf())
+        self.leader.commit(lambda records: submit(records, submission, RULES, self.now))
+        experiment = self.state.experiment_of_request(request_id)
+        assert experiment is not None
+        assert self.acknowledged.setdefault(request_id, experiment.id) == experiment.id
+
+    def plan(self) -> Plan:
+        away = {agent.id: "away" for agent in self.state.all_of(Agent) if agent.id not in self.connected}
+        return plan(take_snapshot(self.state, POOLS, away, {}, now=self.now), self.now)
+
+    def place(self, trial_id: str, slots_by_agent: dict[str, int]) -> Change:
+        return self.leader.commit(
+            lambda records: place(records, trial_id, slots_by_agent, epoch=self.leader.epoch, rules=RULES, now=self.now)
+        )
+
+    def exit(self, allocation_id: str, agent_id: str, kind: ExitKind, leader: Leader | None = None) -> None:
+        """leader: who takes it in, if it is not the present one's memory."""
+        report = ExitReport(agent_id, kind, "as told", failed_at=self.now, ended_at=self.now)
+        (leader or self.leader).commit(lambda records: member_exited(records, allocation_id, report, RULES, self.now))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        for allocation_id in overdue(self.state.all_of(Allocation), self.now):
+            self.leader.commit(_expiry(allocation_id, self.now))
+
+    def change_leader(self) -> None:
+        self.store.epoch += 1
+        self.leader = Leader(self.store)
+
+    def allocations(self) -> list[Allocation]:
+        return sorted(self.state.all_of(Allocation), key=lambda found: found.id)
+
+    def requests(self) -> list[Request]:
+        return list(self.state.all_of(Request))
+
+    def experiments(self) -> list[Experiment]:
+        return list(self.state.all_of(Experiment))
+
+    def committed(self) -> dict[str, bytes]:
+        return dict(self.store.values)
+
+
+def encoded(record: Record) -> bytes:
+    return wire.encode(record)
+
+
+def _expiry(allocation_id: str, now: float) -> Callable[[Records], Change]:
+    return lambda records: expired(records, allocation_id, frozenset(), RULES, now)

@@ -1,0 +1,104 @@
+"""What every order of training data must hold to: each record once, no record twice, the same order on any ranks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from gangline.pytorch import DataLoader
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+SIZES = st.integers(1, 5)
+SHAPES = st.tuples(st.integers(1, 60), st.integers(1, 7), st.booleans(), st.booleans()).map(
+    lambda shape: {"count": shape[0], "batch_size": shape[1], "shuffle": shape[2], "drop_last": shape[3]}
+)
+
+
+def _loader(count: int, **options: Any) -> DataLoader:
+    return DataLoader(Numbers(count), collate_fn=list, **options)
+
+
+def _steps(loader: DataLoader, size: int) -> int:
+    return len(loader) // size
+
+
+def _train(  # noqa: PLR0917  the six numbers that make a stream
+    loader: DataLoader, rank: int, size: int, skip: int, steps: int, seed: int
+) -> list[list[int]]:
+    stream = loader.get_data_loader(repeat=True, skip=skip, num_replicas=size, rank=rank, seed=seed)
+    return list(itertools.islice(stream, steps))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, SIZES, st.integers(0, 2**40))
+def test_epoch_has_each_record_at_most_once_and_misses_less_than_a_step(
+    shape: dict[str, Any], size: int, seed: int
+) -> None:
+    loader = _loader(**shape)
+    steps = _steps(loader, size)
+    if steps == 0:
+        return
+    by_rank = [_train(loader, rank, size, 0, steps, seed) for rank in range(size)]
+    records = [record for batches in by_rank for batch in batches for record in batch]
+    assert len(set(records)) == len(records)
+    assert set(records) <= set(range(shape["count"]))
+    dropped = shape["count"] % shape["batch_size"] if shape["drop_last"] else 0
+    assert shape["count"] - dropped - len(records) <= (size - 1) * shape["batch_size"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, SIZES, st.integers(0, 2**40))
+def test_ranks_together_see_the_batches_of_one_process(shape: dict[str, Any], size: int, seed: int) -> None:
+    loader = _loader(**shape)
+    steps = _steps(loader, size)
+    if steps == 0:
+        return
+    together = list(zip(*(_train(loader, rank, size, 0, steps, seed) for rank in range(size)), strict=True))
+    alone = _train(loader, 0, 1, 0, steps * size, seed)
+    assert [batch for step in together for batch in step] == alone
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, SIZES, st.integers(0, 40), st.integers(0, 2**40))
+def test_resumed_stream_is_the_rest_of_the_whole_one(shape: dict[str, Any], size: int, skip: int, seed: int) -> None:
+    loader = _loader(**shape)
+    if _steps(loader, size) == 0:
+        return
+    for rank in range(size):
+        whole = _train(loader, rank, size, 0, skip + 10, seed)
+        assert _train(loader, rank, size, skip, 10, seed) == whole[skip:]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, SIZES)
+def test_validation_sees_each_record_exactly_once(shape: dict[str, Any], size: int) -> None:
+    loader = _loader(**{**shape, "drop_last": False})
+    found = [loader.get_data_loader(num_replicas=size, rank=rank) for rank in range(size)]
+    records = sorted(record for part in found for batch in part for record in batch)
+    assert records == list(range(shape["count"]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(30, 200), st.integers(0, 2**40), st.integers(0, 2**40))
+def test_seeds_and_epochs_have_orders_of_their_own(count: int, seed: int, other: int) -> None:
+    loader = _loader(count, batch_size=count, shuffle=True)
+    first, second = _train(loader, 0, 1, 0, 2, seed)
+    assert sorted(first) == sorted(second) == list(range(count))
+    assert first != second
+    if seed != other:
+        assert first != _train(loader, 0, 1, 0, 1, other)[0]

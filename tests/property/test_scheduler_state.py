@@ -1,0 +1,220 @@
+"""The invariants of the scheduler's state over any sequence of submits, finishes, failures, lost agents, changes of the
+leader and lost commits. Each invariant carries the number that docs and fault tests know it by."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gangline.domain.allocation import Allocation, Timeline
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.resource import Agent
+from gangline.domain.state import AgentState, ExitKind, State
+from services.scheduler.facts import facts_of
+from services.scheduler.records import Change
+from services.scheduler.transition.end import end_experiment
+from services.scheduler.transition.exit import unended_agents
+from services.scheduler.transition.report import checkpointed
+from services.scheduler.transition.start import accepted, came_up
+from services.scheduler.transition.stop import StopOrder, stop
+from tests.property.scheduler_model import RULES, Leader, Model, Refused, encoded
+
+AGENTS = {"a1": 2, "a2": 2, "a3": 2, "a4": 3}
+AGENT_EVENTS = ["connects", "connects", "is lost", "loses its stream", "has a slot turn"]
+START_EVENTS = ["is accepted", "comes up", "is preempted", "completes"]
+TELLINGS = ["once", "twice", "not heard by a leader that dies", "applied by a leader that dies"]
+WAITING = (State.STARTING, State.STOPPING)
+SLOTS = st.sampled_from([4, 2, 6, 1, 4, 8])
+pick = st.integers(min_value=0, max_value=1 << 16)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Every rule is something that may happen at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.ended: dict[str | int, bytes] = {}
+
+    @initialize()
+    def first_agents(self) -> None:
+        """Enough for gangs over several agents from the first step on."""
+        for agent_id in ("a1", "a2", "a3"):
+            self.model.connect(agent_id, AGENTS[agent_id])
+
+    @rule(agent_id=st.sampled_from(sorted(AGENTS)), event=st.sampled_from(AGENT_EVENTS), number=st.integers(0, 1))
+    def agent_event(self, agent_id: str, event: str, number: int) -> None:
+        match event:
+            case "connects":
+                self.model.connect(agent_id, AGENTS[agent_id])
+            case "is lost":
+                self.model.lose(agent_id)
+            case "loses its stream":
+                self.model.connected.discard(agent_id)
+            case "has a slot turn" if agent_id in self.model.connected:
+                self.model.sicken(agent_id, number)
+
+    @rule(
+        number=st.integers(0, 30),
+        slots=SLOTS,
+        restarts=st.integers(0, 2),
+        one=st.sampled_from([False, False, False, True]),
+    )
+    def submits(self, number: int, slots: int, restarts: int, one: bool) -> None:
+        """The loop wakes at once."""
+        self.model.submit(f"r{number}", slots, restarts, one)
+        self.cycle_runs(is_stale=False)
+
+    @rule(is_stale=st.booleans())
+    def cycle_runs(self, is_stale: bool) -> None:
+        """is_stale: the state moves between plan and commit."""
+        decided = self.model.plan()
+        self.check_reasons(decided.reasons.keys() | {one.trial_id for one in decided.assignments})
+        for reason in decided.reasons.values():
+            assert reason.message
+            assert reason.would_start_if
+        if is_stale and self.model.connected:
+            self.model.lose(min(self.model.connected))
+        placed = [self.model.place(one.trial_id, dict(one.slots_by_agent)) for one in decided.assignments]
+        assert is_stale or all(placed), "what the planner assigns on a fresh snapshot can be placed"
+
+    def check_reasons(self, answered: set[str]) -> None:
+        """I8: every pending request is assigned or has a reason."""
+        assert {request.trial_id for request in self.model.requests()} == answered
+
+    @precondition(lambda self: self.model.allocations())
+    @rule(choice=pick, event=st.sampled_from(START_EVENTS))
+    def gang_moves_on(self, choice: int, event: str) -> None:
+        allocation, now, commit = self.choose(choice), self.model.now, self.model.leader.commit
+        match event:
+            case "is accepted":
+                commit(lambda records: accepted(records, allocation.id, now, RULES, now))
+            case "comes up":
+                seen = Timeline(runner_up_at=now, ranks_up_at=now)
+                commit(lambda records: came_up(records, allocation.id, 0, seen, metrics_address="", now=now))
+            case "is preempted":
+                order = StopOrder(ExitKind.PREEMPTED, "makes room", now + 30)
+                commit(lambda records: stop(records, allocation.id, order, now))
+            case "completes":
+                for agent_id in unended_agents(allocation):
+                    self.model.exit(allocation.id, agent_id, ExitKind.COMPLETED)
+
+    @precondition(lambda self: self.model.allocations())
+    @rule(choice=pick, kind=st.sampled_from(list(ExitKind)), telling=st.sampled_from(TELLINGS))
+    def member_ends(self, choice: int, kind: ExitKind, telling: str) -> None:
+        """The agent tells it, as often as it takes, to whoever leads: a commit may be lost together with its leader,
+        and the next one finds it whole or not at all."""
+        allocation = self.choose(choice)
+        agents = unended_agents(allocation)
+        agent_id = agents[choice % len(agents)]
+        if telling == "applied by a leader that dies":
+            self.model.exit(allocation.id, agent_id, kind, Leader(self.model.store))
+        if telling.endswith("dies"):
+            self.model.change_leader()
+        for _ in range(1 + (telling == "twice")):
+            self.model.exit(allocation.id, agent_id, kind)
+
+    @precondition(lambda self: self.model.experiments())
+    @rule(choice=pick, batches=st.integers(0, 50), is_killed=st.booleans())
+    def experiment_event(self, choice: int, batches: int, is_killed: bool) -> None:
+        """A kill, or a report of a checkpoint; both may come when it has ended."""
+        found = self.model.experiments()
+        experiment_id, now = found[choice % len(found)].id, self.model.now
+        if is_killed:
+            self.model.leader.commit(lambda records: end_experiment(records, experiment_id, "killed", RULES, now))
+        else:
+            checkpoint = Checkpoint(f"c{choice}", f"{experiment_id}.1", experiment_id, batches, "/x")
+            self.model.leader.commit(lambda records: checkpointed(records, checkpoint))
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 60.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.model.pass_time(seconds)
+
+    @rule()
+    def leader_changes(self) -> None:
+        """I4: whatever the deposed one still decides, the store stays as it is, and so does its own memory."""
+        deposed = self.model.leader
+        self.model.change_leader()
+        before = self.model.committed()
+        with pytest.raises(Refused):
+            deposed.commit(lambda _: Change(puts=(Agent("ghost"),)))
+        assert deposed.state.find(Agent, "ghost") is None
+        assert self.model.committed() == before
+
+    def choose(self, choice: int) -> Allocation:
+        found = self.model.allocations()
+        return found[choice % len(found)]
+
+    @invariant()
+    def no_slot_in_two_live_allocations(self) -> None:
+        """I1."""
+        held = Counter(
+            slot for found in self.model.allocations() for member in found.members for slot in member.slot_ids
+        )
+        assert all(count == 1 for count in held.values()), held
+
+    @invariant()
+    def a_gang_holds_all_of_its_slots_or_none(self) -> None:
+        """I2."""
+        for allocation in self.model.allocations():
+            experiment = self.model.state.find(Experiment, allocation.experiment_id)
+            assert experiment is not None
+            assert allocation.num_slots == facts_of(experiment.config_json).slots
+            assert len({member.agent_id for member in allocation.members}) == len(allocation.members)
+            assert len({report.agent_id for report in allocation.exits}) == len(allocation.exits)
+            assert [member.node_rank for member in allocation.members] == list(range(len(allocation.members)))
+
+    @invariant()
+    def terminal_stays_terminal(self) -> None:
+        """I3: not one byte of an ended record changes."""
+        records: list[Trial | Experiment] = [*self.model.state.all_of(Trial), *self.model.state.all_of(Experiment)]
+        ended = {record.id: record for record in records if record.state is State.TERMINAL}
+        for record_id, before in self.ended.items():
+            assert encoded(ended[record_id]) == before
+        for record_id, record in ended.items():
+            assert record.outcome is not None
+            assert record.ended_at > 0
+            self.ended.setdefault(record_id, encoded(record))
+
+    @invariant()
+    def what_is_acknowledged_is_there(self) -> None:
+        """I5, and that one request makes one experiment."""
+        for request_id, experiment_id in self.model.acknowledged.items():
+            experiment = self.model.state.experiment_of_request(request_id)
+            assert experiment is not None
+            assert experiment.id == experiment_id
+        assert len(self.model.experiments()) == len(self.model.acknowledged)
+
+    @invariant()
+    def memory_shows_what_is_committed(self) -> None:
+        assert self.model.store.load().tables == self.model.state.tables
+
+    @invariant()
+    def a_trial_waits_or_holds_slots_or_has_ended(self) -> None:
+        """And every state that waits for somebody has a deadline."""
+        waiting = {request.trial_id for request in self.model.requests()}
+        live = {allocation.trial_id: allocation for allocation in self.model.allocations()}
+        for trial in self.model.state.all_of(Trial):
+            assert (trial.state is State.QUEUED) == (trial.id in waiting)
+            assert (trial.id in live) == (trial.state in (*WAITING, State.RUNNING))
+            if trial.id in live:
+                assert live[trial.id].state is trial.state
+        for allocation in live.values():
+            assert unended_agents(allocation)
+            assert (allocation.deadline_at > 0) == (allocation.state in WAITING)
+
+    @invariant()
+    def nothing_waits_for_a_lost_agent(self) -> None:
+        away = {agent.id for agent in self.model.state.all_of(Agent) if agent.state is AgentState.LOST}
+        for allocation in self.model.allocations():
+            assert not away.intersection(unended_agents(allocation))
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestSchedulerState = SchedulerMachine.TestCase

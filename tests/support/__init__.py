@@ -1,0 +1,1 @@
+"""What several tests share: clusters, etcd, readers of the source. Holds no test."""

@@ -1,0 +1,100 @@
+"""A cluster of real processes for one test, started by `gangline up` in a folder of its own, on free ports.
+
+Everything the test starts is stopped by `gangline down`, which knows the pids; whatever happens, nothing outlives the
+context. Called by tests/e2e and tests/faults.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline.client import Client
+from gangline.client.login import HOME_VARIABLE, Login
+from gangline.local.layout import Layout
+from gangline.local.process_table import ProcessTable, ServiceEntry, load_table
+
+COMMAND = str(Path(sys.executable).with_name("gangline"))
+UP_SECONDS = 110.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """folder: the data directory. home: where the CLI keeps its login."""
+
+    folder: Path
+    home: Path
+    login: Login
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.folder)
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.login.http_address}"
+
+    @property
+    def etcd_address(self) -> str:
+        return self.service("etcd").addresses["client"]
+
+    def connect(self) -> Client:
+        """A new client of the gateway, to be closed by the caller."""
+        return Client(self.login.address, self.login.token)
+
+    def run(
+        self, *arguments: str | Path, seconds: float = 60.0, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """`gangline ARGUMENTS`, logged in to this cluster."""
+        command = [COMMAND, *map(str, arguments)]
+        environment = {**os.environ, HOME_VARIABLE: str(self.home), "COLUMNS": "160"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+        assert not check or done.returncode == 0, f"{command} exited with {done.returncode}: {done.stdout}{done.stderr}"
+        return done
+
+    def read(self, *arguments: str | Path) -> Any:
+        """What `gangline ARGUMENTS --json` prints, parsed."""
+        return json.loads(self.run(*arguments, "--json").stdout)
+
+    def table(self) -> ProcessTable:
+        table = load_table(self.layout.processes)
+        assert table is not None, f"there is no process table in {self.folder}"
+        return table
+
+    def service(self, name: str) -> ServiceEntry:
+        """The process named "etcd", "scheduler", "gateway" or "agent-1"."""
+        return next(entry for entry in self.table().services if entry.name == name)
+
+
+@contextmanager
+def running_cluster(folder: Path, agents: int = 2, slots: int = 2) -> Iterator[Cluster]:
+    """folder: a short path that the test owns. slots: artificial ones of each agent."""
+    data, home = folder / "data", folder / "home"
+    environment = {**os.environ, HOME_VARIABLE: str(home)}
+    up = [COMMAND, "up", "--data-dir", str(data), "--agents", str(agents), "--slots", str(slots)]
+    down = [COMMAND, "down", "--data-dir", str(data)]
+    try:
+        done = subprocess.run(up, env=environment, capture_output=True, text=True, timeout=UP_SECONDS, check=False)
+        assert done.returncode == 0, f"gangline up failed: {done.stdout}{done.stderr}{_read_logs(data)}"
+        yield Cluster(data, home, _load_login(home))
+    finally:
+        subprocess.run(down, env=environment, capture_output=True, timeout=UP_SECONDS, check=False)
+
+
+def _load_login(home: Path) -> Login:
+    login = Login(**json.loads((home / "login.json").read_text()))
+    assert login.http_address, "a local cluster's gateway serves HTTP"
+    return login
+
+
+def _read_logs(data: Path) -> str:
+    """The end of every log, for the message of a failed test."""
+    logs = sorted((data / "logs").glob("*.log"))
+    return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-2000:]}" for log in logs)

@@ -1,0 +1,156 @@
+"""A cluster put together service by service, for what `gangline up` does not build: two schedulers, hosts in network
+namespaces.
+
+Owns the command lines (those of `gangline up`, with what a test changes) and every process it starts. Without a
+supervisor: what a test kills stays dead until the test starts it again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gangline.client import Client
+from gangline.local.etcd import find_etcd_binary
+from gangline.local.identity import stop
+from gangline.local.layout import Layout
+from gangline.local.plan import ClusterPlan
+from gangline.local.port import HOST, find_free_ports
+from gangline.local.program import MARKER, Program, make_programs
+from gangline.local.service import read_tail
+from gangline.local.shutdown import find_cluster_processes
+from tests.support.gated_trial import wait_for
+
+READY_SECONDS = 60.0
+
+
+@dataclass
+class Fleet:
+    """root: the data directory. host: the address under which services are reached; they listen on it alone."""
+
+    root: Path
+    num_agents: int = 2
+    slots: int = 2
+    host: str = HOST
+    programs: dict[str, Program] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layout.create()
+        plan = ClusterPlan(self.num_agents, str(self.slots))
+        ports = find_free_ports(len(plan.port_names), [])
+        plan = replace(plan, port_by_name=dict(zip(plan.port_names, ports, strict=True)))
+        for program in make_programs(self.layout, plan, sys.executable, find_etcd_binary()):
+            self.programs[program.name] = _moved(program, self.host) if program.kind != "etcd" else program
+        self._tell_agents(self.programs["scheduler"].addresses["grpc"])
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.root)
+
+    @property
+    def etcd_address(self) -> str:
+        return self.programs["etcd"].addresses["client"]
+
+    def connect(self) -> Client:
+        return Client(self.programs["gateway"].addresses["grpc"], self.layout.read_admin_token())
+
+    def add_scheduler(self) -> None:
+        """A second one, "scheduler-2", and agents that know of both."""
+        first = self.programs["scheduler"]
+        ports = find_free_ports(len(first.addresses), [])
+        addresses = {kind: f"{self.host}:{port}" for kind, port in zip(first.addresses, ports, strict=True)}
+        words = first.arguments
+        for kind, address in addresses.items():
+            words = _with(words, first.addresses[kind], address)
+        words = _with(words, str(self.layout.ready("scheduler")), str(self.layout.ready("scheduler-2")))
+        self.programs["scheduler-2"] = replace(first, name="scheduler-2", arguments=words, addresses=addresses)
+        self._tell_agents(f"{first.addresses['grpc']},{addresses['grpc']}")
+
+    def set_flag(self, name: str, flag: str, value: str) -> None:
+        """Changes it or adds it, before the service starts."""
+        words = list(self.programs[name].arguments)
+        if flag in words:
+            words[words.index(flag) + 1] = value
+        else:
+            words += [flag, value]
+        self.programs[name] = replace(self.programs[name], arguments=tuple(words))
+
+    def start_control_plane(self) -> None:
+        self.start("etcd")
+        self.start(*(name for name, program in self.programs.items() if program.kind in ("scheduler", "gateway")))
+
+    def start(self, *names: str, prefix: Sequence[str] = ()) -> None:
+        """Returns once they serve. prefix: a command that runs the program, as ip netns exec."""
+        for name in names:
+            self.spawn(name, prefix)
+        for name in names:
+            self.wait_ready(name)
+
+    def spawn(self, name: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        self.layout.ready(name).unlink(missing_ok=True)
+        with self.layout.log(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*prefix, *self.programs[name].arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.root,
+                env={**os.environ, MARKER: str(self.root)},
+                start_new_session=True,
+            )
+        return self.processes[name]
+
+    def wait_ready(self, name: str) -> None:
+        process = self.processes[name]
+
+        def is_ready() -> bool:
+            assert process.poll() is None, f"{name} exited with {process.returncode}: {self.log(name)}"
+            return self.programs[name].kind == "etcd" or self.layout.ready(name).exists()
+
+        wait_for(is_ready, f"{name} serving", READY_SECONDS)
+
+    def log(self, name: str) -> str:
+        """The end of it."""
+        return read_tail(self.layout.log(name), 4000)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """With SIGKILL it is gone on return; other signals are only sent."""
+        self.processes[name].send_signal(number)
+        if number == signal.SIGKILL:
+            self.processes[name].wait(10)
+
+    def _tell_agents(self, schedulers: str) -> None:
+        for name, program in list(self.programs.items()):
+            if program.kind == "agent":
+                self.set_flag(name, "--scheduler-addresses", schedulers)
+
+    def close(self) -> None:
+        """Ends everything that was started for the data directory."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+        stop(find_cluster_processes(self.layout), 10)
+        for process in self.processes.values():
+            process.wait(10)
+
+
+def _moved(program: Program, host: str) -> Program:
+    """The same on another address of this machine; etcd stays where it was."""
+    if host == HOST:
+        return program
+    words = program.arguments
+    for address in program.addresses.values():
+        words = _with(words, address, address.replace(HOST, host))
+    words = tuple(host if word == HOST else word for word in words)
+    addresses = {kind: address.replace(HOST, host) for kind, address in program.addresses.items()}
+    return replace(program, arguments=words, addresses=addresses)
+
+
+def _with(words: Sequence[str], old: str, new: str) -> tuple[str, ...]:
+    return tuple(new if word == old else word for word in words)

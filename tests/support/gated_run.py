@@ -1,0 +1,197 @@
+"""One gated experiment on a running cluster: start it, hold it at a batch, let it end, and check what it left.
+
+Owns the checks that follow every fault: the invariants over all revisions of the state, checkpoints that load, no
+process left, slots free again, every record of logs and metrics once. Used by tests/e2e and tests/faults.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlparse
+
+import torch
+from google.protobuf import json_format
+
+from gangline.client import Client
+from gangline.client.record import ExperimentView, TrialView
+from gangline.core.storage import verify
+from gangline.domain.allocation import ExitReport
+from gangline.domain.state import State
+from gangline.local.identity import Identity, identify, wait_gone
+from gangline.local.layout import Layout
+from gangline.local.shutdown import find_cluster_processes, find_runners
+from gangline.v1 import agent_pb2
+from gangline.wire import from_proto
+from tests.support.cluster import Cluster
+from tests.support.gated_trial import CHECKPOINT_PERIOD, NUM_BATCHES, NUM_RANKS, Gate, RankDesk, wait_for
+from tests.support.state_history import Revision, StateHistory, check_invariants, named_checkpoints
+
+ALL_BATCHES = list(range(1, NUM_BATCHES + 1))
+ALL_CHECKPOINTS = list(range(CHECKPOINT_PERIOD, NUM_BATCHES + 1, CHECKPOINT_PERIOD))
+
+
+class Site(Protocol):
+    """A running cluster, however it was brought up."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def etcd_address(self) -> str: ...
+
+    def connect(self) -> Client: ...
+
+
+@dataclass
+class GatedRun:
+    """num_processes: of the idle cluster before it."""
+
+    cluster: Site
+    client: Client
+    gate: Gate
+    history: StateHistory
+    experiment_id: int
+    num_processes: int
+
+    def allocation_id(self, attempt: int = 1) -> str:
+        return f"{self.experiment_id}.1.{attempt}"
+
+    @property
+    def trial(self) -> TrialView:
+        return self.client.get_experiment(self.experiment_id).trials[0]
+
+    def wait_at(self, batch: int, attempt: int = 1) -> dict[int, RankDesk]:
+        return self.gate.wait_at(self.allocation_id(attempt), batch)
+
+    def allow_all(self) -> None:
+        self.gate.allow(NUM_BATCHES)
+
+    def wait_checkpoint(self, batches: int) -> None:
+        """Until a checkpoint this far is in state."""
+        wait_for(lambda: self.trial.trial.batches_completed >= batches, f"a checkpoint after {batches} batches")
+
+    def finish(self, seconds: float = 90.0) -> ExperimentView:
+        self.allow_all()
+        return self.client.wait_experiment(self.experiment_id, seconds)
+
+    def exits(self, attempt: int = 1) -> dict[str, ExitReport]:
+        """By agent, how each member of an attempt ended, as its runner or its agent wrote it down."""
+        name = self.allocation_id(attempt)
+        paths = self.cluster.layout.root.glob(f"agents/*/ended/{name}/exit.json")
+        statuses = [json_format.Parse(path.read_text(), agent_pb2.AllocationStatus()) for path in paths]
+        reports: list[ExitReport] = [from_proto(ExitReport, status.exit) for status in statuses]
+        return {report.agent_id: report for report in reports}
+
+    def runner_on(self, agent: str, attempt: int = 1) -> Identity:
+        """The living trial runner of this run on an agent."""
+        lock = str(self.cluster.layout.root / "agents" / agent / "allocations" / self.allocation_id(attempt) / "lock")
+        return next(runner for runner in find_runners(self.cluster.layout) if _has_open(runner.pid, lock))
+
+    def lines(self) -> dict[int, list[str]]:
+        """By rank, what it printed."""
+        found: dict[int, list[str]] = {}
+        for entry in self.client.stream_logs(self.experiment_id):
+            if entry.rank is not None and entry.stream == "stdout":
+                found.setdefault(entry.rank, []).append(entry.text)
+        return found
+
+    def reported_batches(self) -> list[int]:
+        """Of the training metrics, in the order in which they are stored."""
+        found = self.client.stream_metrics(self.experiment_id, group="training")
+        return [entry.point.batches_completed for entry in found]
+
+    def checkpoint_batches(self) -> list[int]:
+        return sorted(found.batches_completed for found in self.client.list_checkpoints(self.experiment_id))
+
+    def check_records(self, batches: Iterable[int] = ALL_BATCHES, attempt: int = 1) -> None:
+        """Every line of every rank and every training metric is stored once and in order, for a run of one attempt."""
+        wanted = list(batches)
+        lines = [f"attempt {attempt} batch {batch}" for batch in wanted]
+        wait_for(lambda: self.reported_batches() == wanted, f"metrics once each, not {self.reported_batches()}")
+        wait_for(lambda: self.lines() == dict.fromkeys(range(NUM_RANKS), lines), f"lines once each, not {self.lines()}")
+
+    def check_aftermath(self) -> list[Revision]:
+        """What must hold after every fault; all revisions of the state since the run began."""
+        self._check_idle()
+        revisions = check_invariants(self.history.revisions())
+        for checkpoint in named_checkpoints(revisions).values():
+            check_loads(Path(urlparse(checkpoint.url).path))
+        return revisions
+
+    def _check_idle(self) -> None:
+        """Slots free, nothing waiting, and as many processes as before."""
+        wait_for(lambda: not self.client.list_tasks(), "the end of all tasks")
+        wait_for(lambda: is_whole(self.client), "all agents alive")
+        assert all(not view.allocation_id_by_slot_id for view in self.client.list_agents())
+        wait_for(lambda: not find_runners(self.cluster.layout), "the end of all runners")
+        pids = [desk.pid for folder in self.gate.folder.glob("*.*.*") for desk in self.gate.desks(folder.name).values()]
+        left = [found for pid in pids if (found := identify(pid)) is not None and found.is_alive()]
+        assert not wait_gone(left, 5), f"ranks are left: {left}"
+        wait_for(
+            lambda: len(find_cluster_processes(self.cluster.layout)) == self.num_processes,
+            f"{self.num_processes} processes as before",
+        )
+
+
+def is_whole(client: Client) -> bool:
+    """A scheduler leads and every agent is alive."""
+    views = client.list_agents()
+    return client.get_cluster().leader is not None and all(view.agent.state == "ALIVE" for view in views)
+
+
+@contextmanager
+def gated_run(cluster: Site, folder: Path, **config: object) -> Iterator[GatedRun]:
+    """Submits it. folder: where its gate lies. It is killed at the end if a failed test has left it running."""
+    gate = Gate(folder / "gate")
+    with cluster.connect() as client:
+        wait_for(lambda: is_whole(client), "a whole cluster")
+        history = StateHistory(cluster.etcd_address)
+        num_processes = len(find_cluster_processes(cluster.layout))
+        created = client.create_experiment(gate.config(**config), gate.code)  # type: ignore[arg-type]  # slots is first
+        run = GatedRun(cluster, client, gate, history, created.experiment.id, num_processes)
+        try:
+            yield run
+        finally:
+            if client.get_experiment(run.experiment_id).experiment.state is not State.TERMINAL:
+                run.allow_all()
+                client.kill_experiment(run.experiment_id)
+                client.wait_experiment(run.experiment_id, 60)
+
+
+@contextmanager
+def services_away(cluster: Cluster, *names: str) -> Iterator[None]:
+    """Kills services with SIGKILL and holds the supervisor, so that none comes back before the end of the context.
+
+    Then waits until all of them serve again.
+    """
+    before = {name: cluster.service(name) for name in names}
+    supervisor = cluster.table().supervisor
+    supervisor.send(signal.SIGSTOP)
+    try:
+        for entry in before.values():
+            os.kill(entry.pid, signal.SIGKILL)
+        identities = [entry.identity for entry in before.values() if entry.identity is not None]
+        assert not wait_gone(identities, 10)
+        yield
+    finally:
+        supervisor.send(signal.SIGCONT)
+    for name, entry in before.items():
+        wait_for(lambda: cluster.service(name).restarts > entry.restarts, f"the restart of {name}")  # noqa: B023 - called at once
+        wait_for(lambda: cluster.service(name).state == "running", f"{name} serving again", 60)  # noqa: B023 - called at once
+
+
+def check_loads(folder: Path) -> None:
+    """I6: the files are those of the manifest, and torch reads them with weights_only."""
+    verify(folder)
+    state = torch.load(folder / "state_dict.pth", weights_only=True)
+    assert state["models_state_dict"]
+
+
+def _has_open(pid: int, path: str) -> bool:
+    return any(str(entry.readlink()) == path for entry in Path(f"/proc/{pid}/fd").iterdir())

@@ -1,0 +1,140 @@
+"""A gateway for tests: in this process or as a real one, with clients of both surfaces and a filled storage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+
+from gangline import rpc, wire
+from gangline.domain.resource import User
+from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
+from services.common import keys
+from services.common.etcd import EtcdClient, EtcdSettings, Put
+from services.common.security import allocation_token, hash_token
+from services.gateway.settings import GatewaySettings
+from tests.support.wait import until
+
+CLUSTER_TOKEN = "cluster-token-of-the-tests"
+USER_TOKEN = "token-of-alice-in-the-tests"
+CONFIG = {"name": "digits", "entrypoint": "model_def:Digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 10}}, "hyperparameters": {"global_batch_size": 8}}  # fmt: skip # noqa: E501  read as one
+
+
+async def add_user(etcd: EtcdClient, name: str = "alice", token: str = USER_TOKEN) -> None:
+    user = User(name, hash_token(token))
+    await etcd.commit([Put(keys.user(name), wire.encode(user))])
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """A code archive as clients make it."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as archive:
+        for path, content in sorted(files.items()):
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return target.getvalue()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def settings_in(folder: Path, etcd: EtcdSettings, **changes: Any) -> GatewaySettings:
+    """Everything in this folder, every port free."""
+    token_file = folder / "cluster.token"
+    token_file.write_text(CLUSTER_TOKEN)
+    values: dict[str, Any] = {
+        "etcd": etcd,
+        "cluster_token_file": token_file,
+        "grpc_listen": "127.0.0.1:0",
+        "http_listen": "127.0.0.1:0",
+        "storage_url": str(folder / "storage"),
+        "database_url": f"sqlite:///{folder}/gateway.db",
+    }
+    return GatewaySettings(**{**values, **changes})
+
+
+@dataclass
+class Client:
+    """Both surfaces of one gateway, as one user."""
+
+    grpc_address: str
+    http_address: str
+    token: str | None = USER_TOKEN
+
+    def __post_init__(self) -> None:
+        self._channel = grpc.aio.insecure_channel(self.grpc_address, options=rpc.CHANNEL_OPTIONS)
+        self.gateway: Any = gateway_pb2_grpc.GatewayServiceStub(self._channel)
+        self.ingest: Any = ingest_pb2_grpc.IngestServiceStub(self._channel)
+        self.metadata = rpc.token_metadata(self.token) if self.token else ()
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        self.http = httpx.AsyncClient(base_url=f"http://{self.http_address}", headers=headers, timeout=20)
+
+    def runner_metadata(self, allocation_id: str) -> tuple[tuple[str, str], ...]:
+        return rpc.token_metadata(allocation_token(CLUSTER_TOKEN, allocation_id))
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        await self._channel.close()
+
+
+class GatewayProcess:
+    """`gangline-gateway` as a process of its own, for tests that kill it. Its ports stay the same over restarts."""
+
+    def __init__(self, folder: Path, etcd_address: str, **flags: str) -> None:
+        self._folder = folder
+        (folder / "cluster.token").write_text(CLUSTER_TOKEN)
+        self.flags = {
+            "etcd-endpoints": etcd_address,
+            "cluster-token-file": str(folder / "cluster.token"),
+            "grpc-listen": "127.0.0.1:0",
+            "http-listen": "127.0.0.1:0",
+            "storage-url": str(folder / "storage"),
+            "database-url": f"sqlite:///{folder}/gateway.db",
+            "ready-file": str(folder / "ready.json"),
+            **flags,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+        self.addresses: dict[str, Any] = {}
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        arguments = [part for name, value in self.flags.items() for part in (f"--{name}", value)]
+        with (self._folder / "gateway.log").open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.gateway", *arguments], stderr=output, stdin=subprocess.DEVNULL
+            )
+        return self.process
+
+    async def start(self) -> None:
+        ready = self._folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        process = self.launch()
+        await until(lambda: ready.exists() or process.poll() is not None, "the gateway serving", 30)
+        assert process.poll() is None, self.output()
+        self.addresses = json.loads(ready.read_text())
+        self.flags |= {"grpc-listen": self.addresses["grpc"], "http-listen": self.addresses["http"]}
+
+    async def end(self, number: int = signal.SIGKILL) -> int:
+        """Its exit code."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+        return await asyncio.to_thread(self.process.wait, 20)
+
+    def output(self) -> str:
+        return (self._folder / "gateway.log").read_text()

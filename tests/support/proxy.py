@@ -1,0 +1,75 @@
+"""A TCP proxy that can hold back what goes one way, to lose answers and to delay requests on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+
+
+class Proxy:
+    """Forwards to `target`. Held bytes are kept in `held` until released."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._upstream: asyncio.StreamWriter | None = None
+        self.is_holding_requests = False
+        self.is_holding_answers = False
+        self.held: list[bytes] = []
+        self.num_answer_bytes = 0
+        self.address = ""
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def release(self, num_chunks: int) -> None:
+        """Sends the first of what was held on to the target, and drops the rest."""
+        assert self._upstream is not None
+        for chunk in self.held[:num_chunks]:
+            self._upstream.write(chunk)
+        self.held.clear()
+        await self._upstream.drain()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(*self._target)
+        self._upstream = up_writer
+        for task in (
+            asyncio.create_task(self._forward_requests(reader, up_writer)),
+            asyncio.create_task(self._forward_answers(up_reader, writer)),
+        ):
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _forward_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(65536):
+                if self.is_holding_requests:
+                    self.held.append(chunk)
+                else:
+                    writer.write(chunk)
+                    await writer.drain()
+        writer.close()
+
+    async def _forward_answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(65536):
+                self.num_answer_bytes += len(chunk)
+                if not self.is_holding_answers:
+                    writer.write(chunk)
+                    await writer.drain()
+        writer.close()

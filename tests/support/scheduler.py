@@ -1,0 +1,164 @@
+"""Schedulers as real processes over a test's own etcd, and callers of their services.
+
+Owns starting, pausing and killing them by pid, their ready files and logs. The agents that tests connect to them are in
+tests/support/scripted_agent.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from gangline import rpc, wire
+from gangline.config import ExperimentConfig
+from gangline.domain.state import ExperimentAction
+from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.common.etcd import EtcdSettings
+from tests.support.source import ROOT
+from tests.support.wait import until
+
+CLUSTER_TOKEN = "cluster-token-of-the-tests"
+ADMIN_TOKEN = "admin-token-of-the-tests"
+
+
+def config_json(slots: int = 1, **fields: object) -> str:
+    """A valid configuration; fields replace or add top-level keys."""
+    document: dict[str, object] = {
+        "name": "test",
+        "entrypoint": "python3 train.py",
+        "searcher": {"name": "single", "metric": "loss"},
+        "resources": {"slots_per_trial": slots},
+        **fields,
+    }
+    return ExperimentConfig.model_validate(document).model_dump_json()
+
+
+class SchedulerProcess:
+    """One scheduler; may be killed and started again, on another port. address: of its newest life."""
+
+    address = ""
+
+    def __init__(self, directory: Path, etcd: EtcdSettings, name: str = "s1", flags: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        tokens = {"cluster-token": CLUSTER_TOKEN, "admin-token": ADMIN_TOKEN}
+        for file, token in tokens.items():
+            (directory / file).write_text(token)
+        self._ready = directory / f"{name}.ready"
+        self.log = directory / f"{name}.log"
+        self._command = [
+            *(sys.executable, "-m", "services.scheduler", "--id", name),
+            *("--etcd-endpoints", ",".join(etcd.endpoints), "--listen", "127.0.0.1:0"),
+            *("--metrics-listen", "127.0.0.1:0", "--storage-url", str(directory / "storage")),
+            *("--cluster-token-file", str(directory / "cluster-token")),
+            *("--admin-token-file", str(directory / "admin-token")),
+            *("--ready-file", str(self._ready), *flags),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> SchedulerProcess:
+        """Returns once it leads or stands by."""
+        process = self._spawn()
+        await until(lambda: self._ready.exists() or process.poll() is not None, f"{self.name} being ready", 30)
+        assert process.poll() is None, self.log.read_text()
+        self.address = str(json.loads(self._ready.read_text())["grpc"])
+        return self
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        self._ready.unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stderr=log, cwd=ROOT, env={**os.environ})
+        return self.process
+
+    @property
+    def metrics_address(self) -> str:
+        return str(json.loads(self._ready.read_text())["metrics"])
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Ends it and returns its exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(number)
+        return self.process.wait(15)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+
+class Caller:
+    """Calls SchedulerService as a gateway does, of whichever of the schedulers leads."""
+
+    def __init__(self, *schedulers: SchedulerProcess, token: str = CLUSTER_TOKEN) -> None:
+        self._schedulers = schedulers
+        self._metadata = rpc.token_metadata(token)
+
+    async def submit(
+        self, config: str, request_id: str | None = None, owner: str = "ann"
+    ) -> scheduler_pb2.SubmitExperimentResponse:
+        request = scheduler_pb2.SubmitExperimentRequest(
+            request_id=request_id or uuid.uuid4().hex, owner=owner, config_json=config, code_sha256="0" * 64
+        )
+        answer = await self._call("SubmitExperiment", request)
+        assert isinstance(answer, scheduler_pb2.SubmitExperimentResponse)
+        return answer
+
+    async def end(self, experiment_id: int, user: str = "ann") -> scheduler_pb2.EndExperimentResponse:
+        request = scheduler_pb2.EndExperimentRequest(request_id="k", experiment_id=experiment_id, user=user)
+        answer = await self._call("EndExperiment", request)
+        assert isinstance(answer, scheduler_pb2.EndExperimentResponse)
+        return answer
+
+    async def change(self, experiment_id: int, action: ExperimentAction) -> scheduler_pb2.ChangeExperimentResponse:
+        request = scheduler_pb2.ChangeExperimentRequest(request_id="c", experiment_id=experiment_id, user="ann")
+        request.action = wire.enum_number(action)  # type: ignore[assignment]  # protobuf takes the number
+        answer = await self._call("ChangeExperiment", request)
+        assert isinstance(answer, scheduler_pb2.ChangeExperimentResponse)
+        return answer
+
+    async def end_trial(self, trial_id: str) -> scheduler_pb2.EndTrialResponse:
+        request = scheduler_pb2.EndTrialRequest(request_id="t", trial_id=trial_id, user="ann")
+        answer = await self._call("EndTrial", request)
+        assert isinstance(answer, scheduler_pb2.EndTrialResponse)
+        return answer
+
+    async def preview(self, config: str, limit: int) -> scheduler_pb2.PreviewSearchResponse:
+        answer = await self._call("PreviewSearch", scheduler_pb2.PreviewSearchRequest(config_json=config, limit=limit))
+        assert isinstance(answer, scheduler_pb2.PreviewSearchResponse)
+        return answer
+
+    async def list_pending(self) -> list[scheduler_pb2.PendingRequest]:
+        answer = await self._call("ListPending", scheduler_pb2.ListPendingRequest())
+        assert isinstance(answer, scheduler_pb2.ListPendingResponse)
+        return list(answer.pending)
+
+    async def _call(self, method: str, request: object) -> object:
+        """Raises GanglineError; goes round the schedulers until one leads."""
+        async with asyncio.timeout(20):
+            while True:
+                for scheduler in self._schedulers:
+                    try:
+                        return await self._call_one(scheduler, method, request)
+                    except grpc.aio.AioRpcError as failure:
+                        error = rpc.error_of(failure, scheduler.name)
+                        may_pass = error.code in ("scheduler.not_leader", "rpc.unreachable")
+                        if not may_pass or len(self._schedulers) == 1:
+                            raise error from failure
+                await asyncio.sleep(0.02)
+
+    async def _call_one(self, scheduler: SchedulerProcess, method: str, request: object) -> object:
+        async with grpc.aio.insecure_channel(scheduler.address, options=rpc.CHANNEL_OPTIONS) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            answer: object = await getattr(stub, method)(request, metadata=self._metadata, timeout=10)
+            return answer

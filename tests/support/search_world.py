@@ -1,0 +1,110 @@
+"""A search in memory: one experiment whose trials hold slots as soon as the rules allow, over the scheduler's real
+transitions. There is always room: what keeps a trial from starting here is the experiment itself."""
+
+from __future__ import annotations
+
+import json
+
+from gangline.domain.allocation import Allocation, ExitReport, Request, Timeline
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.resource import Agent, Slot
+from gangline.domain.search import Search
+from gangline.domain.state import ExitKind
+from services.common.etcd import KeyValue, Put
+from services.common.etcd.transaction import MAX_OPERATIONS
+from services.scheduler.codec import operations_of, record_of
+from services.scheduler.facts import facts_of
+from services.scheduler.hold import find_held
+from services.scheduler.records import Change, State, get
+from services.scheduler.transition.agent import registered
+from services.scheduler.transition.end import pursue
+from services.scheduler.transition.exit import member_exited
+from services.scheduler.transition.place import place
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.start import came_up
+from services.scheduler.transition.submit import Submission, submit
+
+RULES = Rules()
+LEARNING_RATE = {"type": "log", "minval": -4, "maxval": -1}
+
+
+def config_of(searcher: dict[str, object], **fields: object) -> str:
+    return json.dumps(
+        {
+            "entrypoint": "python3 t.py",
+            "hyperparameters": {"lr": LEARNING_RATE, "net": {"depth": 3}},
+            "max_restarts": 0,
+            **fields,
+            "searcher": {"metric": "loss", **searcher},
+        }
+    )
+
+
+class SearchWorld:
+    """records: what is committed. now: the time, moved by whoever wants to."""
+
+    def __init__(self, config: str, seed: int = 7) -> None:
+        self.records = State()
+        self.now = 100.0
+        agents = (Agent("a1", slots=tuple(Slot(f"a1/{number}") for number in range(64))),)
+        for agent in agents:
+            self.apply(registered(self.records, agent, self.now))
+        submission = Submission("r", "ann", facts_of(config), config, "0", seed)
+        self.apply(submit(self.records, submission, RULES, self.now))
+
+    def apply(self, change: Change) -> Change:
+        assert change.num_operations <= MAX_OPERATIONS, "etcd takes no more in one transaction"
+        self.records.apply(change, self.records.revision + 1)
+        return change
+
+    def change_leader(self) -> None:
+        """What is not in etcd is lost."""
+        change = Change(puts=tuple(record for table in self.records.tables.values() for record in table.values()))
+        puts = [KeyValue(put.key, put.value, 0, 0) for put in operations_of(change) if isinstance(put, Put)]
+        found = [record_of(item) for item in puts]
+        self.records = State.of((record for record in found if record is not None), self.records.revision)
+
+    def pursue(self) -> None:
+        """Until everything is as it is wanted."""
+        while self.apply(pursue(self.records, 1, RULES, self.now)):
+            pass
+
+    def place(self) -> list[str]:
+        """Everything that is not held starts; their trials."""
+        requests = list(self.records.all_of(Request))
+        held = find_held(self.records, requests)
+        free = [request.trial_id for request in requests if request.trial_id not in held]
+        return [trial_id for trial_id in free if self.try_to_place(trial_id)]
+
+    def try_to_place(self, trial_id: str) -> Change:
+        slots = {"a1": get(self.records, Request, trial_id).slots}
+        return self.apply(place(self.records, trial_id, slots, epoch=1, rules=RULES, now=self.now))
+
+    def run(self, trial_id: str) -> None:
+        seen = Timeline(ranks_up_at=self.now)
+        allocation = self.live(trial_id)
+        self.apply(came_up(self.records, allocation.id, 0, seen, metrics_address="", now=self.now))
+
+    def exit(self, trial_id: str, kind: ExitKind) -> None:
+        report = ExitReport("a1", kind, "as told", failed_at=self.now, ended_at=self.now)
+        self.apply(member_exited(self.records, self.live(trial_id).id, report, RULES, self.now))
+
+    def live(self, trial_id: str) -> Allocation:
+        [found] = [one for one in self.records.all_of(Allocation) if one.trial_id == trial_id]
+        return found
+
+    @property
+    def trials(self) -> list[Trial]:
+        return self.records.trials_of(1)
+
+    @property
+    def live_trial_ids(self) -> list[str]:
+        return sorted(one.trial_id for one in self.records.all_of(Allocation))
+
+    @property
+    def experiment(self) -> Experiment:
+        return get(self.records, Experiment, 1)
+
+    @property
+    def search(self) -> Search:
+        return get(self.records, Search, 1)

@@ -1,0 +1,260 @@
+"""A gateway for the tests of the client and the command line: a real gRPC server with a state that a test writes down.
+
+It stores what is uploaded and created, answers a request id that it has seen with what that made, and can be told to
+fail calls or to lose its connections in the middle of a stream.
+"""
+
+# ruff: noqa: N802 - the names of the calls are those of gateway.proto
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from gangline import rpc
+from gangline.errors import GanglineError, not_found, unauthenticated
+from gangline.v1 import gateway_pb2 as pb
+from gangline.v1 import gateway_pb2_grpc, types_pb2
+
+TOKEN = "token-of-the-tests"
+T = TypeVar("T")
+
+
+_STATE_AFTER = {
+    types_pb2.EXPERIMENT_ACTION_PAUSE: types_pb2.STATE_PAUSED,
+    types_pb2.EXPERIMENT_ACTION_ACTIVATE: types_pb2.STATE_QUEUED,
+    types_pb2.EXPERIMENT_ACTION_CANCEL: types_pb2.STATE_STOPPING,
+}
+
+
+class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
+    """failures: what the next calls fail with, first one first. calls: the names of all calls, in order.
+
+    break_after: a stream ends as if the connection was lost after so many messages, once; None for never.
+    """
+
+    def __init__(self) -> None:
+        self.failures: list[GanglineError] = []
+        self.calls: list[str] = []
+        self.break_after: int | None = None
+        self.codes: dict[str, bytes] = {}
+        self.requests: list[pb.CreateExperimentRequest] = []
+        self.warnings: list[str] = []
+        self.experiments: dict[int, types_pb2.Experiment] = {}
+        self.views: dict[int, list[pb.ExperimentView]] = {}
+        self.logs: list[pb.StoredLog] = []
+        self.log_requests: list[pb.StreamLogsRequest] = []
+        self.metrics: list[pb.StoredMetrics] = []
+        self.tasks: list[pb.Task] = []
+        self.agents: list[pb.AgentView] = []
+        self.checkpoints: list[types_pb2.Checkpoint] = []
+        self.files: dict[str, bytes] = {}
+        self.preview = types_pb2.SearchPreview()
+        self.cluster = pb.GetClusterResponse(version="0.1.0")
+        self.address = ""
+        self._server: grpc.Server | None = None
+
+    def start(self, address: str = "127.0.0.1:0") -> None:
+        self._server = grpc.server(ThreadPoolExecutor(8), options=rpc.SERVER_OPTIONS)
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self, self._server)
+        host, _, _ = address.rpartition(":")
+        self.address = f"{host}:{self._server.add_insecure_port(address)}"
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(None).wait()
+            self._server = None
+
+    def UploadCode(self, requests: Iterator[pb.UploadCodeRequest], context: Any) -> pb.UploadCodeResponse:
+        def handle() -> pb.UploadCodeResponse:
+            first = next(requests)
+            payload = first.chunk + b"".join(message.chunk for message in requests)
+            assert hashlib.sha256(payload).hexdigest() == first.code_sha256
+            self.codes[first.code_sha256] = payload
+            return pb.UploadCodeResponse(code_sha256=first.code_sha256)
+
+        return self._answer("UploadCode", context, handle)
+
+    def CreateExperiment(self, request: pb.CreateExperimentRequest, context: Any) -> pb.CreateExperimentResponse:
+        def handle() -> pb.CreateExperimentResponse:
+            known = [e for e in self.experiments.values() if e.request_id == request.request_id]
+            if not known:
+                number = len(self.experiments) + 1
+                known = [
+                    types_pb2.Experiment(
+                        id=number,
+                        name="digits",
+                        owner="admin",
+                        config_json=request.config_json,
+                        code_sha256=request.code_sha256,
+                        state=types_pb2.STATE_QUEUED,
+                        request_id=request.request_id,
+                        created_at=1000.0,
+                    )
+                ]
+                self.experiments[number] = known[0]
+            self.requests.append(request)
+            return pb.CreateExperimentResponse(experiment=known[0], warnings=self.warnings)
+
+        return self._answer("CreateExperiment", context, handle)
+
+    def ListExperiments(self, request: pb.ListExperimentsRequest, context: Any) -> pb.ListExperimentsResponse:
+        def handle() -> pb.ListExperimentsResponse:
+            newest = sorted(self.experiments.values(), key=lambda e: -e.id)
+            known = [e for e in newest if not request.before_id or e.id < request.before_id]
+            return pb.ListExperimentsResponse(experiments=known[: request.limit or 50])
+
+        return self._answer("ListExperiments", context, handle)
+
+    def GetExperiment(self, request: pb.GetExperimentRequest, context: Any) -> pb.GetExperimentResponse:
+        return self._answer(
+            "GetExperiment", context, lambda: pb.GetExperimentResponse(view=self._views(request.experiment_id)[-1])
+        )
+
+    def WatchExperiment(self, request: pb.WatchExperimentRequest, context: Any) -> Iterator[pb.WatchExperimentResponse]:
+        def handle() -> Iterator[pb.WatchExperimentResponse]:
+            views = self._views(request.experiment_id)
+            return self._watch(views, context)
+
+        yield from self._stream("WatchExperiment", context, handle)
+
+    def KillExperiment(self, request: pb.KillExperimentRequest, context: Any) -> pb.KillExperimentResponse:
+        def handle() -> pb.KillExperimentResponse:
+            assert request.request_id
+            experiment = self._experiment(request.experiment_id)
+            if experiment.state != types_pb2.STATE_TERMINAL:
+                experiment.state, experiment.outcome = types_pb2.STATE_TERMINAL, types_pb2.OUTCOME_CANCELED
+            return pb.KillExperimentResponse(experiment=experiment)
+
+        return self._answer("KillExperiment", context, handle)
+
+    def UpdateExperiment(self, request: pb.UpdateExperimentRequest, context: Any) -> pb.UpdateExperimentResponse:
+        def handle() -> pb.UpdateExperimentResponse:
+            assert request.request_id
+            experiment = self._experiment(request.experiment_id)
+            experiment.state = _STATE_AFTER[request.action]
+            return pb.UpdateExperimentResponse(experiment=experiment)
+
+        return self._answer("UpdateExperiment", context, handle)
+
+    def KillTrial(self, request: pb.KillTrialRequest, context: Any) -> pb.KillTrialResponse:
+        def handle() -> pb.KillTrialResponse:
+            assert request.request_id
+            trials = [view.trial for views in self.views.values() for view in views[-1].trials]
+            trial = next((trial for trial in trials if trial.id == request.trial_id), None)
+            if trial is None:
+                raise not_found("trial.not_found", f"there is no trial {request.trial_id}")
+            trial.state, trial.outcome = types_pb2.STATE_TERMINAL, types_pb2.OUTCOME_CANCELED
+            return pb.KillTrialResponse(trial=trial)
+
+        return self._answer("KillTrial", context, handle)
+
+    def PreviewSearch(
+        self, request: pb.GatewayServicePreviewSearchRequest, context: Any
+    ) -> pb.GatewayServicePreviewSearchResponse:
+        return self._answer(
+            "PreviewSearch", context, lambda: pb.GatewayServicePreviewSearchResponse(preview=self.preview)
+        )
+
+    def StreamLogs(self, request: pb.StreamLogsRequest, context: Any) -> Iterator[pb.StreamLogsResponse]:
+        def handle() -> Iterator[pb.StreamLogsResponse]:
+            self.log_requests.append(request)
+            wanted = [log for log in self.logs if request.trial_id in ("", log.trial_id)]
+            return (pb.StreamLogsResponse(logs=[log]) for log in wanted[-request.tail :])
+
+        yield from self._stream("StreamLogs", context, handle)
+
+    def StreamMetrics(self, request: pb.StreamMetricsRequest, context: Any) -> Iterator[pb.StreamMetricsResponse]:
+        def handle() -> Iterator[pb.StreamMetricsResponse]:
+            wanted = [entry for entry in self.metrics if request.group in ("", entry.point.group)]
+            return (pb.StreamMetricsResponse(metrics=[entry]) for entry in wanted)
+
+        yield from self._stream("StreamMetrics", context, handle)
+
+    def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
+        return self._answer("ListTasks", context, lambda: pb.ListTasksResponse(tasks=self.tasks))
+
+    def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:
+        return self._answer("ListAgents", context, lambda: pb.ListAgentsResponse(agents=self.agents))
+
+    def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Any) -> pb.ListCheckpointsResponse:
+        def handle() -> pb.ListCheckpointsResponse:
+            wanted = [c for c in self.checkpoints if request.experiment_id in (0, c.experiment_id)]
+            return pb.ListCheckpointsResponse(checkpoints=wanted)
+
+        return self._answer("ListCheckpoints", context, handle)
+
+    def DownloadCheckpoint(
+        self, request: pb.DownloadCheckpointRequest, context: Any
+    ) -> Iterator[pb.DownloadCheckpointResponse]:
+        def handle() -> Iterator[pb.DownloadCheckpointResponse]:
+            if all(checkpoint.id != request.checkpoint_id for checkpoint in self.checkpoints):
+                raise not_found("checkpoint.unknown", f"there is no checkpoint {request.checkpoint_id}")
+            return self._chunks()
+
+        yield from self._stream("DownloadCheckpoint", context, handle)
+
+    def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:
+        return self._answer("GetCluster", context, lambda: self.cluster)
+
+    def _chunks(self) -> Iterator[pb.DownloadCheckpointResponse]:
+        for path, content in self.files.items():
+            half = len(content) // 2
+            yield pb.DownloadCheckpointResponse(path=path, chunk=content[:half])
+            yield pb.DownloadCheckpointResponse(chunk=content[half:])
+
+    @staticmethod
+    def _watch(views: list[pb.ExperimentView], context: Any) -> Iterator[pb.WatchExperimentResponse]:
+        yield from (pb.WatchExperimentResponse(view=view) for view in views)
+        if views[-1].experiment.state != types_pb2.STATE_TERMINAL:
+            # As with the real one, nothing more happens, and the client goes when its patience is over.
+            has_gone = threading.Event()
+            assert not context.add_callback(has_gone.set) or has_gone.wait(60)
+
+    def _views(self, number: int) -> list[pb.ExperimentView]:
+        experiment = self._experiment(number)
+        return self.views.get(number) or [pb.ExperimentView(experiment=experiment)]
+
+    def _experiment(self, number: int) -> types_pb2.Experiment:
+        if number not in self.experiments:
+            raise not_found("experiment.unknown", f"there is no experiment {number}")
+        return self.experiments[number]
+
+    def _answer(self, name: str, context: Any, handle: Callable[[], T]) -> T:
+        try:
+            self._admit(name, context)
+            return handle()
+        except GanglineError as error:
+            _abort(context, error)
+
+    def _stream(self, name: str, context: Any, handle: Callable[[], Iterator[T]]) -> Iterator[T]:
+        try:
+            self._admit(name, context)
+            messages = handle()
+        except GanglineError as error:
+            _abort(context, error)
+        for sent, message in enumerate(messages):
+            if sent == self.break_after:
+                self.break_after = None
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was lost")
+            yield message
+
+    def _admit(self, name: str, context: Any) -> None:
+        self.calls.append(name)
+        if rpc.find_token(context.invocation_metadata()) != TOKEN:
+            raise unauthenticated("auth.wrong_token", "nobody holds this token; look into the admin.token file")
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+def _abort(context: Any, error: GanglineError) -> NoReturn:
+    status, message, metadata = rpc.status_of(error)
+    context.set_trailing_metadata(metadata)
+    context.abort(status, message)
+    raise AssertionError("abort raises")

@@ -1,0 +1,178 @@
+"""A leading scheduler for the gateway's tests: a real gRPC server of SchedulerService that writes experiments into etcd
+as the leader would, and can be told to refuse, to stand by or to keep quiet."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from gangline import wire
+from gangline.domain.allocation import Reason, Request
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.resource import ServiceInstance
+from gangline.domain.search import SearchPreview
+from gangline.domain.state import Outcome, ReasonCode, State
+from gangline.errors import ErrorKind, GanglineError, not_found
+from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.common import keys
+from services.common.etcd import Delete, EtcdClient, Put
+from services.common.security import is_same_token
+from services.common.server import Principal, Server, serve
+
+R = TypeVar("R")
+
+
+class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """submissions: every SubmitExperiment that came in, refused ones as well."""
+
+    def __init__(self, etcd: EtcdClient, cluster_token: str) -> None:
+        self.submissions: list[scheduler_pb2.SubmitExperimentRequest] = []
+        self.num_pending_calls = 0
+        self.is_standby = False
+        self.is_quiet = False
+        self.address = ""
+        self._etcd = etcd
+        self._cluster_token = cluster_token
+        self._experiment_by_request_id: dict[str, Experiment] = {}
+        self._server: Server | None = None
+
+    async def start(self, *, leads: bool = True) -> None:
+        def add(server: grpc.aio.Server) -> None:
+            scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
+
+        self._server = await serve("127.0.0.1:0", add, self._authenticate)
+        self.address = self._server.address
+        if leads:
+            await self.lead()
+
+    async def lead(self) -> None:
+        instance = ServiceInstance(id=f"scheduler-{self.address}", kind="scheduler", grpc_address=self.address)
+        await self._etcd.commit([Put(keys.LEADER, wire.encode(instance))])
+
+    async def resign(self) -> None:
+        await self._etcd.commit([Delete(keys.LEADER)])
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0.0)
+            self._server = None
+
+    async def SubmitExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SubmitExperimentRequest, context: Any
+    ) -> scheduler_pb2.SubmitExperimentResponse:
+        self.submissions.append(request)
+        await self._admit()
+        known = self._experiment_by_request_id.get(request.request_id)
+        experiment = known or await self._create(request)
+        revision = await self._put(keys.experiment(experiment.id), experiment)
+        return scheduler_pb2.SubmitExperimentResponse(
+            experiment=wire.to_proto(experiment), revision=revision, warnings=["a warning of the scheduler"]
+        )
+
+    async def EndExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.EndExperimentRequest, context: Any
+    ) -> scheduler_pb2.EndExperimentResponse:
+        await self._admit()
+        found = await self._etcd.get(keys.experiment(request.experiment_id))
+        if found is None:
+            raise not_found("experiment.unknown", f"there is no experiment {request.experiment_id}")
+        revision = await self.end(request.experiment_id, Outcome.CANCELED, f"killed by {request.user}")
+        ended = await self._etcd.get(keys.experiment(request.experiment_id))
+        assert ended is not None
+        experiment = wire.decode(Experiment, ended.value)
+        return scheduler_pb2.EndExperimentResponse(experiment=wire.to_proto(experiment), revision=revision)
+
+    async def ChangeExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.ChangeExperimentRequest, context: Any
+    ) -> scheduler_pb2.ChangeExperimentResponse:
+        await self._admit()
+        assert request.request_id
+        experiment = await self._find(Experiment, keys.experiment(request.experiment_id))
+        state = {1: State.PAUSED, 2: State.QUEUED, 3: State.STOPPING}[request.action]
+        changed = replace(experiment, state=state, reason=f"{state.lower()} by {request.user}")
+        revision = await self._put(keys.experiment(changed.id), changed)
+        return scheduler_pb2.ChangeExperimentResponse(experiment=wire.to_proto(changed), revision=revision)
+
+    async def EndTrial(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.EndTrialRequest, context: Any
+    ) -> scheduler_pb2.EndTrialResponse:
+        await self._admit()
+        assert request.request_id
+        trial = await self._find(Trial, keys.trial(request.trial_id))
+        ended = replace(trial, state=State.TERMINAL, outcome=Outcome.CANCELED, reason=f"killed by {request.user}")
+        revision = await self._put(keys.trial(ended.id), ended)
+        return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(ended), revision=revision)
+
+    async def PreviewSearch(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.PreviewSearchRequest, context: Any
+    ) -> scheduler_pb2.PreviewSearchResponse:
+        await self._admit()
+        points = tuple(f'{{"x": {number}}}' for number in range(request.limit))
+        return scheduler_pb2.PreviewSearchResponse(preview=wire.to_proto(SearchPreview("grid", 7, 9, 2, points)))
+
+    async def ListPending(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.ListPendingRequest, context: Any
+    ) -> scheduler_pb2.ListPendingResponse:
+        self.num_pending_calls += 1
+        await self._admit()
+        reason = Reason(ReasonCode.NO_CAPACITY, "needs 2 slots; 1 is free", "one more slot is free")
+        listing = await self._etcd.list(keys.REQUESTS)
+        return scheduler_pb2.ListPendingResponse(
+            pending=[
+                scheduler_pb2.PendingRequest(
+                    request=wire.to_proto(wire.decode(Request, item.value)), reason=wire.to_proto(reason)
+                )
+                for item in listing.items
+            ]
+        )
+
+    async def end(self, experiment_id: int, outcome: Outcome, reason: str = "") -> int:
+        """Ends the experiment and its first trial in one transaction, as the leader does."""
+        experiment = Experiment(
+            experiment_id, "digits", "alice", "{}", "", State.TERMINAL, outcome, reason, created_at=1.0, ended_at=2.0
+        )
+        trial = Trial(f"{experiment_id}.1", experiment_id, 1, state=State.TERMINAL, outcome=outcome)
+        committed = await self._etcd.commit(
+            [
+                Put(keys.experiment(experiment_id), wire.encode(experiment)),
+                Put(keys.trial(trial.id), wire.encode(trial)),
+                Delete(keys.request(trial.id)),
+                Delete(keys.allocation(f"{trial.id}.1")),
+            ]
+        )
+        return committed.revision
+
+    async def _create(self, request: scheduler_pb2.SubmitExperimentRequest) -> Experiment:
+        number = len(self._experiment_by_request_id) + 1
+        experiment = Experiment(
+            number, "digits", request.owner, request.config_json, request.code_sha256,
+            request_id=request.request_id, created_at=1.0,
+        )  # fmt: skip
+        trial = Trial(f"{number}.1", number, 1, created_at=1.0)
+        await self._put(keys.trial(trial.id), trial)
+        await self._put(keys.request(trial.id), Request(trial.id, number, "default", 2, submitted_at=1.0))
+        self._experiment_by_request_id[request.request_id] = experiment
+        return experiment
+
+    async def _find(self, kind: type[R], key: str) -> R:
+        found = await self._etcd.get(key)
+        if found is None:
+            raise not_found(f"{kind.__name__.lower()}.not_found", f"there is no {key}")
+        return wire.decode(kind, found.value)
+
+    async def _put(self, key: str, record: object) -> int:
+        return (await self._etcd.commit([Put(key, wire.encode(record))])).revision
+
+    async def _admit(self) -> None:
+        if self.is_quiet:
+            await asyncio.Event().wait()
+        if self.is_standby:
+            raise GanglineError("scheduler.not_leader", "this scheduler does not lead", ErrorKind.CONFLICT)
+
+    async def _authenticate(self, _: str, token: str | None) -> Principal:
+        assert token is not None
+        assert is_same_token(token, self._cluster_token)
+        return Principal(kind="cluster", name="cluster")

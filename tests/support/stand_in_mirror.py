@@ -1,0 +1,22 @@
+"""A mirror for unit tests: a ClusterState that the test fills, without an etcd."""
+
+from __future__ import annotations
+
+from gangline import wire
+from services.gateway.bell import BellBoard
+from services.gateway.state import ClusterState
+
+
+class StandInMirror:
+    def __init__(self) -> None:
+        self.state = ClusterState()
+        self.changes = BellBoard()
+
+    def put(self, key: str, record: object) -> None:
+        self.changes.ring(self.state.apply(key, wire.encode(record)))
+
+    async def wait_for_revision(self, revision: int, seconds: float) -> bool:
+        return self.state.revision >= revision
+
+    def leaderless_seconds(self) -> float:
+        return 0.0

@@ -1,0 +1,143 @@
+"""A scheduler for the agent's tests: a real gRPC server of AgentService that records what it hears and sends what a
+test tells it to. It may be a standby, which refuses and names the leader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from gangline.errors import GanglineError, conflict, unauthenticated
+from gangline.v1 import agent_pb2, agent_pb2_grpc, types_pb2
+from services.common.server import Principal, Server, serve
+
+TOKEN = "cluster-token-of-the-tests"
+T = TypeVar("T")
+
+
+class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
+    """hellos, statuses, heartbeats: what came in, in order, over all streams."""
+
+    def __init__(self, epoch: int = 10) -> None:
+        self.epoch = epoch
+        self.leader = ""
+        self.address = ""
+        self.hellos: list[agent_pb2.AgentHello] = []
+        self.statuses: list[agent_pb2.AllocationStatus] = []
+        self.num_heartbeats = self.num_refused = self.num_unauthenticated = 0
+        self.streams: set[asyncio.Queue[agent_pb2.ConnectResponse | None]] = set()
+        self._changed = asyncio.Event()
+        self._server: Server | None = None
+
+    async def start(self, listen: str = "127.0.0.1:0") -> None:
+        def add(server: grpc.aio.Server) -> None:
+            agent_pb2_grpc.add_AgentServiceServicer_to_server(self, server)
+
+        self._server = await serve(listen, add, self._authenticate)
+        self.address = self._server.address
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0.0)
+            self._server = None
+
+    async def Connect(  # noqa: N802 - gRPC's name; a handler here is an async generator
+        self, requests: AsyncIterator[agent_pb2.ConnectRequest], context: Any
+    ) -> AsyncIterator[agent_pb2.ConnectResponse]:
+        if self.leader:
+            self.num_refused += 1
+            raise conflict("scheduler.not_leading", f"this scheduler stands by; the leader is {self.leader}")
+        outgoing: asyncio.Queue[agent_pb2.ConnectResponse | None] = asyncio.Queue()
+        reader = asyncio.create_task(self._read(requests, outgoing))
+        try:
+            while (message := await outgoing.get()) is not None:
+                yield message
+        finally:
+            self.streams.discard(outgoing)
+            reader.cancel()
+            self._notify()
+
+    async def _read(
+        self,
+        requests: AsyncIterator[agent_pb2.ConnectRequest],
+        outgoing: asyncio.Queue[agent_pb2.ConnectResponse | None],
+    ) -> None:
+        async for request in requests:
+            kind = request.WhichOneof("message")
+            if kind == "hello":
+                self.hellos.append(request.hello)
+                self.statuses.extend(request.hello.allocations)
+                welcome = agent_pb2.AgentWelcome(epoch=self.epoch, heartbeat_seconds=0.1, lease_seconds=1.0)
+                outgoing.put_nowait(agent_pb2.ConnectResponse(welcome=welcome))
+                self.streams.add(outgoing)
+            elif kind == "status":
+                self.statuses.append(request.status)
+            else:
+                self.num_heartbeats += 1
+            self._notify()
+        outgoing.put_nowait(None)
+
+    def start_allocation(self, spec: Any, epoch: int | None = None) -> None:
+        self._send(start=agent_pb2.StartAllocation(epoch=epoch or self.epoch, spec=spec))
+
+    def stop_allocation(
+        self,
+        allocation_id: str,
+        kind: types_pb2.ExitKind.ValueType,
+        grace_seconds: float = 30.0,
+        epoch: int | None = None,
+    ) -> None:
+        command = agent_pb2.StopAllocation(
+            epoch=epoch or self.epoch,
+            allocation_id=allocation_id,
+            kind=kind,
+            grace_seconds=grace_seconds,
+            reason="the test says so",
+        )
+        self._send(stop=command)
+
+    def forget(self, allocation_id: str) -> None:
+        self._send(forget=agent_pb2.ForgetAllocation(allocation_id=allocation_id))
+
+    def drop_streams(self) -> None:
+        """Ends every stream, as a scheduler that steps down."""
+        for outgoing in self.streams:
+            outgoing.put_nowait(None)
+
+    async def wait_for(self, find: Callable[[], T | None], seconds: float = 20.0) -> T:
+        """What `find` returns, as soon as it is true; asked after each message."""
+        async with asyncio.timeout(seconds):
+            while not (found := find()):
+                await self._changed.wait()
+                self._changed = asyncio.Event()
+        return found
+
+    async def wait_connected(self) -> None:
+        await self.wait_for(lambda: bool(self.streams))
+
+    async def wait_status(self, allocation_id: str, state: types_pb2.State.ValueType) -> agent_pb2.AllocationStatus:
+        return await self.wait_for(lambda: self.find_status(allocation_id, state))
+
+    def find_status(self, allocation_id: str, state: types_pb2.State.ValueType) -> agent_pb2.AllocationStatus | None:
+        matches = [each for each in self.statuses if each.allocation_id == allocation_id and each.state == state]
+        return matches[-1] if matches else None
+
+    def _send(self, **command: Any) -> None:
+        assert self.streams, "no agent is connected"
+        for outgoing in self.streams:
+            outgoing.put_nowait(agent_pb2.ConnectResponse(**command))
+
+    async def _authenticate(self, _method: str, token: str | None) -> Principal:
+        if token != TOKEN:
+            self.num_unauthenticated += 1
+            raise _wrong_token()
+        return Principal("cluster", "cluster")
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+
+def _wrong_token() -> GanglineError:
+    return unauthenticated("auth.wrong_token", "this is not the cluster's token")

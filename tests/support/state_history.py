@@ -1,0 +1,130 @@
+"""Reads every revision of a cluster's state from etcd and checks on each what must always hold.
+
+Owns the checks of I1 (no slot in two live allocations), I2 (a gang holds all of its slots or none) and I3 (a terminal
+state never changes). It speaks etcd's JSON over HTTP, not our client, and needs no event loop.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.request
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gangline.domain.allocation import Allocation
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.resource import ServiceInstance
+from gangline.domain.state import State
+from gangline.wire import decode
+from services.common import keys
+from services.common.etcd import KeyValue
+from services.scheduler.codec import record_of
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The leader's records as they were. leader: absent while nobody led."""
+
+    number: int
+    records: tuple[Any, ...]
+    leader: ServiceInstance | None
+
+    def all_of(self, kind: type[R]) -> list[R]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+@dataclass
+class StateHistory:
+    """address: of etcd's clients. Begins with what is there now; `revisions` reads all since then."""
+
+    address: str
+    first: int = 0
+    _decoded: dict[tuple[str, int], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.first = self.first or self.current()
+
+    def current(self) -> int:
+        return int(self._range(0)["header"]["revision"])
+
+    def revisions(self) -> Iterator[Revision]:
+        for number in range(self.first, self.current() + 1):
+            yield self._read(number)
+
+    def _read(self, number: int) -> Revision:
+        leader, records = None, []
+        for item in self._range(number).get("kvs", []):
+            key, mod = base64.b64decode(item["key"]).decode(), int(item["mod_revision"])
+            if (key, mod) not in self._decoded:
+                self._decoded[key, mod] = _decode(key, base64.b64decode(item["value"]), mod)
+            record = self._decoded[key, mod]
+            if key == keys.LEADER:
+                leader = record
+            elif record is not None:
+                records.append(record)
+        return Revision(number, tuple(records), leader)
+
+    def _range(self, revision: int) -> dict[str, Any]:
+        end = keys.ROOT[:-1] + chr(ord(keys.ROOT[-1]) + 1)
+        query = {"key": _encoded(keys.ROOT), "range_end": _encoded(end), "revision": revision}
+        request = urllib.request.Request(
+            f"http://{self.address}/v3/kv/range", json.dumps(query).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def check_invariants(revisions: Iterable[Revision]) -> list[Revision]:
+    """All of them, after I1, I2 and I3 were found to hold on each."""
+    checked = []
+    ended: dict[tuple[type, Any], Any] = {}
+    for revision in revisions:
+        _check_slots(revision)
+        _check_terminal(revision, ended)
+        checked.append(revision)
+    return checked
+
+
+def _check_slots(revision: Revision) -> None:
+    config_by_id = {found.id: json.loads(found.config_json) for found in revision.all_of(Experiment)}
+    allocations = revision.all_of(Allocation)
+    held = Counter(slot for found in allocations for member in found.members for slot in member.slot_ids)
+    twice = [slot for slot, count in held.items() if count > 1]
+    assert not twice, f"I1 at revision {revision.number}: {twice} belong to two allocations of {allocations}"
+    for found in allocations:
+        wanted = config_by_id[found.experiment_id]["resources"]["slots_per_trial"]
+        assert found.num_slots == wanted, f"I2 at revision {revision.number}: {found.num_slots} of {wanted}: {found}"
+    per_trial = Counter(found.trial_id for found in allocations)
+    assert all(count == 1 for count in per_trial.values()), f"two allocations of one trial: {allocations}"
+
+
+def _check_terminal(revision: Revision, ended: dict[tuple[type, Any], Any]) -> None:
+    records: list[Experiment | Trial] = [*revision.all_of(Experiment), *revision.all_of(Trial)]
+    for record in records:
+        known = ended.get((type(record), record.id))
+        assert known is None or (known.state, known.outcome) == (record.state, record.outcome), (
+            f"I3 at revision {revision.number}: {known} became {record}"
+        )
+        if record.state is State.TERMINAL:
+            ended[type(record), record.id] = record
+
+
+def named_checkpoints(revisions: Iterable[Revision]) -> dict[str, Checkpoint]:
+    """By id, every one that was in state at any time."""
+    return {found.id: found for revision in revisions for found in revision.all_of(Checkpoint)}
+
+
+def _decode(key: str, value: bytes, revision: int) -> Any:
+    if key == keys.LEADER:
+        return decode(ServiceInstance, value)
+    return record_of(KeyValue(key, value, revision, revision))
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

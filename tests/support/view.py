@@ -1,0 +1,86 @@
+"""Messages of the gateway, made in one line, for tests of the client and the command line."""
+
+from __future__ import annotations
+
+from gangline.v1 import gateway_pb2 as pb
+from gangline.v1 import ingest_pb2, types_pb2
+
+
+def make_experiment(state: str = "RUNNING", outcome: str = "", **fields: object) -> types_pb2.Experiment:
+    """Number 1, digits, created at 1000 s."""
+    values: dict[str, object] = {"id": 1, "name": "digits", "owner": "admin", "created_at": 1000.0, "config_json": "{}"}
+    experiment = types_pb2.Experiment(**(values | fields))  # type: ignore[arg-type]  # names are checked by protobuf
+    experiment.state = types_pb2.State.Value(f"STATE_{state}")
+    if outcome:
+        experiment.outcome = types_pb2.Outcome.Value(f"OUTCOME_{outcome}")
+    return experiment
+
+
+def make_trial(state: str = "RUNNING", outcome: str = "", **fields: object) -> types_pb2.Trial:
+    values: dict[str, object] = {"id": "1.1", "experiment_id": 1, "number": 1}
+    trial = types_pb2.Trial(**(values | fields))  # type: ignore[arg-type]  # names are checked by protobuf
+    trial.state = types_pb2.State.Value(f"STATE_{state}")
+    if outcome:
+        trial.outcome = types_pb2.Outcome.Value(f"OUTCOME_{outcome}")
+    return trial
+
+
+def make_allocation(*members: tuple[str, int]) -> types_pb2.Allocation:
+    """members: agent id and the number of its slots."""
+    return types_pb2.Allocation(
+        id="1.1.1",
+        trial_id="1.1",
+        experiment_id=1,
+        attempt=1,
+        state=types_pb2.STATE_RUNNING,
+        created_at=1000.0,
+        members=[
+            types_pb2.Member(agent_id=agent, node_rank=rank, slot_ids=[f"{agent}/{slot}" for slot in range(count)])
+            for rank, (agent, count) in enumerate(members)
+        ],
+    )
+
+
+def make_story() -> list[pb.ExperimentView]:
+    """An experiment that waits, trains over two agents, and completes."""
+    waiting = pb.TrialView(
+        trial=make_trial("QUEUED"),
+        reason=types_pb2.Reason(
+            code=types_pb2.REASON_CODE_NO_CAPACITY,
+            message="needs 4 slots; 2 are free",
+            would_start_if="2 more slots became free",
+        ),
+    )
+    running = pb.TrialView(
+        trial=make_trial(),
+        allocation=make_allocation(("a1", 2), ("a2", 2)),
+        progress=ingest_pb2.ProgressPoint(batches_completed=50, batches_total=200, samples_per_second=1234.5),
+        training=ingest_pb2.MetricsPoint(group="training", batches_completed=50, metrics={"loss": 0.5, "acc": 0.9}),
+    )
+    ended = pb.TrialView(
+        trial=make_trial("TERMINAL", "COMPLETED", latest_checkpoint_id="c0ffee", batches_completed=200),
+        validation=ingest_pb2.MetricsPoint(group="validation", batches_completed=200, metrics={"accuracy": 0.972}),
+    )
+    return [
+        pb.ExperimentView(experiment=make_experiment("QUEUED"), trials=[waiting]),
+        pb.ExperimentView(experiment=make_experiment(), trials=[running]),
+        pb.ExperimentView(experiment=make_experiment("TERMINAL", "COMPLETED", ended_at=1012.5), trials=[ended]),
+    ]
+
+
+def make_log(number: int, text: str, rank: int | None = 0) -> pb.StoredLog:
+    line = ingest_pb2.LogLine(rank=rank, agent_id="a1", stream="stdout" if rank is not None else "runner", text=text)
+    return pb.StoredLog(id=number, trial_id="1.1", at=1000.0 + number, line=line)
+
+
+def make_agent_view() -> pb.AgentView:
+    agent = types_pb2.Agent(
+        id="a1",
+        pool="default",
+        state=types_pb2.AGENT_STATE_ALIVE,
+        slots=[types_pb2.Slot(id=f"a1/{slot}", kind=types_pb2.SLOT_KIND_CPU, is_healthy=True) for slot in range(2)],
+        hostname="host",
+        version="0.1.0",
+        registered_at=1000.0,
+    )
+    return pb.AgentView(agent=agent, allocation_id_by_slot_id={"a1/0": "1.1.1"})

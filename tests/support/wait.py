@@ -1,0 +1,35 @@
+"""Waiting in tests: for a condition, with a deadline, never for a length of time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Returns when the condition holds; fails, naming what did not happen, when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+        await asyncio.sleep(0.01)
+
+
+async def until_async(condition: Callable[[], Awaitable[T | None]], what: str, seconds: float = 10.0) -> T:
+    """As `until` for a condition that must be awaited; returns the first true value."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = await condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+        await asyncio.sleep(0.01)
+
+
+async def within(seconds: float, awaitable: Awaitable[T]) -> T:
+    """The awaitable's result; fails when it takes longer."""
+    async with asyncio.timeout(seconds):
+        return await awaitable

@@ -1,0 +1,172 @@
+"""The journal on a real disk: what is written, by whom it may be used, and what becomes of broken files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import GanglineError
+from services.agent.disk import write_atomic
+from services.agent.folder import AllocationFolder
+from services.agent.journal import Journal, open_journal
+from services.agent.record import Phase, Process, Record, mark_started
+from services.agent.recovery import Verdict, plan_recovery
+from tests.support.agent_process import make_spec
+
+SLOTS = ("a1/0",)
+
+
+def _accept(journal: Journal, allocation_id: str = "1.1.1", epoch: int = 10) -> AllocationFolder:
+    folder = journal.folder(allocation_id)
+    folder.create(make_spec(allocation_id, SLOTS, epoch=epoch), Record(allocation_id, epoch, SLOTS, accepted_at=5.0))
+    return folder
+
+
+def test_accepted_is_found_again(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 0) as journal:
+        folder = _accept(journal)
+    with open_journal(tmp_path, 0) as journal:
+        (survey,) = journal.survey()
+        assert survey.record == Record("1.1.1", 10, SLOTS, accepted_at=5.0)
+        assert plan_recovery(survey.found) is Verdict.START
+        assert journal.highest_epoch == 10
+    assert stat.S_IMODE(folder.spec_path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+
+
+def test_one_agent_at_a_time(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 0):
+        with pytest.raises(GanglineError) as caught, open_journal(tmp_path, 0):
+            pass
+        assert caught.value.code == "agent.state_dir_in_use"
+        assert f"pid {os.getpid()}" in caught.value.message
+        assert "--state-dir" in caught.value.message
+    with open_journal(tmp_path, 0):
+        pass
+
+
+def test_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(GanglineError, match="choose another --state-dir") as caught:
+        open_journal(tmp_path / "file" / "state", 0).__enter__()
+    assert caught.value.code == "agent.state_dir"
+
+
+def test_ids_cannot_lead_out_of_the_journal(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 0) as journal, pytest.raises(GanglineError, match="no allocation id"):
+        journal.folder("../../etc")
+
+
+def test_epoch_is_remembered_and_never_falls(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 0) as journal:
+        journal.raise_epoch(41)
+        journal.raise_epoch(40)
+    with open_journal(tmp_path, 0) as journal:
+        assert journal.highest_epoch == 41
+
+
+def test_a_full_disk_does_not_keep_the_agent_from_a_new_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with open_journal(tmp_path, 0) as journal:
+        monkeypatch.setattr("services.agent.journal.write_atomic", refuse)
+        journal.raise_epoch(41)
+        assert journal.highest_epoch == 41
+
+
+def test_corrupted_epoch_falls_back_to_the_journal(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 0) as journal:
+        _accept(journal, epoch=33)
+        journal.raise_epoch(41)
+    (tmp_path / "epoch").write_text("forty")
+    with open_journal(tmp_path, 0) as journal:
+        journal.survey()
+        assert journal.highest_epoch == 33
+    assert (tmp_path / "epoch.corrupt-1").read_text() == "forty"
+
+
+@pytest.mark.parametrize("content", ["", '{"half', '{"version": 1, "allocation_id": "9.9.9"}'])
+def test_corrupted_record_is_rebuilt_from_the_spec(tmp_path: Path, content: str) -> None:
+    with open_journal(tmp_path, 0) as journal:
+        folder = _accept(journal)
+        folder.record_path.write_text(content)
+    for _ in range(2):  # an agent that crashes right after it has moved the file aside sees the same again
+        with open_journal(tmp_path, 0) as journal:
+            (survey,) = journal.survey()
+        assert survey.record is not None
+        assert (survey.record.slot_ids, survey.record.epoch, survey.record.phase) == (SLOTS, 10, Phase.RUNNING)
+        assert "record.json was unreadable" in survey.found.problem
+        assert plan_recovery(survey.found) is Verdict.CONCLUDE
+    assert (folder.path / "record.json.corrupt-1").read_text() == content
+
+
+def test_record_of_another_allocation_is_unreadable(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 0) as journal:
+        folder = _accept(journal)
+        folder.save(Record("2.2.2", 10, SLOTS, accepted_at=1.0))
+        (survey,) = journal.survey()
+    assert "it is the record of allocation 2.2.2" in survey.found.problem
+
+
+def test_strange_folders_are_left_alone(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 0) as journal:
+        strange = tmp_path / "allocations" / "lost+found"
+        strange.mkdir()
+        assert journal.survey() == ()
+    assert strange.is_dir()
+
+
+def test_living_runner_is_seen_by_its_locks_and_by_its_process(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 0) as journal:
+        folder = _accept(journal)
+        assert not folder.is_locked()
+        alive = folder.hold_alive()
+        assert folder.is_locked()
+        with pytest.raises(BlockingIOError):
+            folder.hold_alive()
+        os.close(alive)
+        assert not folder.is_locked()
+        with folder.lock_path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert folder.is_locked()
+        elsewhere = mark_started(Record("1.1.1", 10, SLOTS, accepted_at=5.0), Process(os.getpid(), 1, "another boot"))
+        folder.save(elsewhere)
+        (survey,) = journal.survey()
+        assert not survey.found.is_alive, "same pid, another process"
+
+
+def test_forgotten_folders_are_kept_without_their_token(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 2) as journal:
+        for number in (1, 2, 3):
+            folder = _accept(journal, f"{number}.1.1")
+            journal.forget(folder)
+            os.utime(tmp_path / "ended" / folder.allocation_id, (number, number))
+        assert journal.survey() == ()
+    assert sorted(path.name for path in (tmp_path / "ended").iterdir()) == ["2.1.1", "3.1.1"]
+    assert not list((tmp_path / "ended").glob("*/spec.json"))
+
+
+def test_nothing_is_kept_when_told_so(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 0) as journal:
+        folder = _accept(journal)
+        journal.forget(folder)
+    assert not folder.path.exists()
+    assert list((tmp_path / "ended").iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record.json"
+    write_atomic(path, "old")
+
+    def fail(_descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("services.agent.disk.os.fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"

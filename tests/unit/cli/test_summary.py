@@ -1,0 +1,136 @@
+"""What a person reads of an experiment while it waits, trains and after it has ended."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from gangline.cli.live import _follow_lines, _panel
+from gangline.cli.summary import final_lines, status_line
+from gangline.cli.text import format_age, format_bytes, format_duration, format_metrics, format_table, to_json
+from gangline.client import ExperimentView
+from gangline.client.view import experiment_view
+from gangline.domain.allocation import ExitReport, Reason
+from gangline.domain.state import ExitKind, Outcome, ReasonCode
+from tests.support.view import make_story
+
+WAITING, RUNNING, COMPLETED = (experiment_view(message) for message in make_story())
+
+
+def failed() -> ExperimentView:
+    report = ExitReport(
+        "a2", ExitKind.USER_ERROR, "ValueError: bad batch", rank=3, last_lines=("Traceback", "ValueError")
+    )
+    trial = replace(COMPLETED.trials[0], validation=None)
+    trial = replace(trial, trial=replace(trial.trial, outcome=Outcome.FAILED, last_failure=report))
+    experiment = replace(COMPLETED.experiment, outcome=Outcome.FAILED, reason="trial 1.1 failed")
+    return ExperimentView(experiment, (trial,))
+
+
+def test_waiting_says_why_and_what_would_start_it() -> None:
+    assert status_line(WAITING) == (
+        "experiment 1 digits: QUEUED, needs 4 slots; 2 are free; starts if 2 more slots became free"
+    )
+
+
+def test_waiting_after_a_failure_says_what_failed() -> None:
+    trial = WAITING.trials[0]
+    waiting = replace(
+        trial,
+        trial=replace(trial.trial, restarts=1, last_failure=failed().trials[0].trial.last_failure),
+        reason=Reason(ReasonCode.BACKOFF_AFTER_FAILURE, "waits 1.0 s more after a failure", "that time is over"),
+    )
+    assert status_line(replace(WAITING, trials=(waiting,))) == (
+        "experiment 1 digits: QUEUED, restart 1, waits 1.0 s more after a failure; starts if that time is over; "
+        "failed first: rank 3 on a2: ValueError: bad batch"
+    )
+
+
+def test_running_says_where_how_far_and_how_well() -> None:
+    assert status_line(RUNNING) == (
+        "experiment 1 digits: RUNNING on a1 (2 slots), a2 (2 slots), 50 of 200 batches (25%), loss 0.5, 1234 samples/s"
+    )
+
+
+def test_end_says_what_it_reached_and_what_to_type() -> None:
+    assert final_lines(COMPLETED) == [
+        "experiment 1 digits: COMPLETED after 12.5 s",
+        "  validation: accuracy 0.972",
+        "  checkpoint: c0ffee (after 200 batches)",
+        "  next: gangline experiment metrics 1",
+        "  next: gangline checkpoint download c0ffee",
+    ]
+
+
+def test_failure_names_the_first_rank_and_its_last_lines() -> None:
+    assert final_lines(failed()) == [
+        "experiment 1 digits: FAILED after 12.5 s",
+        "  reason: trial 1.1 failed",
+        "  checkpoint: c0ffee (after 200 batches)",
+        "  failed first: rank 3 on a2: ValueError: bad batch",
+        "    Traceback",
+        "    ValueError",
+        "  next: gangline experiment logs 1",
+        "  next: gangline checkpoint download c0ffee",
+    ]
+
+
+def test_plain_lines_come_on_a_change_of_state_or_every_other_second() -> None:
+    def progressed(batches: int) -> ExperimentView:
+        trial = RUNNING.trials[0]
+        assert trial.progress is not None
+        progress = replace(trial.progress, batches_completed=batches)
+        return replace(RUNNING, trials=(replace(trial, progress=progress),))
+
+    times = iter([0.0, 0.1, 0.2, 1.0, 2.2, 2.3, 9.0])
+    views = [WAITING, WAITING, progressed(1), progressed(2), progressed(3), progressed(4), COMPLETED]
+    lines: list[str] = []
+    last = _follow_lines(views, lines.append, lambda: next(times))
+    assert [line.partition(" batches")[0].rpartition(" ")[0].rpartition(", ")[2] for line in lines[1:]] == [
+        "1 of",
+        "3 of",
+    ]
+    assert lines[0].startswith("experiment 1 digits: QUEUED")
+    assert last is COMPLETED
+
+
+def test_panel_of_a_search_is_a_table_with_the_best_marked() -> None:
+    config = '{"searcher": {"metric": "accuracy", "smaller_is_better": false}}'
+    trials = []
+    for number, (story, best) in enumerate(((COMPLETED, 0.9), (COMPLETED, 0.95), (RUNNING, 0.7), (WAITING, None)), 1):
+        view = story.trials[0]
+        point = f'{{"lr": {number}, "batch": 64}}'
+        trial = replace(view.trial, id=f"1.{number}", number=number, hyperparameters_json=point, best_validation=best)
+        trials.append(replace(view, trial=trial))
+    search = replace(RUNNING, experiment=replace(RUNNING.experiment, config_json=config), trials=tuple(trials))
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(_panel(search, 1010.0))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert lines == [
+        "experiment 1 digits RUNNING 10.0 s",
+        "2 of 4 trials ended, 1 RUNNING, 1 QUEUED, best accuracy 0.95 (trial 1.2)",
+        "TRIAL STATE HYPERPARAMETERS BATCHES BEST accuracy",
+        "1.1 COMPLETED lr 1 200 0.9",
+        "1.2 COMPLETED lr 2 200 0.95 *",
+        "1.3 RUNNING lr 3 50 of 200 0.7",
+        "1.4 QUEUED lr 4 0 -",
+        "waits: needs 4 slots; 2 are free; starts if 2 more slots became free",
+    ]
+
+
+def test_table_is_as_wide_as_its_cells() -> None:
+    assert format_table(("ID", "NAME"), [(1, "a"), (10, "long name")]) == "ID  NAME\n1   a\n10  long name"
+
+
+def test_sizes_times_and_metrics_are_short() -> None:
+    assert [format_bytes(n) for n in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KB", "3.0 GB"]
+    assert [format_duration(s) for s in (0.04, 90, 600, 7300, 200_000)] == ["0.0 s", "90.0 s", "10 min", "2 h", "2 d"]
+    assert format_age(0, 100) == "-"
+    assert format_metrics({"b": 0.123456, "a": 1}) == "a 1, b 0.1235"
+
+
+def test_json_unfolds_documents_kept_as_text() -> None:
+    assert '"config": {}' in to_json(COMPLETED.experiment)
+    assert '"outcome": "COMPLETED"' in to_json(COMPLETED)

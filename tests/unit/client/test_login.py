@@ -1,0 +1,74 @@
+"""Where the address and the token of a gateway come from, and that no one else can read the token."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from gangline.client.login import Login, find_login, forget_login, load_login, save_login
+from gangline.errors import GanglineError
+
+SAVED = Login("127.0.0.1:1", "saved-token", "127.0.0.1:2", "/data")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GANGLINE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("GANGLINE_GATEWAY", raising=False)
+    monkeypatch.delenv("GANGLINE_TOKEN", raising=False)
+    return tmp_path / "home"
+
+
+def test_nothing_known_says_how_to_begin() -> None:
+    with pytest.raises(GanglineError) as caught:
+        find_login()
+    assert caught.value.code == "login.none"
+    assert caught.value.message == (
+        "no cluster is known; start one here with `gangline up`, or set GANGLINE_GATEWAY and GANGLINE_TOKEN"
+    )
+
+
+def test_saved_login_is_private_and_found(home: Path) -> None:
+    path = save_login(SAVED)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert find_login() == load_login() == SAVED
+
+
+def test_caller_wins_over_environment_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    save_login(SAVED)
+    monkeypatch.setenv("GANGLINE_TOKEN", "env-token")
+    assert find_login() == Login("127.0.0.1:1", "env-token", "127.0.0.1:2", "/data")
+    monkeypatch.setenv("GANGLINE_GATEWAY", "gpu-host")
+    assert find_login() == Login("gpu-host:8081", "env-token")
+    assert find_login("other:5", "own") == Login("other:5", "own")
+
+
+def test_address_without_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    save_login(SAVED)
+    monkeypatch.setenv("GANGLINE_GATEWAY", SAVED.address)
+    assert find_login() == SAVED
+    monkeypatch.setenv("GANGLINE_GATEWAY", "gpu-host:9")
+    with pytest.raises(GanglineError) as caught:
+        find_login()
+    assert (caught.value.code, caught.value.message) == (
+        "login.no_token",
+        "no token for the gateway at gpu-host:9; set GANGLINE_TOKEN",
+    )
+
+
+def test_broken_file_is_named(home: Path) -> None:
+    home.mkdir()
+    (home / "login.json").write_text("{")
+    with pytest.raises(GanglineError, match=r"cannot use .*/login\.json: .*; delete it"):
+        find_login()
+
+
+def test_only_the_cluster_that_it_belongs_to_forgets_it() -> None:
+    save_login(SAVED)
+    forget_login("/other")
+    assert load_login() == SAVED
+    forget_login("/data")
+    assert load_login() is None

@@ -1,0 +1,324 @@
+"""Every error that a configuration can have, with its whole message: path, line, what was found, what is expected."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.config import parse_config
+from gangline.errors import GanglineError
+
+GOOD = """\
+name: digits
+entrypoint: model_def:DigitsTrial
+hyperparameters:
+  global_batch_size: 64
+  lr: 1e-3
+  optimizer:
+    beta: {type: double, minval: 0, maxval: 1}
+searcher:
+  name: single
+  metric: accuracy
+  max_length: {epochs: 3}
+resources:
+  slots_per_trial: 4
+"""
+
+CASES = [
+    (
+        "resources:\n  slots_per_trial",
+        "resources:\n  slot_per_trial",
+        "config.unknown_key",
+        "resources.slot_per_trial (line 13): unknown key; did you mean slots_per_trial?",
+    ),
+    (
+        "name: digits",
+        "entripoint: x",
+        "config.unknown_key",
+        "entripoint (line 1): unknown key; did you mean entrypoint?",
+    ),
+    (
+        "resources:\n",
+        "reproducibility:\n  zzz: 1\nresources:\n",
+        "config.unknown_key",
+        "reproducibility.zzz (line 13): unknown key; known here are experiment_seed",
+    ),
+    (
+        "name: digits",
+        "zzz: 1",
+        "config.unknown_key",
+        "zzz (line 1): unknown key; known here are bind_mounts, checkpoint_policy, checkpoint_storage, data, "
+        "data_layer, debug, description, entrypoint, environment, hyperparameters, integrations, internal and more",
+    ),
+    (
+        "metric: accuracy",
+        "metric: accuracy\n  max_trials: 5",
+        "config.unknown_key",
+        "searcher.max_trials (line 11): has no meaning for the searcher 'single'; remove it",
+    ),
+    (
+        "slots_per_trial: 4",
+        "slots_per_trial: two",
+        "config.wrong_type",
+        "resources.slots_per_trial (line 13): expected an integer, found the string 'two'",
+    ),
+    (
+        "slots_per_trial: 4",
+        "slots_per_trial: 2.5",
+        "config.wrong_type",
+        "resources.slots_per_trial (line 13): expected an integer, found the number 2.5",
+    ),
+    (
+        "slots_per_trial: 4",
+        "slots_per_trial: true",
+        "config.wrong_type",
+        "resources.slots_per_trial (line 13): expected an integer, found the boolean true",
+    ),
+    (
+        "name: digits",
+        "name: [digits]",
+        "config.wrong_type",
+        "name (line 1): expected a string, found a list",
+    ),
+    (
+        "name: digits",
+        "labels: vision",
+        "config.wrong_type",
+        "labels (line 1): expected a list, found the string 'vision'",
+    ),
+    (
+        "name: digits",
+        "labels: [a, 1]",
+        "config.wrong_type",
+        "labels[1] (line 1): expected a string, found the integer 1",
+    ),
+    (
+        "{epochs: 3}",
+        "soon",
+        "config.wrong_type",
+        "searcher.max_length (line 11): expected a mapping, found the string 'soon'",
+    ),
+    (
+        "entrypoint: model_def:DigitsTrial",
+        "entrypoint: 5",
+        "config.wrong_type",
+        "entrypoint (line 2): expected a string or a list of strings, found the integer 5",
+    ),
+    (
+        "maxval: 1",
+        "maxval: high",
+        "config.wrong_type",
+        "hyperparameters.optimizer.beta.maxval (line 7): expected a number, found the string 'high'",
+    ),
+    (
+        "name: digits",
+        "resources: {shm_size: huge}",
+        "config.duplicate_key",
+        "line 12: resources stands here a second time (first on line 1); keep one",
+    ),
+    (
+        "slots_per_trial: 4",
+        "shm_size: huge",
+        "config.wrong_type",
+        "resources.shm_size (line 13): expected a size in bytes, or one as 4GiB, found the string 'huge'",
+    ),
+    (
+        "slots_per_trial: 4",
+        "slots_per_trial: 0",
+        "config.invalid_value",
+        "resources.slots_per_trial (line 13): must be at least 1, found 0",
+    ),
+    (
+        "slots_per_trial: 4",
+        "priority: 100",
+        "config.invalid_value",
+        "resources.priority (line 13): must be at most 99, found 100",
+    ),
+    (
+        "name: single",
+        "name: singel",
+        "config.invalid_value",
+        "searcher.name (line 9): must be one of single, random, grid, adaptive_asha, async_halving, custom, "
+        "found the string 'singel'; did you mean single?",
+    ),
+    (
+        "{epochs: 3}",
+        "{epochs: 3, batches: 5}",
+        "config.invalid_value",
+        "searcher.max_length (line 11): expected one of batches, records and epochs, found batches and epochs",
+    ),
+    (
+        "{epochs: 3}",
+        "0",
+        "config.invalid_value",
+        "searcher.max_length.batches (line 11): must be at least 1, found 0",
+    ),
+    (
+        "maxval: 1",
+        "maxval: -1",
+        "config.invalid_value",
+        "hyperparameters.optimizer.beta.maxval (line 7): must be above minval 0, found -1",
+    ),
+    (
+        "type: double",
+        "type: duble",
+        "config.invalid_value",
+        "hyperparameters.optimizer.beta.type (line 7): must be one of const, int, double, log, categorical, "
+        "found the string 'duble'",
+    ),
+    (
+        "name: digits",
+        "environment: {environment_variables: [PATH]}",
+        "config.invalid_value",
+        "environment.environment_variables[0] (line 1): expected NAME=VALUE, found 'PATH'",
+    ),
+    (
+        "name: digits",
+        "parallelism: {strategy: ddp, stages: 2}",
+        "config.invalid_value",
+        "parallelism.stages (line 1): belongs to pipeline, but the strategy is ddp",
+    ),
+    (
+        "name: digits",
+        "parallelism: none",
+        "config.invalid_value",
+        "parallelism (line 1): none trains on one slot, but resources.slots_per_trial is 4; use ddp",
+    ),
+    (
+        "entrypoint: model_def:DigitsTrial",
+        "entrypoint: ''",
+        "config.invalid_value",
+        "entrypoint (line 2): is empty; name a trial as in model_def:MyTrial, or a command",
+    ),
+    (
+        "name: digits",
+        "profiling: {begin_on_batch: 5, end_after_batch: 2}",
+        "config.invalid_value",
+        "profiling.end_after_batch (line 1): must be at least begin_on_batch 5, found 2",
+    ),
+    (
+        "entrypoint: model_def:DigitsTrial\n",
+        "",
+        "config.missing_key",
+        "entrypoint: required, but missing",
+    ),
+    (
+        "  metric: accuracy\n",
+        "",
+        "config.missing_key",
+        "searcher.metric (line 8): required, but missing",
+    ),
+    (
+        "  max_length: {epochs: 3}\n",
+        "",
+        "config.missing_key",
+        "searcher.max_length (line 8): required for a trial class, but missing",
+    ),
+    (
+        "name: single",
+        "name: random",
+        "config.missing_key",
+        "searcher.max_trials (line 8): required by the searcher 'random', but missing",
+    ),
+    (
+        "global_batch_size: 64",
+        "global_batch_size: 3",
+        "config.batch_too_small",
+        "hyperparameters.global_batch_size (line 4): 3 is smaller than the 4 slots of resources.slots_per_trial; "
+        "use at least 4, or fewer slots",
+    ),
+    (
+        "global_batch_size: 64",
+        "global_batch_size: {type: categorical, vals: [64, 2]}",
+        "config.batch_too_small",
+        "hyperparameters.global_batch_size (line 4): 2 is smaller than the 4 slots of resources.slots_per_trial; "
+        "use at least 4, or fewer slots",
+    ),
+    (
+        "name: single",
+        "name: custom",
+        "config.not_supported",
+        "searcher.name (line 9): custom is not built yet; this version has the searchers single, grid, random",
+    ),
+    (
+        "name: single",
+        "name: grid",
+        "config.missing_key",
+        "hyperparameters.optimizer.beta.count (line 7): required by the searcher 'grid', but missing",
+    ),
+    (
+        "maxval: 1}\nsearcher:\n  name: single",
+        "maxval: 1, count: 3000}\nsearcher:\n  name: grid",
+        "config.invalid_value",
+        "hyperparameters (line 3): has 3000 points, and a search has at most 2000 trials; lower a count",
+    ),
+    (
+        "  slots_per_trial: 4",
+        "  slots_per_trial: 4\n  max_slots: 3",
+        "config.invalid_value",
+        "resources.max_slots (line 14): 3 is below the 4 slots of one trial, so none could ever start; use at least 4",
+    ),
+    (
+        "name: digits",
+        "parallelism: zero3",
+        "config.not_supported",
+        "parallelism (line 1): zero3 is not built yet; this version trains with ddp, or none on one slot",
+    ),
+    (
+        "name: digits",
+        "name: one\nname: two",
+        "config.duplicate_key",
+        "line 2: name stands here a second time (first on line 1); keep one",
+    ),
+    (
+        "name: digits",
+        "name: [digits",
+        "config.syntax",
+        "line 2, column 11: this is no valid YAML: expected ',' or ']', but got ':'",
+    ),
+    (
+        "slots_per_trial: 4",
+        "slots_per_trial: x\n  weight: y",
+        "config.wrong_type",
+        "resources.slots_per_trial (line 13): expected an integer, found the string 'x' (and 1 more to correct)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "code", "message"), CASES, ids=[case[3][:50] for case in CASES])
+def test_error_names_place_and_remedy(old: str, new: str, code: str, message: str) -> None:
+    assert old in GOOD
+    with pytest.raises(GanglineError) as caught:
+        parse_config(GOOD.replace(old, new, 1))
+    assert (caught.value.code, caught.value.message) == (code, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("", "nothing"), ("- a\n", "a list"), ("digits", "the string 'digits'")],
+    ids=["", "list", "word"],
+)
+def test_text_that_is_no_mapping(text: str, found: str) -> None:
+    with pytest.raises(GanglineError) as caught:
+        parse_config(text)
+    assert caught.value.code == "config.wrong_type"
+    assert caught.value.message == f"the configuration: expected a mapping such as name: ..., found {found}"
+
+
+def test_good_one_has_no_warnings() -> None:
+    assert parse_config(GOOD)[1] == []
+
+
+def test_dropped_remainder_is_a_warning_with_old_new_and_slots() -> None:
+    _, warnings = parse_config(GOOD.replace("64", "66"))
+    assert warnings == [
+        "hyperparameters.global_batch_size: 66 is no multiple of 4 slots; training uses 64 (16 on each slot)"
+    ]
+
+
+def test_fields_without_effect_are_accepted_with_a_warning() -> None:
+    _, warnings = parse_config(GOOD + "  shm_size: 4GiB\nenvironment: {image: det/base}\nslurm: {gpu_type: a}\n")
+    assert warnings == [
+        "environment.image: accepted, but has no effect here (Gangline runs trials as processes, not in containers)",
+        "resources.shm_size: accepted, but has no effect here (Gangline runs trials as processes, not in containers)",
+        "slurm: accepted, but has no effect here (Gangline schedules by itself)",
+    ]

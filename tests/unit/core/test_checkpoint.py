@@ -1,0 +1,229 @@
+"""Checkpoints of one rank and of several: committed whole or not at all, verified when read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from gangline.core import CheckpointContext, DistributedContext, DownloadMode
+from gangline.core.checkpoint import location_of
+from gangline.core.link import LocalLink
+from gangline.core.storage import CheckpointStore
+from gangline.errors import GanglineError
+from gangline.v1 import types_pb2
+from tests.support.world import in_ranks
+
+
+class _RecordingLink(LocalLink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpoints: list[types_pb2.Checkpoint] = []
+
+    def send_checkpoint(self, checkpoint: types_pb2.Checkpoint) -> None:
+        self.checkpoints.append(checkpoint)
+
+
+def _context(
+    url: str, distributed: DistributedContext | None = None, link: LocalLink | None = None
+) -> CheckpointContext:
+    return CheckpointContext(distributed or DistributedContext(), link or LocalLink(), CheckpointStore(url), None)
+
+
+@pytest.fixture(params=["directory", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A directory, where commit is a rename, and a store without rename."""
+    if request.param == "directory":
+        return str(tmp_path / "storage")
+    return f"memory://{tmp_path.name}"
+
+
+def _save(context: CheckpointContext, text: str = "weights") -> str:
+    with context.store_path({"steps_completed": 4, "who": "me"}) as (path, storage_id):
+        (path / "deep").mkdir()
+        (path / "deep" / "weights.bin").write_text(text)
+        (path / "note.txt").write_text("note")
+    return storage_id
+
+
+def test_a_directory_holds_it_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    storage_id = _save(_context(str(tmp_path / "storage")))
+    partial = f".partial-{storage_id}"
+    assert sorted(synced[:2]) == ["note.txt", "weights.bin"]
+    assert synced[2:] == ["deep", "metadata.json", partial, "checkpoints"]
+
+
+def test_what_was_stored_is_restored(url: str, tmp_path: Path) -> None:
+    link = _RecordingLink()
+    context = _context(url, link=link)
+    storage_id = _save(context)
+    with context.restore_path(storage_id) as path:
+        assert (path / "deep" / "weights.bin").read_text() == "weights"
+    context.download(storage_id, tmp_path / "copy", selector=lambda name: name == "note.txt")
+    assert sorted(entry.name for entry in (tmp_path / "copy").iterdir()) == ["metadata.json", "note.txt"]
+    assert context.get_metadata(storage_id)["who"] == "me"
+    (report,) = link.checkpoints
+    assert (report.id, report.batches_completed) == (storage_id, 4)
+    assert dict(report.file_bytes) == {"deep/weights.bin": 7, "note.txt": 4}
+    assert report.url == f"{url}/checkpoints/{storage_id}"
+    assert json.loads(report.metadata_json) == {"steps_completed": 4, "who": "me"}
+
+
+def test_failed_block_leaves_no_checkpoint(url: str) -> None:
+    link = _RecordingLink()
+    context = _context(url, link=link)
+
+    def fail() -> None:
+        with context.store_path() as (path, _):
+            (path / "half.bin").write_text("half")
+            raise ValueError("no space")
+
+    with pytest.raises(ValueError, match="no space"):
+        fail()
+    assert link.checkpoints == []
+    filesystem, root = fsspec.core.url_to_fs(url)
+    assert not filesystem.exists(f"{root}/checkpoints")
+
+
+def test_files_without_a_manifest_are_no_checkpoint(url: str, tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_text("x")
+    store = CheckpointStore(url)
+    store.upload_files("abc", tmp_path, ["w.bin"])
+    with pytest.raises(GanglineError, match="no checkpoint abc at"):
+        store.load_metadata("abc")
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda path: path.write_bytes(b"weighty"), "checkpoint.corrupt"),
+        (lambda path: path.write_bytes(b""), "checkpoint.corrupt"),
+        (lambda path: path.unlink(), "checkpoint.file_missing"),
+    ],
+)
+def test_damage_is_noticed(tmp_path: Path, damage: Callable[[Path], object], code: str) -> None:
+    context = _context(str(tmp_path))
+    storage_id = _save(context)
+    damage(tmp_path / "checkpoints" / storage_id / "deep" / "weights.bin")
+    with pytest.raises(GanglineError) as caught, context.restore_path(storage_id):
+        pass
+    assert caught.value.code == code
+    with pytest.raises(GanglineError) as caught:
+        context.download(storage_id, tmp_path / "copy")
+    assert caught.value.code == code
+
+
+def test_newer_format_is_refused(tmp_path: Path) -> None:
+    context = _context(str(tmp_path))
+    storage_id = _save(context)
+    manifest = tmp_path / "checkpoints" / storage_id / "metadata.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(GanglineError, match="has format 2, this version of Gangline reads up to 1"):
+        context.download(storage_id, tmp_path / "copy")
+
+
+def test_deleted_checkpoint_is_gone(url: str) -> None:
+    context = _context(url)
+    storage_id = _save(context)
+    context.delete(storage_id)
+    with pytest.raises(GanglineError, match="no checkpoint"):
+        context.get_metadata(storage_id)
+
+
+def test_ranks_save_together(url: str, tmp_path: Path) -> None:
+    def work(distributed: DistributedContext) -> str:
+        own = tmp_path / str(distributed.rank)
+        own.mkdir()
+        (own / f"shard{distributed.rank}.bin").write_text(f"part {distributed.rank}")
+        (own / "same.txt").write_text("same")
+        metadata = {"steps_completed": 2, f"from{distributed.rank}": True}
+        return _context(url, distributed).upload(own, metadata, shard=True)
+
+    (storage_id,) = set(in_ranks(3, work))
+    context = _context(url)
+    with context.restore_path(storage_id, DownloadMode.NoSharedDownload) as path:
+        assert [(path / f"shard{rank}.bin").read_text() for rank in range(3)] == ["part 0", "part 1", "part 2"]
+        assert (path / "same.txt").read_text() == "same"
+    metadata = context.get_metadata(storage_id)
+    assert (metadata["from0"], metadata["from2"], metadata["steps_completed"]) == (True, True, 2)
+
+
+def test_rank_with_nothing_to_save_takes_part(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "a.txt").write_text("a")
+
+    def work(distributed: DistributedContext) -> str:
+        own = tmp_path / "a" if distributed.rank == 1 else None
+        return _context(str(tmp_path / "s"), distributed).upload(own, shard=True)
+
+    (storage_id,) = set(in_ranks(2, work))
+    assert (tmp_path / "s" / "checkpoints" / storage_id / "a.txt").read_text() == "a"
+
+
+def test_ranks_that_save_different_content_under_one_name_conflict(tmp_path: Path) -> None:
+    def work(distributed: DistributedContext) -> str:
+        own = tmp_path / str(distributed.rank)
+        own.mkdir()
+        (own / "weights.bin").write_text(f"part {distributed.rank}")
+        return _context(str(tmp_path / "s"), distributed).upload(own, shard=True)
+
+    with pytest.raises(GanglineError, match=r"rank 1 saves another weights\.bin"):
+        in_ranks(2, work)
+    assert not (tmp_path / "s").exists()
+
+
+def test_shared_download_happens_once_on_a_machine(tmp_path: Path) -> None:
+    memory = f"memory://{tmp_path.name}"
+    storage_id = _save(_context(memory))
+
+    def work(distributed: DistributedContext) -> Path:
+        with _context(memory, distributed).restore_path(storage_id) as path:
+            assert (path / "note.txt").read_text() == "note"
+            return path
+
+    # One machine after the other: two readers of fsspec's memory:// in one process share one position.
+    (first, second), (third, fourth) = (in_ranks(2, work, local_size=2) for _ in range(2))
+    assert (first, third) == (second, fourth)
+    assert first != third
+    assert not first.exists()
+
+
+def test_only_the_chief_saves_unsharded(tmp_path: Path) -> None:
+    def work(distributed: DistributedContext) -> str:
+        context = _context(str(tmp_path), distributed)
+        if distributed.is_chief:
+            return ""
+        with pytest.raises(GanglineError) as caught:
+            context.upload(tmp_path)
+        return caught.value.message
+
+    assert "save on rank 0, or pass shard=True on all ranks" in in_ranks(2, work)[1]
+
+
+@pytest.mark.parametrize(
+    ("named", "location"),
+    [
+        ("abc", ("/s", "abc")),
+        ("/other/checkpoints/abc", ("/other", "abc")),
+        ("s3://bucket/deep/checkpoints/abc/", ("s3://bucket/deep", "abc")),
+    ],
+)
+def test_location_of_a_checkpoint(named: str, location: tuple[str, str]) -> None:
+    assert location_of(named, "/s") == location
+
+
+def test_path_that_is_no_checkpoint() -> None:
+    with pytest.raises(GanglineError, match="give its id, or its folder as in /s/checkpoints/ID"):
+        location_of("/tmp/model.pt", "/s")

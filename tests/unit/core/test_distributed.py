@@ -1,0 +1,72 @@
+"""Ranks exchange objects, among all and among those of a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangline.core import DistributedContext
+from gangline.errors import GanglineError
+from tests.support.world import in_ranks
+
+
+def test_exchange_among_all_ranks() -> None:
+    def work(context: DistributedContext) -> tuple[Any, ...]:
+        name = f"rank {context.rank}"
+        return (
+            context.gather(name),
+            context.allgather(name),
+            context.broadcast(name),
+            context.maximum([context.rank, -context.rank]),
+        )
+
+    names = ["rank 0", "rank 1", "rank 2"]
+    assert in_ranks(3, work) == [
+        (names, names, "rank 0", [2, 0]),
+        (None, names, "rank 0", [2, 0]),
+        (None, names, "rank 0", [2, 0]),
+    ]
+
+
+def test_exchange_within_a_machine() -> None:
+    def work(context: DistributedContext) -> tuple[Any, ...]:
+        return (
+            context.gather_local(context.rank),
+            context.allgather_local(context.rank),
+            context.broadcast_local(context.rank),
+        )
+
+    assert in_ranks(4, work, local_size=2) == [
+        ([0, 1], [0, 1], 0),
+        (None, [0, 1], 0),
+        ([2, 3], [2, 3], 2),
+        (None, [2, 3], 2),
+    ]
+
+
+def test_many_rounds_leave_nothing_behind() -> None:
+    def work(context: DistributedContext) -> int:
+        for number in range(50):
+            assert context.allgather((context.rank, number)) == [(0, number), (1, number)]
+        return int(context._transport._store.num_keys())  # type: ignore[attr-defined]  # what the store still holds
+
+    assert max(in_ranks(2, work)) <= 4
+
+
+def test_alone_every_exchange_is_with_oneself() -> None:
+    context = DistributedContext()
+    assert context.gather(1) == context.allgather(1) == context.allgather_local(1) == [1]
+    assert context.broadcast("x") == context.broadcast_local("x") == "x"
+    assert context.maximum([3, 4]) == [3, 4]
+    assert context.is_chief
+
+
+def test_context_of_several_ranks_needs_a_transport() -> None:
+    with pytest.raises(GanglineError, match="needs a transport"):
+        DistributedContext(rank=0, size=2)
+
+
+def test_process_group_comes_first() -> None:
+    with pytest.raises(GanglineError, match="init_process_group"):
+        DistributedContext.from_torch_distributed()

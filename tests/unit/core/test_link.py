@@ -1,0 +1,102 @@
+"""The rank's connection to its runner: never waits, loses nothing, notices both a request and an end."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.core.link import RunnerLink
+from gangline.domain.state import ExitKind
+from gangline.v1 import rank_pb2, types_pb2
+
+_SECONDS = 10.0
+
+
+class _Peer:
+    """A runner that reads only when it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self.lost = threading.Event()
+        self.link = RunnerLink(str(path), rank=3, on_lost=self.lost.set)
+        self.connection, _ = self._listener.accept()
+        self._file = self.connection.makefile("rb")
+
+    def read(self) -> rank_pb2.RankMessage:
+        (length,) = struct.unpack(">I", self._file.read(4))
+        return rank_pb2.RankMessage.FromString(self._file.read(length))
+
+    def preempt(self, reason: str) -> bytes:
+        payload = rank_pb2.RunnerMessage(preempt=rank_pb2.PreemptRank(reason=reason)).SerializeToString()
+        return struct.pack(">I", len(payload)) + payload
+
+    def close(self) -> None:
+        self._file.close()
+        self.connection.close()
+        self._listener.close()
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[_Peer]:
+    found = _Peer(tmp_path / "r.sock")
+    yield found
+    found.link.close()
+    found.close()
+
+
+def test_hello_comes_first(peer: _Peer) -> None:
+    assert peer.read().hello.rank == 3
+
+
+def test_messages_arrive_in_order(peer: _Peer) -> None:
+    link = peer.link
+    link.send_first_step()
+    link.send_first_step()
+    link.send_metrics("training", 5, {"loss": 0.5})
+    link.send_progress(6, 10, 100.0, 0.01)
+    link.send_checkpoint(types_pb2.Checkpoint(id="abc"))
+    link.send_failure(ExitKind.USER_ERROR, "ValueError: x", "trace")
+    link.is_preempted = True
+    link.send_finished()
+    assert link.flush()
+    messages = [peer.read() for _ in range(7)]
+    kinds = [message.WhichOneof("message") for message in messages]
+    assert kinds == ["hello", "first_step", "metrics", "progress", "checkpoint", "failure", "finished"]
+    assert dict(messages[2].metrics.metrics) == {"loss": 0.5}
+    assert messages[5].failure.kind == types_pb2.EXIT_KIND_USER_ERROR
+    assert (messages[6].finished.is_preempted, messages[6].finished.batches_completed) == (True, 6)
+
+
+def test_runner_that_does_not_read_holds_nobody_up(peer: _Peer) -> None:
+    begin = time.monotonic()
+    for number in range(20_000):
+        peer.link.send_metrics("training", number, {"loss": float(number)})
+    assert time.monotonic() - begin < _SECONDS
+    assert not peer.link.flush(timeout_seconds=0.05)
+    assert peer.read().HasField("hello")
+    assert [peer.read().metrics.batches_completed for _ in range(20_000)] == list(range(20_000))
+    assert peer.link.flush()
+
+
+def test_request_that_arrives_in_pieces(peer: _Peer) -> None:
+    for byte in peer.preempt("drain a1"):
+        peer.connection.sendall(bytes([byte]))
+    deadline = time.monotonic() + _SECONDS
+    while (reason := peer.link.preemption) is None and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    assert reason == "drain a1"
+
+
+def test_lost_runner_is_noticed(peer: _Peer) -> None:
+    peer.close()
+    assert peer.lost.wait(_SECONDS)
+    peer.link.send_metrics("training", 1, {})
+    assert peer.link.flush()

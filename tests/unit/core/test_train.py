@@ -1,0 +1,96 @@
+"""Reports of a script, on the cluster and off it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from gangline import core
+from gangline.core import DistributedContext, PreemptContext, PreemptMode, TrainContext
+from gangline.core.link import LocalLink
+from gangline.errors import GanglineError
+from tests.support.world import in_ranks
+
+
+def test_off_the_cluster_metrics_go_to_stdout_and_checkpoints_to_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with core.init() as context:
+        context.train.report_training_metrics(10, {"loss": 0.25})
+        context.train.report_progress(0.5)
+        assert not context.preempt.should_preempt()
+        with context.checkpoint.store_path({"steps_completed": 10}) as (path, storage_id):
+            (path / "weights").write_text("w")
+    assert capsys.readouterr().out.split() == ["training", "batch", "10", "loss", "0.25"]
+    assert (tmp_path / "checkpoints" / storage_id / "weights").read_text() == "w"
+    assert context.info is None
+
+
+def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[dict[str, float]] = []
+
+    class Link(LocalLink):
+        def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
+            sent.append(metrics)
+
+    train = TrainContext(DistributedContext(), Link(), None)
+    with caplog.at_level(logging.WARNING, "gangline"):
+        for steps in (1, 2):
+            train.report_validation_metrics(steps, {"accuracy": 1, "note": "fine"})
+    assert sent == [{"accuracy": 1.0}] * 2
+    assert caplog.messages == ["metric note is a str, no number; it is not recorded"]
+
+
+def test_progress_is_a_share() -> None:
+    with pytest.raises(GanglineError, match="between 0 and 1"):
+        TrainContext(DistributedContext(), LocalLink(), None).report_progress(50)
+
+
+class _AskedLink(LocalLink):
+    @property
+    def preemption(self) -> str | None:
+        return "drain"
+
+
+def test_workers_get_the_answer_of_the_chief() -> None:
+    def work(distributed: DistributedContext) -> tuple[bool, bool]:
+        link = _AskedLink() if distributed.is_chief else LocalLink()
+        return PreemptContext(distributed, link).should_preempt(), link.is_preempted
+
+    assert in_ranks(2, work) == [(True, True), (True, True)]
+
+
+def test_every_rank_may_ask_for_itself() -> None:
+    def work(distributed: DistributedContext) -> bool:
+        link = _AskedLink() if distributed.rank == 1 else LocalLink()
+        return PreemptContext(distributed, link, PreemptMode.WorkersAskMaster).should_preempt(auto_ack=False)
+
+    assert in_ranks(2, work) == [False, True]
+
+
+def test_only_the_chief_may_ask_or_report() -> None:
+    def work(distributed: DistributedContext) -> list[str]:
+        if distributed.is_chief:
+            return []
+        preempt = PreemptContext(distributed, LocalLink(), PreemptMode.ChiefOnly)
+        train = TrainContext(distributed, LocalLink(), None)
+        messages = []
+        for call in (preempt.should_preempt, lambda: train.report_training_metrics(1, {})):
+            with pytest.raises(GanglineError) as caught:
+                call()
+            messages.append(caught.value.code)
+        return messages
+
+    assert in_ranks(2, work)[1] == ["core.chief_only", "core.chief_only"]
+
+
+def test_unacknowledged_preemption_does_not_count() -> None:
+    link = _AskedLink()
+    preempt = PreemptContext(DistributedContext(), link)
+    assert preempt.should_preempt(auto_ack=False)
+    assert not link.is_preempted
+    preempt.acknowledge_preemption_signal()
+    assert link.is_preempted

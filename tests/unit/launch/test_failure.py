@@ -1,0 +1,42 @@
+"""What is said of an exception that ended a rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gangline.domain.state import ExitKind
+from gangline.errors import invalid
+from gangline.launch.failure import describe, import_failure
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (invalid("x.y", "use less"), ExitKind.CONFIGURATION_ERROR, "use less"),
+        (KeyError("label"), ExitKind.USER_ERROR, "KeyError: 'label'"),
+        (ValueError(), ExitKind.USER_ERROR, "ValueError"),
+        (ValueError("first\nsecond"), ExitKind.USER_ERROR, "ValueError: first"),
+        (torch.OutOfMemoryError("CUDA out of memory"), ExitKind.OUT_OF_MEMORY, "OutOfMemoryError: CUDA out of memory"),
+        (RuntimeError("CUDA error: out of memory"), ExitKind.OUT_OF_MEMORY, "RuntimeError: CUDA error: out of memory"),
+        (ImportError("no"), ExitKind.IMPORT_ERROR, "ImportError: no"),
+        (KeyboardInterrupt(), ExitKind.USER_ERROR, "KeyboardInterrupt"),
+    ],
+)
+def test_kind_and_message(error: BaseException, kind: ExitKind, message: str) -> None:
+    found = describe(error)
+    assert (found.kind, found.message) == (kind, message)
+
+
+def test_error_of_ours_without_a_frame_of_the_user_is_one_line() -> None:
+    assert describe(invalid("x.y", "use less")).traceback == "error: use less\n"
+
+
+def test_syntax_error_at_import_is_not_retried() -> None:
+    found = import_failure(SyntaxError("invalid syntax"), "model_def")
+    assert found.kind is ExitKind.IMPORT_ERROR
+    assert found.message.startswith("cannot import model_def: SyntaxError")
+
+
+def test_out_of_memory_at_import_stays_what_it_is() -> None:
+    assert import_failure(MemoryError(), "model_def").kind is ExitKind.OUT_OF_MEMORY

@@ -1,0 +1,90 @@
+"""The data loader: workers, samplers of the user's own, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, Sampler, SequentialSampler, TensorDataset
+
+from gangline.errors import GanglineError
+from gangline.pytorch import DataLoader
+
+_DATA = TensorDataset(torch.arange(20))
+
+
+def _take(loader: DataLoader, count: int, **options: Any) -> list[list[int]]:
+    stream = loader.get_data_loader(repeat=True, **options)
+    return [batch[0].tolist() for batch in itertools.islice(stream, count)]
+
+
+def test_worker_processes_do_not_change_the_order() -> None:
+    alone = DataLoader(_DATA, batch_size=3, shuffle=True)
+    helped = DataLoader(_DATA, batch_size=3, shuffle=True, num_workers=2)
+    options = {"skip": 4, "num_replicas": 2, "rank": 1, "seed": 5}
+    assert _take(helped, 6, **options) == _take(alone, 6, **options)
+
+
+def test_reading_data_leaves_the_random_numbers_of_training_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    _take(DataLoader(_DATA, batch_size=3, shuffle=True), 9)
+    assert torch.equal(torch.rand(3), expected)
+
+
+class _Rotated(Sampler[int]):
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(index + self.epoch) % 6 for index in range(6)])
+
+
+def test_sampler_learns_the_epoch() -> None:
+    loader = DataLoader(_DATA, batch_size=2, sampler=_Rotated())
+    assert _take(loader, 4, num_replicas=1) == [[0, 1], [2, 3], [4, 5], [1, 2]]
+    assert _take(loader, 2, skip=3) == [[1, 2], [3, 4]]
+    assert _take(loader, 2, num_replicas=3, rank=2) == [[4, 5], [5, 0]]
+
+
+def test_batch_sampler_is_divided_by_its_batches() -> None:
+    loader = DataLoader(_DATA, batch_sampler=BatchSampler(SequentialSampler(range(10)), 4, False))
+    assert _take(loader, 1, num_replicas=2, rank=1) == [[4, 5, 6, 7]]
+    assert loader.steps_per_epoch(2) == 1
+    assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+class _Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ({"dataset": _Endless()}, "pytorch.iterable_dataset", "can neither be sharded nor resumed"),
+        ({"dataset": object()}, "pytorch.loader_length", "object has no len()"),
+        ({"dataset": _DATA, "batch_size": 0}, "pytorch.loader_arguments", "batch_size is 0"),
+        ({"dataset": _DATA, "shuffle": True, "sampler": _Rotated()}, "pytorch.loader_arguments", "excludes shuffle"),
+        ({"dataset": _DATA, "batch_size": 2, "sampler": iter([1])}, "pytorch.loader_length", "has no len()"),
+    ],
+)
+def test_refused_arguments(arguments: dict[str, Any], code: str, words: str) -> None:
+    with pytest.raises(GanglineError, match=words.replace("(", r"\(").replace(")", r"\)")) as caught:
+        DataLoader(**arguments)
+    assert caught.value.code == code
+
+
+def test_fewer_batches_than_slots() -> None:
+    with pytest.raises(GanglineError, match="20 records in 3 batches, fewer than the 4 slots"):
+        DataLoader(_DATA, batch_size=8).steps_per_epoch(4)

@@ -1,0 +1,73 @@
+"""Metrics of several batches and ranks become one number each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gangline.errors import GanglineError
+from gangline.pytorch.metric import MetricSums, Reducer, ValidationMetrics, average, check_metrics
+
+
+def test_training_metrics_weigh_every_batch_alike() -> None:
+    first, second = MetricSums(), MetricSums()
+    first.add({"loss": torch.tensor(1.0)})
+    first.add({"loss": torch.tensor(2.0), "rare": 7})
+    second.add({"loss": 6.0})
+    assert average([first.take(), second.take()]) == {"loss": 3.0, "rare": 7.0}
+    assert not first
+    assert first.take() == {}
+
+
+def test_sums_do_not_keep_the_graph() -> None:
+    sums = MetricSums()
+    weight = torch.ones(1, requires_grad=True)
+    sums.add({"loss": (weight * 2).sum()})
+    assert not sums._sums["loss"].requires_grad
+
+
+def test_validation_average_weighs_every_record_alike() -> None:
+    ranks = [ValidationMetrics(Reducer.AVG) for _ in range(3)]
+    ranks[0].add({"accuracy": torch.tensor(1.0)}, 30)
+    ranks[0].add({"accuracy": torch.tensor(0.0)}, 10)
+    ranks[1].add({"accuracy": 0.5}, 60)
+    assert ranks[0].combine(rank.totals() for rank in ranks) == {"accuracy": pytest.approx(0.6)}
+
+
+def test_validation_reducers_by_name() -> None:
+    reducer = {"sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
+    ranks = [ValidationMetrics(reducer) for _ in range(2)]
+    for number, rank in enumerate(ranks):
+        for value in (1.0, 5.0 + number):
+            rank.add({"sum": value, "max": torch.tensor(value), "min": value, "mean": value}, 1)
+    combined = ranks[0].combine([rank.totals() for rank in ranks])
+    assert combined == {"sum": 13.0, "max": 6.0, "min": 1.0, "mean": 3.25}
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (torch.tensor([2.0]), {"loss": 2.0}),
+        ({"a": 1, "b": np.float32(2), "c": torch.tensor(3)}, {"a": 1.0, "b": 2.0, "c": 3.0}),
+    ],
+)
+def test_accepted_metrics(result: Any, expected: dict[str, float]) -> None:
+    assert {name: float(value) for name, value in check_metrics(result, "train_batch").items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (None, "train_batch returned nothing"),
+        ([1], "train_batch returned a list"),
+        (torch.zeros(3), r"the metric 'loss' is a tensor of shape \(3,\)"),
+        ({"who": "me"}, "the metric 'who' is a str"),
+        ({"many": np.zeros(2)}, "the metric 'many' is a ndarray"),
+    ],
+)
+def test_refused_metrics(result: Any, words: str) -> None:
+    with pytest.raises(GanglineError, match=words):
+        check_metrics(result, "train_batch")

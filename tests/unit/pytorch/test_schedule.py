@@ -1,0 +1,56 @@
+"""When something is due, which validation is best, and how often ranks look for a stop."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.pytorch.pace import Pace
+from gangline.pytorch.schedule import BestValidation, Schedule
+from gangline.pytorch.unit import Batch, Epoch, Position
+
+
+def test_period_of_none_is_never_due() -> None:
+    schedule = Schedule(max_length=Batch(4), reporting_period=Batch(2))
+    position = Position(epoch_length=2, records_per_batch=1, batches=4, epoch=2)
+    assert schedule.has_report(position)
+    assert not schedule.has_validation(position)
+    assert not schedule.has_checkpoint(position)
+    assert schedule.is_over(position)
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_best", "wanted"),
+    [("best", True, True), ("best", False, False), ("all", False, True), ("none", True, False)],
+)
+def test_checkpoint_policy(policy: str, is_best: bool, wanted: bool) -> None:
+    schedule = Schedule(max_length=Epoch(1), reporting_period=Batch(1), checkpoint_policy=policy)
+    assert schedule.wants_checkpoint_of(is_best) is wanted
+
+
+@pytest.mark.parametrize(("smaller_is_better", "best_at"), [(True, [0, 1, 4]), (False, [0, 2])])
+def test_best_validation(smaller_is_better: bool, best_at: list[int]) -> None:
+    best = BestValidation("error", smaller_is_better)
+    values = [2.0, 1.0, 3.0, 1.0, 0.5]
+    assert [at for at, value in enumerate(values) if best.beats({"error": value})] == best_at
+
+
+def test_without_a_metric_every_validation_is_best() -> None:
+    best = BestValidation(None)
+    assert best.beats({"error": 1.0})
+    assert best.beats({"error": 2.0})
+
+
+def test_ranks_look_seldom_when_batches_are_short() -> None:
+    pace = Pace(seconds=0.25)
+    looks = []
+    for batch in range(1, 2001):
+        if batch >= pace.next_look:
+            looks.append(batch)
+            pace.agree(batch, pace.suggest(pace.distance, pace.distance * 0.001))
+    assert looks[:6] == [1, 3, 7, 15, 31, 63]
+    assert looks[-1] - looks[-2] == 250
+
+
+def test_ranks_look_after_every_batch_when_batches_are_long() -> None:
+    pace = Pace(seconds=0.25, distance=64)
+    assert pace.suggest(64, 64 * 2.0) == 1

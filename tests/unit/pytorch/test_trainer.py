@@ -1,0 +1,291 @@
+"""The trainer on one rank without a cluster: hooks, schedulers, modes, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
+
+from gangline import pytorch
+from gangline.errors import GanglineError
+
+_DATA = TensorDataset(torch.linspace(-1, 1, 12).reshape(-1, 1))
+
+
+class SmallTrial(pytorch.PyTorchTrial):
+    """Four batches an epoch. Tests change a piece of it."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.model = context.wrap_model(nn.Linear(1, 1))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=1.0))
+        self.seen: list[tuple[int, int, bool, bool]] = []
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(_DATA, batch_size=3)
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(_DATA, batch_size=5)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.seen.append((epoch_idx, batch_idx, self.context.is_epoch_start(), self.context.is_epoch_end()))
+        loss = (self.model(batch[0]) ** 2).mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return loss
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]  # without the index, as allowed
+        assert not self.model.training
+        return {"error": (self.model(batch[0]) ** 2).mean()}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _fit(make: Callable[[pytorch.PyTorchTrialContext], SmallTrial] = SmallTrial, **arguments: Any) -> SmallTrial:
+    with pytorch.init(**arguments.pop("init", {})) as context:
+        trial = make(context)
+        pytorch.Trainer(trial, context).fit(**arguments)
+    return trial
+
+
+def _checkpoints() -> list[int]:
+    folders = Path("checkpoints").iterdir() if Path("checkpoints").exists() else iter(())
+    return sorted(pytorch.load_checkpoint(folder)["progress"]["batches"] for folder in folders)
+
+
+def test_a_metric_that_no_validation_reports_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    for wanted in ("accuracy", "error"):
+        configuration = {"searcher": {"metric": wanted}}
+        _fit(init={"exp_conf": configuration}, max_length=pytorch.Batch(4), validation_period=pytorch.Batch(2))
+    [warning] = [record.getMessage() for record in caplog.records if "searcher.metric" in record.getMessage()]
+    assert warning.startswith("searcher.metric is accuracy, but the validation reports error;")
+
+
+def test_batches_know_their_place() -> None:
+    trial = _fit(max_length=pytorch.Batch(5))
+    assert trial.seen == [
+        (0, 0, True, False),
+        (0, 1, False, False),
+        (0, 2, False, False),
+        (0, 3, False, True),
+        (1, 4, True, False),
+    ]
+
+
+class _Recorder(pytorch.PyTorchCallback):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            return lambda *arguments: self.calls.append(name)
+        return super().__getattribute__(name)
+
+
+def test_hooks_run_in_order() -> None:
+    recorder = _Recorder()
+
+    class Hooked(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"recorder": recorder}
+
+    _fit(Hooked, max_length=pytorch.Epoch(1), reporting_period=pytorch.Batch(2))
+    assert recorder.calls == [
+        "on_trial_startup",
+        "on_training_start",
+        "on_training_epoch_start",
+        "on_training_workload_end",
+        "on_training_epoch_end",
+        "on_training_workload_end",
+        "on_validation_start",
+        "on_validation_epoch_start",
+        "on_validation_epoch_end",
+        "on_validation_end",
+        "on_checkpoint_save_start",
+        "on_checkpoint_write_end",
+        "on_checkpoint_upload_end",
+        "on_trial_shutdown",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency", "aggregation", "steps"),
+    [
+        ("STEP_EVERY_BATCH", 1, 1, 8),
+        ("STEP_EVERY_BATCH", 3, 1, 2),
+        ("STEP_EVERY_OPTIMIZER_STEP", 1, 2, 4),
+        ("STEP_EVERY_EPOCH", 1, 1, 2),
+        ("STEP_EVERY_EPOCH", 2, 1, 1),
+        ("MANUAL_STEP", 1, 1, 0),
+    ],
+)
+def test_scheduler_steps(mode: str, frequency: int, aggregation: int, steps: int) -> None:
+    class Scheduled(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+            context.wrap_lr_scheduler(self.schedule, pytorch.LRScheduler.StepMode[mode], frequency)
+
+    trial = _fit(Scheduled, max_length=pytorch.Epoch(2), init={"aggregation_frequency": aggregation})
+    assert trial.optimizer.param_groups[0]["lr"] == pytest.approx(0.5**steps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "saved"),
+    [
+        ({}, [8]),
+        ({"checkpoint_period": pytorch.Batch(3)}, [3, 6, 8]),
+        ({"validation_period": pytorch.Epoch(1), "checkpoint_policy": "none"}, [8]),
+        ({"validation_period": pytorch.Epoch(1), "checkpoint_policy": "all"}, [4, 8]),
+        ({"step_zero_validation": True}, [8]),
+        ({"test_mode": True}, [1]),
+    ],
+)
+def test_checkpoints_are_where_they_were_asked_for(arguments: dict[str, Any], saved: list[int]) -> None:
+    _fit(max_length=pytorch.Epoch(2), **arguments)
+    assert _checkpoints() == saved
+
+
+def test_only_the_best_validation_is_saved() -> None:
+    class Worsening(SmallTrial):
+        def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]  # without the index, as allowed
+            return {"error": {2: 3.0, 4: 2.0, 6: 5.0, 8: 2.5}[self.context.current_train_batch()]}
+
+    config = {"searcher": {"metric": "error"}}
+    _fit(Worsening, max_length=pytorch.Epoch(2), validation_period=pytorch.Batch(2), init={"exp_conf": config})
+    assert _checkpoints() == [2, 4, 8]
+
+
+def test_trial_may_end_early() -> None:
+    class Stopping(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                self.context.set_stop_requested(True)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    trial = _fit(Stopping, max_length=pytorch.Batch(100_000))
+    assert 3 <= len(trial.seen) < 100
+    assert _checkpoints() == [len(trial.seen)]
+
+
+def test_full_dataset_is_evaluated_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    class Whole(pytorch.PyTorchTrial):
+        __init__ = SmallTrial.__init__
+        build_training_data_loader = SmallTrial.build_training_data_loader
+        build_validation_data_loader = SmallTrial.build_validation_data_loader
+        train_batch = SmallTrial.train_batch
+
+        def evaluate_full_dataset(self, data_loader: TorchLoader[Any]) -> dict[str, Any]:
+            return {"records": sum(len(batch[0]) for batch in data_loader)}
+
+    with pytorch.init() as context:
+        pytorch.Trainer(Whole(context), context).fit(max_length=pytorch.Batch(1))
+    assert "records 12" in capsys.readouterr().out
+
+
+def test_state_of_callbacks_is_kept() -> None:
+    class Counting(pytorch.PyTorchCallback):
+        count = 0
+
+        def on_training_epoch_end(self, epoch_idx: int) -> None:
+            self.count += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.count = state_dict["count"]
+
+    callback = Counting()
+
+    class Hooked(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"counting": callback}
+
+    _fit(Hooked, max_length=pytorch.Epoch(2))
+    (folder,) = Path("checkpoints").iterdir()
+    callback = Counting()
+    trial = _fit(Hooked, max_length=pytorch.Epoch(3), latest_checkpoint=folder.name)
+    assert callback.count == 3
+    assert trial.seen[0] == (2, 8, True, False)
+
+
+def _without(what: str) -> type[SmallTrial]:
+    class Unwrapped(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            getattr(context, what).clear()
+
+    return Unwrapped
+
+
+class _Both(SmallTrial):
+    def evaluate_full_dataset(self, data_loader: TorchLoader[Any]) -> dict[str, Any]:
+        return {}
+
+
+class _TorchLoader(SmallTrial):
+    def build_training_data_loader(self) -> Any:
+        return TorchLoader(_DATA)
+
+
+class _UnplainState(SmallTrial):
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        callback = pytorch.PyTorchCallback()
+        callback.state_dict = lambda: {"where": Path()}  # type: ignore[method-assign]  # the shortest bad callback
+        return {"bad": callback}
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        (_without("models"), {}, "the trial wrapped no model; pass it to context.wrap_model"),
+        (_without("optimizers"), {}, "the trial wrapped no optimizer"),
+        (_Both, {}, "_Both defines both of evaluate_batch and evaluate_full_dataset"),
+        (_TorchLoader, {}, "build_training_data_loader returned a DataLoader; return a gangline.pytorch.DataLoader"),
+        (_UnplainState, {}, "cannot be read back with weights_only"),
+        (SmallTrial, {"max_length": None}, "nothing says how long to train"),
+        (SmallTrial, {"max_length": pytorch.Batch([1, 2])}, "a length is one number"),
+        (SmallTrial, {"checkpoint_policy": "worst"}, "'worst' is none of best, all and none"),
+        (SmallTrial, {"latest_checkpoint": "absent"}, "no checkpoint absent at"),
+    ],
+)
+def test_refused(make: type[SmallTrial], arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(GanglineError, match=words.replace("(", r"\(")):
+        _fit(make, **{"max_length": pytorch.Batch(1), **arguments})
+    assert _checkpoints() == []
+
+
+def test_checkpoint_of_another_trial() -> None:
+    _fit(max_length=pytorch.Batch(1))
+    (folder,) = Path("checkpoints").iterdir()
+
+    class TwoModels(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.wrap_model(nn.Linear(1, 1))
+
+    with pytest.raises(GanglineError, match="holds 1 models, this trial has 2"):
+        _fit(TwoModels, max_length=pytorch.Batch(2), latest_checkpoint=str(folder.resolve()))
+
+
+def test_checkpoint_of_another_model() -> None:
+    _fit(max_length=pytorch.Batch(1))
+    (folder,) = Path("checkpoints").iterdir()
+
+    class Wider(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.models[0] = nn.Linear(1, 2)
+
+    with pytest.raises(GanglineError, match=r"another model than Linear: size mismatch for weight"):
+        _fit(Wider, max_length=pytorch.Batch(2), latest_checkpoint=folder.name)

@@ -1,0 +1,138 @@
+"""What becomes of a trial when its allocation has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.domain.allocation import Allocation, ExitReport, Member
+from gangline.domain.experiment import Trial
+from gangline.domain.state import ExitKind, Outcome, State
+from services.scheduler.transition.retry import INFRASTRUCTURE, Decision, decide, describe, first_failure
+from services.scheduler.transition.rules import Rules
+
+RULES = Rules(max_infrastructure_failures=3, max_backoff_seconds=8)
+
+
+def _allocation(*exits: ExitReport, stop_kind: ExitKind | None = None, failure: ExitReport | None = None) -> Allocation:
+    members = tuple(Member(f"a{rank}", rank, (f"a{rank}/0",)) for rank in range(len(exits)))
+    return Allocation(
+        "1.1.1", "1.1", 1, 1, 5, "default", members, State.STOPPING, exits, stop_kind=stop_kind,
+        stop_reason="as asked" if stop_kind else "", failure=failure,
+    )  # fmt: skip
+
+
+def _exit(kind: ExitKind, rank: int = 0, failed_at: float = 1.0, message: str = "") -> ExitReport:
+    return ExitReport(f"a{rank}", kind, message, failed_at=failed_at, ended_at=failed_at + 1)
+
+
+def _decide(allocation: Allocation, restarts: int = 0, setbacks: int = 0, closing: Outcome | None = None) -> Decision:
+    trial = Trial("1.1", 1, 1, restarts=restarts, infrastructure_failures=setbacks)
+    return decide(trial, allocation, 2, closing, RULES)
+
+
+def test_all_completed() -> None:
+    decision = _decide(_allocation(_exit(ExitKind.COMPLETED), _exit(ExitKind.COMPLETED, 1)))
+    assert (decision.outcome, decision.failure) == (Outcome.COMPLETED, None)
+
+
+def test_completed_even_if_a_kill_came_too_late() -> None:
+    assert _decide(_allocation(_exit(ExitKind.COMPLETED)), closing=Outcome.CANCELED).outcome is Outcome.COMPLETED
+
+
+def test_user_error_uses_a_restart_and_backs_off() -> None:
+    first = _decide(_allocation(_exit(ExitKind.USER_ERROR)))
+    second = _decide(_allocation(_exit(ExitKind.SIGNAL)), restarts=1)
+    last = _decide(_allocation(_exit(ExitKind.USER_ERROR, message="boom")), restarts=2)
+    assert (first.outcome, first.restarts, first.delay_seconds) == (None, 1, 1.0)
+    assert (second.outcome, second.restarts, second.delay_seconds) == (None, 2, 2.0)
+    assert (last.outcome, last.reason) == (Outcome.FAILED, "agent a0: boom; all 2 restarts are used up")
+
+
+@pytest.mark.parametrize("kind", [ExitKind.OUT_OF_MEMORY, ExitKind.IMPORT_ERROR, ExitKind.CONFIGURATION_ERROR])
+def test_what_would_come_again_is_not_tried_again(kind: ExitKind) -> None:
+    decision = _decide(_allocation(_exit(kind)))
+    assert decision.outcome is Outcome.FAILED
+    assert "not tried again" in decision.reason
+
+
+@pytest.mark.parametrize("kind", sorted(INFRASTRUCTURE))
+def test_failures_of_the_machines_use_no_restart_but_are_bounded(kind: ExitKind) -> None:
+    first = _decide(_allocation(_exit(kind)))
+    last = _decide(_allocation(_exit(kind)), setbacks=2)
+    assert (first.outcome, first.restarts, first.infrastructure_failures) == (None, 0, 1)
+    assert last.outcome is Outcome.FAILED
+    assert last.reason.startswith("3 attempts in a row failed for reasons outside of the trial")
+
+
+def test_the_earliest_real_failure_decides() -> None:
+    allocation = _allocation(
+        _exit(ExitKind.PEER_FAILED, 0, failed_at=1.0),
+        _exit(ExitKind.OUT_OF_MEMORY, 1, failed_at=3.0),
+        _exit(ExitKind.NETWORK, 2, failed_at=4.0),
+        stop_kind=ExitKind.KILLED,
+    )
+    failure = first_failure(allocation)
+    assert failure is not None
+    assert failure.kind is ExitKind.OUT_OF_MEMORY
+    assert _decide(allocation).outcome is Outcome.FAILED
+
+
+def test_members_that_were_killed_with_the_failed_one_are_no_cancellation() -> None:
+    allocation = _allocation(
+        _exit(ExitKind.KILLED, 0, 5.0), _exit(ExitKind.USER_ERROR, 1, 2.0), stop_kind=ExitKind.KILLED
+    )
+    assert _decide(allocation).outcome is None
+
+
+def test_a_gang_in_which_nobody_admits_is_a_matter_of_the_machines() -> None:
+    decision = _decide(_allocation(_exit(ExitKind.PEER_FAILED), _exit(ExitKind.PEER_FAILED, 1)))
+    assert (decision.outcome, decision.infrastructure_failures) == (None, 1)
+
+
+def test_what_the_scheduler_found_itself_decides() -> None:
+    found = ExitReport("a1", ExitKind.START_FAILED, "not accepted by a1 within 30 s", failed_at=9.0)
+    decision = _decide(_allocation(_exit(ExitKind.KILLED), stop_kind=ExitKind.KILLED, failure=found))
+    assert (decision.outcome, decision.failure) == (None, found)
+
+
+def test_preempted_work_waits_again_and_loses_nothing() -> None:
+    allocation = _allocation(_exit(ExitKind.PREEMPTED), stop_kind=ExitKind.PREEMPTED)
+    decision = _decide(allocation, restarts=1, setbacks=1)
+    assert (decision.outcome, decision.restarts, decision.infrastructure_failures) == (None, 1, 1)
+    assert decision.delay_seconds == 0
+
+
+def test_a_preemption_whose_grace_ran_out_is_one_too() -> None:
+    allocation = _allocation(_exit(ExitKind.RUNNER_LOST), stop_kind=ExitKind.PREEMPTED)
+    decision = _decide(allocation)
+    assert (decision.outcome, decision.infrastructure_failures) == (None, 0)
+
+
+def test_a_failure_during_a_preemption_is_a_failure() -> None:
+    allocation = _allocation(_exit(ExitKind.USER_ERROR), stop_kind=ExitKind.PREEMPTED)
+    assert _decide(allocation).restarts == 1
+
+
+def test_a_runner_that_was_preempted_on_its_machine_is_queued_again() -> None:
+    assert _decide(_allocation(_exit(ExitKind.PREEMPTED))).outcome is None
+
+
+def test_killed_means_canceled() -> None:
+    killed = _decide(_allocation(_exit(ExitKind.KILLED), stop_kind=ExitKind.KILLED), closing=Outcome.CANCELED)
+    unasked = _decide(_allocation(_exit(ExitKind.KILLED)))
+    failing = _decide(_allocation(_exit(ExitKind.SIGNAL), stop_kind=ExitKind.KILLED), closing=Outcome.CANCELED)
+    assert {killed.outcome, unasked.outcome, failing.outcome} == {Outcome.CANCELED}
+    assert killed.reason == "as asked"
+
+
+def test_a_failure_is_described_with_rank_and_agent() -> None:
+    assert describe(ExitReport("a2", ExitKind.USER_ERROR, "ValueError: no", rank=3)) == (
+        "rank 3 on agent a2: ValueError: no"
+    )
+    assert describe(ExitReport("a2", ExitKind.SIGNAL, rank=0, signal=11)) == "rank 0 on agent a2: ended by signal 11"
+    assert describe(ExitReport("a2", ExitKind.USER_ERROR, exit_code=3)) == "agent a2: exit code 3"
+    assert describe(ExitReport("a2", ExitKind.RUNNER_LOST)) == "agent a2: runner lost"
+
+
+def test_backoff_is_bounded() -> None:
+    assert [RULES.backoff(failures) for failures in (1, 2, 3, 4, 50)] == [1, 2, 4, 8, 8]

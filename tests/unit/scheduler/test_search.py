@@ -1,0 +1,323 @@
+"""Searches, and what users do to experiments and trials, one thing at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gangline.domain.allocation import Request
+from gangline.domain.experiment import Checkpoint
+from gangline.domain.search import SearchEvent, SearchLog
+from gangline.domain.state import ExitKind, Outcome, ReasonCode, SearchEventKind, State
+from gangline.errors import GanglineError
+from services.scheduler.hold import find_held
+from services.scheduler.records import get
+from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
+from services.scheduler.searcher.registry import SEARCHERS
+from services.scheduler.transition.end import (
+    activate_experiment,
+    cancel_experiment,
+    end_experiment,
+    kill_trial,
+    pause_experiment,
+    pursue,
+)
+from services.scheduler.transition.report import checkpointed, progressed, validated
+from tests.support.search_world import RULES, SearchWorld, config_of
+
+RANDOM = {"name": "random", "max_trials": 3, "max_concurrent_trials": 2}
+
+
+def _world(**fields: object) -> SearchWorld:
+    return SearchWorld(config_of(RANDOM, **fields))
+
+
+def test_a_closed_trial_makes_room_for_the_next_and_the_last_ends_the_experiment() -> None:
+    world = _world()
+    assert [trial.id for trial in world.trials] == ["1.1", "1.2"]
+    assert world.place() == ["1.1", "1.2"]
+    world.exit("1.2", ExitKind.COMPLETED)
+    assert world.place() == ["1.3"]
+    assert world.experiment.state is State.STARTING
+    for trial_id in ("1.1", "1.3"):
+        world.exit(trial_id, ExitKind.COMPLETED)
+    assert (world.experiment.outcome, world.experiment.reason) == (Outcome.COMPLETED, "all 3 trials completed")
+    assert world.search.is_shut_down
+
+
+def test_trials_differ_and_say_so() -> None:
+    points = [json.loads(trial.hyperparameters_json) for trial in _world().trials]
+    assert points[0]["lr"] != points[1]["lr"]
+    assert [point["net"] for point in points] == [{"depth": 3}] * 2
+    seeds = [trial.seed for trial in _world().trials]
+    assert seeds[0] == 7
+    assert seeds[1] != 7
+
+
+def test_a_failed_trial_does_not_end_the_others() -> None:
+    world = _world()
+    world.place()
+    world.exit("1.1", ExitKind.USER_ERROR)
+    assert world.trials[0].outcome is Outcome.FAILED
+    assert world.place() == ["1.3"]
+    for trial_id in ("1.2", "1.3"):
+        world.exit(trial_id, ExitKind.COMPLETED)
+    assert world.experiment.outcome is Outcome.COMPLETED
+    assert world.experiment.reason == "2 of 3 trials completed; trial 1.1 failed: agent a1: as told"
+
+
+def test_each_trial_has_its_own_restarts() -> None:
+    world = _world(max_restarts=1)
+    world.place()
+    world.exit("1.1", ExitKind.USER_ERROR)
+    world.now += 60
+    assert world.place() == ["1.1"]
+    world.exit("1.1", ExitKind.USER_ERROR)
+    assert [trial.restarts for trial in world.trials] == [1, 0, 0]
+    assert world.trials[0].outcome is Outcome.FAILED
+
+
+def test_when_all_fail_the_experiment_has_failed() -> None:
+    world = _world()
+    for trial_id in ("1.1", "1.2", "1.3"):
+        world.place()
+        world.exit(trial_id, ExitKind.OUT_OF_MEMORY)
+    assert world.experiment.outcome is Outcome.FAILED
+    assert world.experiment.reason.startswith("trial 1.1 failed: ")
+
+
+def test_more_trials_than_a_transaction_takes_come_one_after_another() -> None:
+    world = SearchWorld(config_of({"name": "random", "max_trials": 150, "max_concurrent_trials": 0}))
+    assert (len(world.trials), world.search.num_wanted) == (32, 150)
+    world.change_leader()
+    world.pursue()
+    assert [trial.number for trial in world.trials] == list(range(1, 151))
+    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, world.now))
+    assert world.experiment.state is State.STOPPING
+    world.change_leader()
+    world.pursue()
+    assert world.experiment.outcome is Outcome.CANCELED
+    assert {trial.outcome for trial in world.trials} == {Outcome.CANCELED}
+
+
+def test_the_log_goes_on_on_the_next_page() -> None:
+    world = SearchWorld(config_of({"name": "random", "max_trials": 70, "max_concurrent_trials": 1}))
+    for number in range(1, 71):
+        world.place()
+        world.exit(f"1.{number}", ExitKind.COMPLETED)
+    assert world.experiment.outcome is Outcome.COMPLETED
+    pages = sorted(world.records.all_of(SearchLog), key=lambda log: log.page)
+    assert [len(page.events) for page in pages] == [64, 7]
+    assert [event.trial_number for page in pages for event in page.events] == list(range(71))
+
+
+def test_max_slots_holds_requests_and_says_why() -> None:
+    world = SearchWorld(
+        config_of({"name": "random", "max_trials": 9}, resources={"slots_per_trial": 2, "max_slots": 5})
+    )
+    assert world.place() == ["1.1", "1.2"]
+    assert not world.try_to_place("1.3"), "a plan from before cannot break it either"
+    held = find_held(world.records, world.records.all_of(Request))
+    assert len(held) == 7
+    reason = held["1.3"]
+    assert reason.code is ReasonCode.QUOTA_EXCEEDED
+    assert reason.message == (
+        "needs 2 of the 5 slots that experiment 1 may hold at once (resources.max_slots), and it holds 4"
+    )
+    assert reason.blocking_ids == ("1.1.1", "1.2.1")
+    world.exit("1.1", ExitKind.COMPLETED)
+    assert world.place() == ["1.3"]
+
+
+def test_one_that_backs_off_does_not_use_up_max_slots() -> None:
+    world = SearchWorld(config_of({"name": "random", "max_trials": 2}, resources={"max_slots": 1}, max_restarts=5))
+    assert world.place() == ["1.1"]
+    world.exit("1.1", ExitKind.USER_ERROR)
+    assert world.place() == ["1.2"]
+
+
+def test_pause_takes_a_checkpoint_and_activate_goes_on() -> None:
+    world = _world()
+    world.place()
+    world.run("1.1")
+    world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
+    assert world.experiment.state is State.PAUSED
+    allocation = world.live("1.1")
+    assert (allocation.state, allocation.stop_kind) == (State.STOPPING, ExitKind.PREEMPTED)
+    assert allocation.deadline_at == world.now + 3600 + RULES.force_seconds
+    assert not pause_experiment(world.records, 1, "paused by bob", RULES, world.now)
+    world.apply(checkpointed(world.records, Checkpoint("c1", "1.1", 1, 5, "/x")))
+    world.exit("1.1", ExitKind.PREEMPTED)
+    world.exit("1.2", ExitKind.PREEMPTED)
+    world.change_leader()
+    world.pursue()
+    assert world.place() == []
+    held = find_held(world.records, world.records.all_of(Request))
+    assert {reason.message for reason in held.values()} == {"experiment 1 is paused by ann"}
+    assert {reason.code for reason in held.values()} == {ReasonCode.PAUSED}
+    assert not world.try_to_place("1.1")
+    world.apply(activate_experiment(world.records, 1, world.now))
+    assert (world.experiment.state, world.experiment.reason) == (State.QUEUED, "")
+    assert world.place() == ["1.1", "1.2"]
+    assert (world.trials[0].latest_checkpoint_id, world.trials[0].restarts) == ("c1", 0)
+    assert not activate_experiment(world.records, 1, world.now)
+
+
+def test_a_paused_experiment_whose_last_trial_completes_has_completed() -> None:
+    world = SearchWorld(config_of({"name": "single"}))
+    world.place()
+    world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
+    world.exit("1.1", ExitKind.COMPLETED)
+    assert world.experiment.outcome is Outcome.COMPLETED
+
+
+def test_a_trial_that_closes_while_paused_makes_one_that_waits() -> None:
+    world = _world()
+    world.place()
+    world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
+    world.exit("1.1", ExitKind.COMPLETED)
+    assert (world.experiment.state, world.trials[2].state) == (State.PAUSED, State.QUEUED)
+    assert world.place() == []
+
+
+def test_cancel_checkpoints_first_and_a_kill_overrides_it() -> None:
+    world = _world()
+    world.place()
+    world.apply(cancel_experiment(world.records, 1, "canceled by ann", RULES, world.now))
+    assert world.live("1.1").stop_kind is ExitKind.PREEMPTED
+    assert not cancel_experiment(world.records, 1, "canceled by bob", RULES, world.now)
+    world.exit("1.1", ExitKind.PREEMPTED)
+    world.apply(end_experiment(world.records, 1, "killed by bob", RULES, world.now))
+    assert (world.live("1.2").stop_kind, world.live("1.2").stop_reason) == (ExitKind.KILLED, "killed by bob")
+    world.exit("1.2", ExitKind.KILLED)
+    assert (world.experiment.outcome, world.experiment.reason) == (Outcome.CANCELED, "killed by bob")
+    assert len(world.trials) == 2, "a search that is being ended makes no more"
+
+
+def test_an_ended_search_is_canceled_although_its_trials_completed() -> None:
+    world = _world()
+    world.place()
+    world.apply(cancel_experiment(world.records, 1, "canceled by ann", RULES, world.now))
+    for trial_id in ("1.1", "1.2"):
+        world.exit(trial_id, ExitKind.COMPLETED)
+    assert (world.experiment.outcome, world.experiment.reason) == (Outcome.CANCELED, "canceled by ann")
+
+
+def test_what_has_ended_cannot_be_paused() -> None:
+    world = _world()
+    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, world.now))
+    assert not cancel_experiment(world.records, 1, "canceled by ann", RULES, world.now)
+    with pytest.raises(GanglineError) as paused:
+        pause_experiment(world.records, 1, "paused by ann", RULES, world.now)
+    with pytest.raises(GanglineError) as activated:
+        activate_experiment(world.records, 1, world.now)
+    assert paused.value.code == activated.value.code == "experiment.ended"
+    assert paused.value.message == "experiment 1 has ended (CANCELED), so it cannot be paused"
+
+
+def test_what_is_being_ended_cannot_be_paused() -> None:
+    world = _world()
+    world.place()
+    world.apply(cancel_experiment(world.records, 1, "canceled by ann", RULES, world.now))
+    with pytest.raises(GanglineError) as caught:
+        pause_experiment(world.records, 1, "paused by ann", RULES, world.now)
+    assert caught.value.code == "experiment.stopping"
+
+
+def test_killing_a_live_and_a_waiting_trial_leaves_the_others() -> None:
+    world = SearchWorld(config_of({**RANDOM, "max_trials": 4}))
+    world.try_to_place("1.1")
+    world.apply(kill_trial(world.records, "1.1", "killed by ann", RULES, world.now))
+    world.apply(kill_trial(world.records, "1.2", "killed by ann", RULES, world.now))
+    assert world.live("1.1").stop_kind is ExitKind.KILLED
+    assert (world.trials[1].outcome, world.trials[1].reason) == (Outcome.CANCELED, "killed by ann")
+    assert not kill_trial(world.records, "1.1", "killed by bob", RULES, world.now)
+    # Its failing while it is killed is no reason to run again.
+    world.exit("1.1", ExitKind.SIGNAL)
+    assert (world.trials[0].outcome, world.trials[0].reason) == (Outcome.CANCELED, "killed by ann")
+    assert not kill_trial(world.records, "1.1", "killed by bob", RULES, world.now)
+    assert world.place() == ["1.3", "1.4"]
+    for trial_id in ("1.3", "1.4"):
+        world.exit(trial_id, ExitKind.COMPLETED)
+    assert world.experiment.outcome is Outcome.COMPLETED
+
+
+def test_an_unknown_trial_is_said_so() -> None:
+    with pytest.raises(GanglineError) as caught:
+        kill_trial(_world().records, "9.1", "killed by ann", RULES, 1.0)
+    assert caught.value.code == "trial.not_found"
+
+
+def test_the_best_validation_is_kept() -> None:
+    world = _world()
+    for batches, loss in ((10, 0.5), (20, 0.2), (30, 0.9)):
+        metrics = json.dumps({"loss": loss})
+        world.apply(validated(world.records, "1.1", batches, metrics, rules=RULES, now=1.0))
+    world.apply(validated(world.records, "1.1", 40, '{"loss": NaN}', rules=RULES, now=1.0))
+    trial = world.trials[0]
+    assert (trial.best_validation, trial.best_validation_batches, trial.batches_completed) == (0.2, 20, 40)
+    larger = SearchWorld(config_of({"name": "single", "smaller_is_better": False}))
+    for batches, loss in ((10, 0.5), (20, 0.9), (30, 0.2)):
+        metrics = json.dumps({"loss": loss, "other": 7})
+        larger.apply(validated(larger.records, "1.1", batches, metrics, rules=RULES, now=1.0))
+    assert larger.trials[0].best_validation == 0.9
+
+
+class Halving:
+    """Two trials; the worse of the two first validations is closed, the better one trains on. Is told every event."""
+
+    listens = frozenset(SearchEventKind)
+    num_planned = 2
+
+    def __init__(self, _: Brief) -> None:
+        self._metrics: dict[int, float] = {}
+
+    def on_event(self, event: SearchEvent) -> Sequence[Operation]:
+        match event.kind:
+            case SearchEventKind.EXPERIMENT_CREATED:
+                return [CreateTrial(), CreateTrial()]
+            case SearchEventKind.TRIAL_CLOSED:
+                return [ShutDown()]
+            case SearchEventKind.VALIDATED if event.metric is not None:
+                self._metrics[event.trial_number] = event.metric
+                if len(self._metrics) == 2:
+                    return [CloseTrial(max(self._metrics, key=lambda number: self._metrics[number]))]
+        return []
+
+    def hyperparameters(self, number: int) -> dict[str, Any]:
+        return {"number": number}
+
+
+def test_a_searcher_closes_a_trial_by_its_validations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SEARCHERS, "single", Halving)
+    world = SearchWorld(config_of({"name": "single"}))
+    world.place()
+    world.run("1.2")
+    world.apply(progressed(world.records, "1.2", 4, RULES, world.now))
+    for number, loss in ((1, 0.2), (2, 0.7)):
+        world.change_leader()
+        world.apply(validated(world.records, f"1.{number}", 5, json.dumps({"loss": loss}), rules=RULES, now=world.now))
+    assert world.live("1.2").stop_kind is ExitKind.PREEMPTED
+    world.exit("1.2", ExitKind.PREEMPTED)
+    assert (world.trials[1].outcome, world.trials[1].closing) == (Outcome.COMPLETED, None)
+    world.exit("1.1", ExitKind.COMPLETED)
+    assert world.experiment.outcome is Outcome.COMPLETED
+    kinds = [event.kind for event in get(world.records, SearchLog, "1/000000").events]
+    assert kinds == [
+        SearchEventKind.EXPERIMENT_CREATED,
+        SearchEventKind.TRIAL_CREATED,
+        SearchEventKind.TRIAL_CREATED,
+        SearchEventKind.PROGRESSED,
+        SearchEventKind.VALIDATED,
+        SearchEventKind.VALIDATED,
+        SearchEventKind.TRIAL_CLOSED,
+    ]
+
+
+def test_pursuing_what_is_settled_changes_nothing() -> None:
+    world = _world()
+    assert not pursue(world.records, 1, RULES, world.now)
+    assert not pursue(world.records, 9, RULES, world.now)

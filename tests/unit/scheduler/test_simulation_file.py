@@ -1,0 +1,138 @@
+"""The file of `gangline simulate`: what it means, what it refuses, and that a dump replays."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gangline.errors import GanglineError
+from services.scheduler.placement import AgentRoom, PendingRequest, PoolConfig, Running, Snapshot, plan
+from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
+
+EXAMPLE: dict[str, Any] = {
+    "policy": "priority",
+    "config": {
+        "fitting_policy": "best",
+        "allow_heterogeneous_fits": False,
+        "preemption": True,
+        "queue_positions": {"g1": 1},
+    },
+    "agents": [{"id": "a1", "slots": 8, "used_slots": 0, "max_zero_slot": 100, "used_zero_slot": 0}],
+    "groups": [{"id": "g1", "max_slots": None, "weight": 1, "priority": 42}],
+    "tasks": [
+        {"id": "t0", "slots_needed": 8, "group": "g0", "priority": 60, "allocated_on": "a1", "occupies": True},
+        {
+            "id": "t1",
+            "slots_needed": 4,
+            "group": "g1",
+            "priority": 42,
+            "preemptible": True,
+            "single_agent": False,
+            "blocklist": [],
+            "submitted_at": 1,
+        },
+        {"id": "t2", "slots_needed": 0, "group": "g1"},
+    ],
+}
+
+
+def _changed(**fields: Any) -> str:
+    return json.dumps({**EXAMPLE, **fields})
+
+
+def _decide(text: str) -> dict[str, Any]:
+    simulation = parse_simulation(text)
+    return dump_plan(plan(simulation.snapshot, simulation.now))
+
+
+def test_the_example() -> None:
+    decided = _decide(json.dumps(EXAMPLE))
+    assert decided["to_allocate"] == {"t2": {"a1": 0}}
+    assert decided["to_release"] == ["t0"]
+    assert decided["reasons"]["t1"]["code"] == "waiting_for_preemption"
+    assert decided["reasons"]["t1"]["blocking_ids"] == ["t0"]
+    assert decided["reasons"]["t1"]["changes"] == [{"kind": "end_work", "allocation_ids": ("t0",)}]
+
+
+def test_fitting_places_each_by_itself() -> None:
+    tasks = [{"id": name, "slots_needed": 8} for name in ("t1", "t2")]
+    assert _decide(_changed(policy="fitting", tasks=tasks))["to_allocate"] == {"t1": {"a1": 8}, "t2": {"a1": 8}}
+
+
+def test_used_slots_and_what_occupies_them() -> None:
+    agents = [{"id": "a1", "slots": 8, "used_slots": 4}]
+    within = {"id": "t0", "slots_needed": 4, "allocated_on": {"a1": 4}}
+    waits = {"id": "t1", "slots_needed": 4}
+    assert _decide(_changed(agents=agents, tasks=[within, waits]))["to_allocate"] == {"t1": {"a1": 4}}
+    besides = {**within, "occupies": True}
+    assert _decide(_changed(agents=agents, tasks=[besides, waits]))["to_allocate"] == {}
+
+
+def test_group_priority_holds_where_a_task_has_none() -> None:
+    groups = [{"id": "g1", "priority": 7}]
+    simulation = parse_simulation(_changed(groups=groups, tasks=[{"id": "t", "slots_needed": 1, "group": "g1"}]))
+    assert simulation.snapshot.requests[0].priority == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"policy": "priority",\n  "agents": [}', "line 2, column 14"),
+        ("[]", "the file: must be an object"),
+        (_changed(policy="lottery"), "policy: 'lottery' is unknown; it can be 'fair_share'"),
+        (_changed(agents=[{"id": "a1", "slots": 1}, {"id": "a1", "slots": 1}]), "agents[1].id: 'a1' is there twice"),
+        (_changed(tasks=[{"id": "t", "slots_needed": 1}] * 2), "tasks[1].id: 't' is there twice"),
+        (_changed(groups=[{"id": "g"}] * 2), "groups[1].id: 'g' is there twice"),
+        (_changed(agents=[{"id": "a1", "slots": -1}]), "agents[0].slots: must be at least 0, not -1"),
+        (_changed(agents=[{"id": "a1", "slots": 0, "max_zero_slot": 0}]), "agents[0].slots: must be at least 1"),
+        (_changed(agents=[{"id": "a1"}]), "agents[0].slots: is missing"),
+        (_changed(agents=[{"id": "a1", "slots": 2, "used_slots": 3}]), "agents[0].used_slots: 3 of 2"),
+        (_changed(tasks=[{"id": "t", "slots_needed": -2}]), "tasks[0].slots_needed: must be at least 0, not -2"),
+        (_changed(tasks=[{"id": "t", "slots_needed": 1.5}]), "tasks[0].slots_needed: must be a whole number"),
+        (_changed(tasks=[{"id": "t", "slots_needed": 1, "priority": 100}]), "tasks[0].priority: must be from 1 to 99"),
+        (_changed(tasks=[{"id": "t", "slots_needed": 1, "priority": 0}]), "tasks[0].priority: must be from 1 to 99"),
+        (_changed(groups=[{"id": "g", "weight": -1}]), "groups[0].weight: must be at least 0, not -1"),
+        (_changed(groups=[{"id": "g", "max_slots": 0}]), "groups[0].max_slots: must be at least 1, not 0"),
+        (_changed(tasks=[{"id": "t", "slots_needed": 1, "priorty": 3}]), "tasks[0].priorty: is unknown; did you mean"),
+        (
+            _changed(tasks=[{"id": "t", "slots_needed": 1, "allocated_on": "b"}]),
+            "tasks[0].allocated_on: there is no agent 'b'",
+        ),
+        (
+            _changed(tasks=[{"id": "t", "slots_needed": 9, "allocated_on": "a1", "occupies": True}]),
+            "tasks[0].allocated_on: agent 'a1' has no 9 slots left",
+        ),
+        (
+            _changed(tasks=[{"id": "t", "slots_needed": 3, "allocated_on": {"a1": 2}}]),
+            "tasks[0].allocated_on: holds 2 slots, not 3",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_that_says_where(text: str, said: str) -> None:
+    with pytest.raises(GanglineError) as refused:
+        parse_simulation(text)
+    assert said in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_a_dump_replays_to_the_same_plan() -> None:
+    agents = (
+        AgentRoom("a1", "lab", 8, 5, labels={"rack": "r1"}),
+        AgentRoom("a2", "lab", 4, 1, is_usable=False, problem="not connected"),
+        AgentRoom("a3", "lab", 4, 2, draining=1),
+    )
+    running = (
+        Running("7.1.1", "7.1", "7", "lab", {"a1": 3}, priority=50, started_at=10.0, checkpoint_age_seconds=3.0),
+        Running("8.1.1", "8.1", "8", "lab", {"a3": 3}, draining_by_agent={"a3": 1}, estimated_end_at=400.0),
+    )
+    requests = tuple(
+        PendingRequest(f"{n}.1", str(n), "lab", slots, submitted_at=float(n))
+        for n, slots in enumerate((6, 1, 4, 0, 16), 20)
+    )
+    config = PoolConfig("lab", is_preemption_on=True, fitting="worst")
+    snapshot = Snapshot((config,), agents, requests, running)
+    replayed = parse_simulation(json.dumps(dump_simulation(snapshot, "lab", 100.0)))
+    before = json.dumps(dump_plan(plan(snapshot, 100.0))).replace("'lab'", "'default'").replace('"lab"', '"default"')
+    assert json.dumps(dump_plan(plan(replayed.snapshot, replayed.now))) == before

@@ -1,0 +1,159 @@
+"""The store: order, batches, and what a failing commit leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+
+from gangline.domain.resource import Agent, Counter
+from gangline.errors import GanglineError, conflict, unavailable
+from services.common.election import Deposed, Leadership
+from services.common.etcd import Delete, Put
+from services.common.etcd.transaction import MAX_OPERATIONS, check_limits
+from services.scheduler.records import SINGLETON, Change, Records, State
+from services.scheduler.store import Store, Transition
+
+
+class StandInLeadership:
+    """Accepts what it is given, after raising what it was told to."""
+
+    epoch = 7
+
+    def __init__(self, *errors: Exception) -> None:
+        self.transactions: list[Sequence[Put | Delete]] = []
+        self._errors = list(errors)
+
+    async def commit(self, operations: Sequence[Put | Delete]) -> int:
+        await asyncio.sleep(0)
+        check_limits(operations, ())
+        if self._errors:
+            raise self._errors.pop(0)
+        self.transactions.append(operations)
+        return len(self.transactions)
+
+
+@asynccontextmanager
+async def _running(leadership: StandInLeadership) -> AsyncIterator[tuple[Store, list[Change]]]:
+    seen: list[Change] = []
+    store = Store(cast("Leadership", leadership), State(), seen.append)
+    task = asyncio.create_task(store.run())
+    try:
+        yield store, seen
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _count_up(records: Records) -> Change:
+    counter = records.find(Counter, SINGLETON) or Counter(0)
+    return Change(puts=(Counter(counter.next_value + 1), Agent(f"a{counter.next_value}")))
+
+
+async def test_what_waits_together_is_one_transaction_in_order() -> None:
+    leadership = StandInLeadership()
+    async with _running(leadership) as (store, seen):
+        changes = await asyncio.gather(*(store.commit(_count_up) for _ in range(10)))
+    assert [next(change.all_of(Agent)).id for change in changes] == [f"a{number}" for number in range(10)]
+    assert store.state.find(Counter, SINGLETON) == Counter(10)
+    assert len(leadership.transactions) == len(seen) == 1
+    keys = [operation.key for operation in leadership.transactions[0]]
+    assert len(keys) == len(set(keys)) == 11
+
+
+async def test_a_transaction_stays_within_etcds_limit() -> None:
+    leadership = StandInLeadership()
+    async with _running(leadership) as (store, _):
+        await asyncio.gather(*(store.commit(_count_up) for _ in range(300)))
+    assert store.state.count(Agent) == 300
+    assert max(len(operations) for operations in leadership.transactions) <= MAX_OPERATIONS
+    assert len(leadership.transactions) == 3
+
+
+def _adds(agent_id: str, num_bytes: int) -> Transition:
+    return lambda _: Change(puts=(Agent(agent_id, hostname="h" * num_bytes),))
+
+
+async def test_a_transaction_stays_within_its_bytes() -> None:
+    leadership = StandInLeadership()
+    async with _running(leadership) as (store, _):
+        await asyncio.gather(*(store.commit(_adds(f"a{number}", 60_000)) for number in range(10)))
+    assert store.state.count(Agent) == 10
+    assert len(leadership.transactions) == 2
+
+
+async def test_what_no_transaction_holds_is_refused_and_the_leader_goes_on() -> None:
+    def adds_many(_: Records) -> Change:
+        return Change(puts=tuple(Agent(f"m{number}") for number in range(MAX_OPERATIONS + 1)))
+
+    async with _running(StandInLeadership()) as (store, _):
+        results = await asyncio.gather(
+            store.commit(_adds("a1", 10)),
+            store.commit(_adds("a2", 600_000)),
+            store.commit(adds_many),
+            store.commit(_adds("a3", 10)),
+            return_exceptions=True,
+        )
+    refused = [result for result in results if isinstance(result, GanglineError)]
+    assert [error.code for error in refused] == ["state.too_large"] * 2
+    assert "600" in refused[0].message
+    assert sorted(agent.id for agent in store.state.all_of(Agent)) == ["a1", "a3"]
+
+
+async def test_nothing_to_do_writes_nothing() -> None:
+    leadership = StandInLeadership()
+    async with _running(leadership) as (store, _):
+        assert not await store.commit(lambda _: Change())
+    assert leadership.transactions == []
+
+
+async def test_one_that_is_refused_does_not_touch_the_others() -> None:
+    def refuse(_: Records) -> Change:
+        raise conflict("some.code", "no")
+
+    async with _running(StandInLeadership()) as (store, _):
+        results = await asyncio.gather(
+            store.commit(_count_up), store.commit(refuse), store.commit(_count_up), return_exceptions=True
+        )
+    assert isinstance(results[1], GanglineError)
+    assert store.state.count(Agent) == 2
+
+
+async def test_an_outage_of_etcd_is_waited_out() -> None:
+    leadership = StandInLeadership(unavailable("etcd.unreachable", "away"))
+    async with _running(leadership) as (store, _):
+        assert await store.commit(_count_up)
+    assert len(leadership.transactions) == 1
+
+
+async def test_a_stall_is_told_before_the_next_transition_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.scheduler.store.STALLED_SECONDS", 0.0)
+    told: list[str] = []
+
+    def look(_: Records) -> Change:
+        told.append("transition")
+        return Change()
+
+    store = Store(cast("Leadership", StandInLeadership()), State(), lambda _: None, lambda: told.append("stalled"))
+    task = asyncio.create_task(store.run())
+    first = asyncio.create_task(store.commit(_count_up))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await store.commit(look)
+    assert await first
+    assert told == ["stalled", "transition"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_deposed_leader_answers_so_and_its_memory_stays() -> None:
+    async with _running(StandInLeadership(Deposed("over"))) as (store, seen):
+        for _ in range(2):
+            with pytest.raises(GanglineError) as caught:
+                await store.commit(_count_up)
+            assert caught.value.code == "scheduler.not_leader"
+    assert store.state.count(Agent) == 0
+    assert seen == []

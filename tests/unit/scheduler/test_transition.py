@@ -1,0 +1,227 @@
+"""Transitions one by one; what holds over all of their orders is in tests/property."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from gangline.domain.allocation import Allocation, ExitReport, Request, Timeline
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.resource import Agent, Slot
+from gangline.domain.state import AgentState, ExitKind, Outcome, ReasonCode, State
+from services.scheduler.facts import facts_of
+from services.scheduler.placement import PoolConfig, plan
+from services.scheduler.records import Change, get
+from services.scheduler.records import State as Records
+from services.scheduler.snapshot import Progress, take_snapshot
+from services.scheduler.transition.agent import registered
+from services.scheduler.transition.deadline import expired, next_deadline, overdue
+from services.scheduler.transition.end import end_experiment
+from services.scheduler.transition.exit import member_exited
+from services.scheduler.transition.place import place
+from services.scheduler.transition.report import checkpointed, progressed
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.start import accepted, came_up
+from services.scheduler.transition.stop import StopOrder, stop
+from services.scheduler.transition.submit import Submission, submit
+
+RULES = Rules(accept_seconds=10, rendezvous_seconds=20, start_seconds=30, kill_grace_seconds=5, force_seconds=15)
+CONFIG = json.dumps(
+    {
+        "entrypoint": "python3 t.py",
+        "searcher": {"name": "single", "metric": "loss"},
+        "resources": {"slots_per_trial": 4},
+        "preemption_timeout": 100,
+    }
+)
+
+
+class World:
+    """Records that every transition is applied to at once."""
+
+    def __init__(self) -> None:
+        self.records = Records()
+        for agent_id in ("a1", "a2"):
+            slots = tuple(Slot(f"{agent_id}/{number}") for number in range(2))
+            self.apply(registered(self.records, Agent(agent_id, slots=slots), 1.0))
+        submission = Submission("r", "ann", facts_of(CONFIG), CONFIG, "0", 7)
+        self.apply(submit(self.records, submission, RULES, 10.0))
+
+    def apply(self, change: Change) -> Change:
+        self.records.apply(change, self.records.revision + 1)
+        return change
+
+    def place(self) -> None:
+        slots = {"a2": 2, "a1": 2}
+        self.apply(place(self.records, "1.1", slots, epoch=9, rules=RULES, now=11.0))
+
+    def exit(self, agent_id: str, kind: ExitKind, now: float = 20.0) -> None:
+        report = ExitReport(agent_id, kind, "said so", failed_at=now, ended_at=now)
+        self.apply(member_exited(self.records, self.allocation.id, report, RULES, now))
+
+    @property
+    def allocation(self) -> Allocation:
+        [allocation] = self.records.all_of(Allocation)
+        return allocation
+
+    @property
+    def trial(self) -> Trial:
+        return get(self.records, Trial, "1.1")
+
+    @property
+    def experiment(self) -> Experiment:
+        return get(self.records, Experiment, 1)
+
+
+def _placed() -> World:
+    world = World()
+    world.place()
+    return world
+
+
+def test_place_names_the_slots_and_sets_a_deadline() -> None:
+    world = _placed()
+    allocation = world.allocation
+    assert [(member.agent_id, member.node_rank) for member in allocation.members] == [("a1", 0), ("a2", 1)]
+    assert allocation.members[0].slot_ids == ("a1/0", "a1/1")
+    assert (allocation.epoch, allocation.deadline_at) == (9, 21.0)
+    assert allocation.timeline == Timeline(queued_at=10.0, placed_at=11.0)
+    assert world.records.find(Request, "1.1") is None
+    assert world.trial.state is world.experiment.state is State.STARTING
+
+
+def test_place_is_turned_down_when_the_world_has_moved() -> None:
+    world = World()
+    unhealthy = Agent("a1", slots=(Slot("a1/0"), Slot("a1/1", is_healthy=False)))
+    lost = replace(get(world.records, Agent, "a1"), state=AgentState.LOST)
+    for agent in (unhealthy, lost):
+        world.apply(Change(puts=(agent,)))
+        assert not place(world.records, "1.1", {"a1": 2, "a2": 2}, epoch=9, rules=RULES, now=11.0)
+    assert not place(world.records, "1.1", {"a2": 2}, epoch=9, rules=RULES, now=11.0)
+    assert not place(world.records, "9.9", {"a2": 2}, epoch=9, rules=RULES, now=11.0)
+
+
+def test_start_moves_the_deadline_and_ends_it() -> None:
+    world = _placed()
+    world.apply(accepted(world.records, "1.1.1", 11.5, RULES, 12.0))
+    assert (world.allocation.timeline.accepted_at, world.allocation.deadline_at) == (11.5, 62.0)
+    early = Timeline(runner_up_at=13.0)
+    world.apply(came_up(world.records, "1.1.1", 1, early, metrics_address="", now=13.0))
+    assert world.allocation.state is State.STARTING
+    up = Timeline(queued_at=99.0, runner_up_at=12.5, rendezvous_at=14.0, ranks_up_at=15.0)
+    world.apply(came_up(world.records, "1.1.1", 0, up, metrics_address="h:1", now=15.0))
+    allocation = world.allocation
+    assert (allocation.state, allocation.deadline_at) == (State.RUNNING, 0.0)
+    assert allocation.members[0].metrics_address == "h:1"
+    assert allocation.timeline == Timeline(10.0, 11.0, 11.5, 13.0, 14.0, 15.0)
+    assert world.trial.timeline == allocation.timeline
+    assert not accepted(world.records, "1.1.1", 11.5, RULES, 16.0)
+
+
+def test_the_first_failure_stops_the_rest_and_the_last_exit_frees_the_slots() -> None:
+    world = _placed()
+    world.exit("a2", ExitKind.USER_ERROR)
+    assert (world.allocation.state, world.allocation.stop_kind) == (State.STOPPING, ExitKind.KILLED)
+    assert world.allocation.deadline_at == 20.0 + 5 + 15
+    world.exit("a1", ExitKind.KILLED, 21.0)
+    assert not list(world.records.all_of(Allocation))
+    request = get(world.records, Request, "1.1")
+    assert (request.submitted_at, request.not_before_at) == (10.0, 22.0)
+    assert (world.trial.restarts, world.trial.timeline) == (1, Timeline(queued_at=21.0))
+    assert world.trial.last_failure is not None
+    assert world.trial.last_failure.agent_id == "a2"
+
+
+def test_a_member_that_completes_stops_nobody() -> None:
+    world = _placed()
+    world.exit("a1", ExitKind.COMPLETED)
+    assert world.allocation.state is State.STARTING
+    world.exit("a2", ExitKind.COMPLETED)
+    assert (world.trial.outcome, world.experiment.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+    assert world.experiment.reason == "its trial completed"
+
+
+def test_a_preempted_member_preempts_the_rest_with_the_experiments_grace() -> None:
+    world = _placed()
+    world.exit("a1", ExitKind.PREEMPTED)
+    assert (world.allocation.stop_kind, world.allocation.deadline_at) == (ExitKind.PREEMPTED, 20.0 + 100 + 15)
+
+
+def test_a_kill_overrides_a_preemption_once() -> None:
+    world = _placed()
+    world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.PREEMPTED, "room", 200.0), 12.0))
+    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, 13.0))
+    assert (world.allocation.stop_kind, world.allocation.stop_reason) == (ExitKind.KILLED, "killed by ann")
+    assert world.experiment.state is State.STOPPING
+    assert not end_experiment(world.records, 1, "killed by bob", RULES, 14.0)
+    assert not stop(world.records, "1.1.1", StopOrder(ExitKind.PREEMPTED, "room", 300.0), 14.0)
+    world.exit("a1", ExitKind.KILLED)
+    world.exit("a2", ExitKind.SIGNAL)
+    assert (world.experiment.outcome, world.experiment.reason) == (Outcome.CANCELED, "killed by ann")
+
+
+def test_an_unaccepted_start_blames_who_did_not_accept() -> None:
+    world = _placed()
+    assert overdue(world.records.all_of(Allocation), 20.9) == []
+    assert overdue(world.records.all_of(Allocation), 21.0) == ["1.1.1"]
+    assert overdue(world.records.all_of(Allocation), 21.0, patient_until=30.0) == []
+    world.apply(expired(world.records, "1.1.1", frozenset({"a1"}), RULES, 21.0))
+    failure = world.allocation.failure
+    assert failure is not None
+    assert (failure.agent_id, failure.kind) == ("a2", ExitKind.START_FAILED)
+    assert failure.message == "not accepted by a2 within 10 s"
+    world.exit("a1", ExitKind.KILLED)
+    world.exit("a2", ExitKind.KILLED)
+    assert (world.trial.state, world.trial.infrastructure_failures) == (State.QUEUED, 1)
+
+
+def test_members_that_never_report_their_end_are_given_up() -> None:
+    world = _placed()
+    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, 12.0))
+    due = next_deadline(world.records.all_of(Allocation), (), 12.0)
+    assert due == 12.0 + 5 + 15
+    world.apply(expired(world.records, "1.1.1", frozenset(), RULES, due))
+    assert world.experiment.outcome is Outcome.CANCELED
+
+
+def test_next_deadline_looks_at_backoffs_and_a_new_leaders_patience() -> None:
+    world = _placed()
+    request = Request("2.1", 2, "default", 1, not_before_at=15.0)
+    allocations = list(world.records.all_of(Allocation))
+    assert next_deadline(allocations, [request], 11.0) == 15.0
+    assert next_deadline(allocations, [request], 15.0) == 21.0
+    assert next_deadline(allocations, [], 11.0, patient_until=50.0) == 50.0
+    assert next_deadline([], [], 11.0) is None
+
+
+def test_checkpoints_lead_only_forward_and_forgive_the_machines() -> None:
+    world = _placed()
+    world.apply(Change(puts=(replace(world.trial, infrastructure_failures=3),)))
+    for checkpoint_id, batches in (("c1", 10), ("c0", 5)):
+        world.apply(checkpointed(world.records, Checkpoint(checkpoint_id, "1.1", 1, batches, "/x")))
+    trial = world.trial
+    assert (trial.latest_checkpoint_id, trial.batches_completed, trial.infrastructure_failures) == ("c1", 10, 0)
+    assert world.records.count(Checkpoint) == 2
+    assert not progressed(world.records, "1.1", 10, RULES, 20.0)
+
+
+def test_snapshot_counts_healthy_and_held_slots() -> None:
+    world = _placed()
+    sick = Agent("a1", slots=(Slot("a1/0"), Slot("a1/1", is_healthy=False)))
+    world.apply(registered(world.records, sick, 30.0))
+    progress = {"1.1": Progress(10, 110, 0.5, at=40.0)}
+    snapshot = take_snapshot(world.records, (PoolConfig("default"),), {"a2": "not connected"}, progress, now=50.0)
+    rooms = {room.id: room for room in snapshot.agents}
+    assert (rooms["a1"].slots, rooms["a1"].free, rooms["a1"].is_usable) == (1, 0, True)
+    assert (rooms["a1"].draining, rooms["a1"].disabled) == (1, 1)
+    assert (rooms["a2"].is_usable, rooms["a2"].problem) == (False, "not connected")
+    [running] = snapshot.running
+    assert (dict(running.slots_by_agent), running.estimated_end_at) == ({"a1": 2, "a2": 2}, 90.0)
+
+
+def test_a_pool_that_only_agents_name_places_too() -> None:
+    world = World()
+    world.apply(Change(puts=(Agent("b1", pool="lab", slots=(Slot("b1/0"),)), Request("2.1", 1, "lab", 1))))
+    snapshot = take_snapshot(world.records, (PoolConfig("default"),), {}, {}, now=50.0)
+    assert [one.trial_id for one in plan(snapshot, 0.0).assignments] == ["1.1", "2.1"]
+    assert ReasonCode.NO_MATCHING_POOL not in {reason.code for reason in plan(snapshot, 0.0).reasons.values()}

@@ -1,0 +1,81 @@
+"""A runner's place in its gang and what its ranks find in their environment."""
+
+from __future__ import annotations
+
+from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo
+from gangline.v1 import types_pb2
+from services.trial_runner.gang_plan import Network, find_place, rank_environment
+from tests.support.runner_process import make_spec
+
+MEMBERS = [("a1", 4), ("a2", 2), ("a3", 1)]
+NETWORK = Network("10.0.0.1", 4000, "eth1")
+
+
+def environment(node_rank: int, rank: int, base: dict[str, str] | None = None, config: object = None) -> dict[str, str]:
+    spec = make_spec(MEMBERS, node_rank, "model:Trial", config={"environment": config} if config else None)
+    place = find_place(spec)
+    return rank_environment(
+        spec,
+        place,
+        NETWORK,
+        rank,
+        base=base or {},
+        code_directory="/code",
+        socket_path="/tmp/s/rank.sock",
+        num_threads=3,
+    )
+
+
+def test_ranks_are_numbered_through_the_members() -> None:
+    places = [find_place(make_spec(MEMBERS, node_rank, "x")) for node_rank in range(3)]
+    assert [list(place.ranks) for place in places] == [[0, 1, 2, 3], [4, 5], [6]]
+    assert {place.world_size for place in places} == {7}
+    assert [place.is_head for place in places] == [True, False, False]
+
+
+def test_torch_finds_its_variables() -> None:
+    found = environment(1, 5)
+    assert {name: found[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "7",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == ("1", "3")
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "4000")
+    assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "eth1"
+    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    assert (found["OMP_NUM_THREADS"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "")
+
+
+def test_no_credentials_and_nothing_of_the_runners_own_reaches_a_rank() -> None:
+    base = {"GANGLINE_CLUSTER_TOKEN_FILE": "/secret", "RANK": "9", "MASTER_PORT": "1", "PATH": "/bin", "RANKS": "mine"}
+    found = environment(0, 0, base)
+    assert "GANGLINE_CLUSTER_TOKEN_FILE" not in found
+    assert (found["PATH"], found["RANK"], found["MASTER_PORT"], found["RANKS"]) == ("/bin", "0", "4000", "mine")
+    assert "test-token" not in repr(found)
+
+
+def test_the_experiments_variables_win_over_the_machines_but_not_over_torchs() -> None:
+    variables = {"environment_variables": {"cpu": ["PATH=/mine", "RANK=7", "A=b=c"], "cuda": ["A=gpu"]}}
+    found = environment(0, 0, {"PATH": "/bin"}, variables)
+    assert (found["PATH"], found["RANK"], found["A"]) == ("/mine", "0", "b=c")
+
+
+def test_a_rank_sees_all_devices_of_its_member() -> None:
+    spec = make_spec([("a1", 2)], 0, "x")
+    del spec.slots[:]
+    spec.slots.append(types_pb2.Slot(id="a1/GPU-1", kind=types_pb2.SLOT_KIND_GPU, uuid="GPU-1"))
+    spec.slots.append(types_pb2.Slot(id="a1/gpu-3", kind=types_pb2.SLOT_KIND_GPU))
+    found = rank_environment(
+        spec, find_place(spec), NETWORK, 0, base={}, code_directory="/c", socket_path="/s", num_threads=1
+    )
+    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-1,3"
+
+
+def test_the_cluster_info_says_where_and_what() -> None:
+    info = ClusterInfo.parse(environment(1, 5)[ENVIRONMENT_KEY])
+    assert (info.allocation_id, info.agent_id, info.node_rank, info.num_nodes) == ("7.1.1", "a2", 1, 3)
+    assert (info.slot_ids, info.code_directory, info.attempt) == (["a2/0", "a2/1"], "/code", 1)
+    assert info.trial.config["entrypoint"] == "model:Trial"
+    assert info.latest_checkpoint is None

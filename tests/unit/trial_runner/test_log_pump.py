@@ -1,0 +1,66 @@
+"""Lines out of pipes, whatever is written into them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from services.trial_runner.log_pump import LAST_LINES, MAX_LAST_LINE_LENGTH, MAX_LINE_BYTES, LogPump
+
+
+async def pump(*writes: bytes, stream: str = "stderr") -> tuple[list[str], tuple[str, ...]]:
+    """All lines that reached the sink, and the last ones of the rank."""
+    found: list[str] = []
+
+    def sink(rank: int, name: str, lines: Sequence[str]) -> None:
+        assert (rank, name) == (3, stream)
+        found.extend(lines)
+
+    pumped = LogPump(sink)
+    fd = await pumped.open_pipe(3, stream)
+    for content in writes:
+        await asyncio.to_thread(os.write, fd, content)
+    os.close(fd)
+    await pumped.drain(5)
+    return found, pumped.last_lines(3)
+
+
+async def test_lines_and_a_rest_without_an_end() -> None:
+    assert (await pump(b"one\ntw", b"o\n\nthree"))[0] == ["one", "two", "", "three"]
+
+
+async def test_a_progress_bar_is_one_line() -> None:
+    assert (await pump(b"10%\r20%\r100%\ndone\r\n"))[0] == ["100%", "done"]
+
+
+async def test_what_is_no_utf8_is_shown_and_nul_too() -> None:
+    assert (await pump(b"a\xffb\0c\n"))[0] == ["a\\xffb\\x00c"]
+
+
+async def test_a_line_without_an_end_is_cut() -> None:
+    lines, _ = await pump(b"x" * 60_000, b"y" * 20_000)
+    assert [len(line) for line in lines] == [MAX_LINE_BYTES, 80_000 - MAX_LINE_BYTES]
+    assert "".join(lines) == "x" * 60_000 + "y" * 20_000
+
+
+async def test_the_last_lines_of_standard_error_are_kept() -> None:
+    _, last = await pump(b"".join(b"%d\n" % number for number in range(100)))
+    assert last == tuple(str(number) for number in range(100 - LAST_LINES, 100))
+
+
+async def test_long_last_lines_are_cut_for_the_report_and_whole_in_the_log() -> None:
+    lines, last = await pump(b"x" * 30_000 + b"\nend\n")
+    assert [len(line) for line in lines] == [30_000, 3]
+    assert last == ("x" * MAX_LAST_LINE_LENGTH, "end")
+
+
+async def test_standard_output_stands_in_where_standard_error_is_empty() -> None:
+    assert (await pump(b"only this\n", stream="stdout"))[1] == ("only this",)
+
+
+async def test_a_pipe_that_somebody_keeps_open_does_not_hold_up_the_end() -> None:
+    pumped = LogPump(lambda _rank, _stream, _lines: None)
+    fd = await pumped.open_pipe(0, "stdout")
+    await pumped.drain(0.05)
+    os.close(fd)

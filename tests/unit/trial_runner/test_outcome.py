@@ -1,0 +1,163 @@
+"""The first real error is the cause; what only noticed that another had gone is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangline.domain.state import ExitKind
+from services.trial_runner.outcome import Circumstances, Failure, RankEnd, Stop, find_error_line, judge
+
+GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3107"
+NCCL = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+STORE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
+
+
+def around(**changes: Any) -> Circumstances:
+    return Circumstances(**{"agent_id": "a1", "num_nodes": 2, "now": 100.0, **changes})
+
+
+def raised(rank: int, message: str, at: float, **changes: Any) -> RankEnd:
+    failure = Failure(changes.pop("kind", None), message, rank, failed_at=at)
+    return RankEnd(rank, exit_code=1, ended_at=at + 0.1, failure=failure, **changes)
+
+
+def test_all_finished_is_completed() -> None:
+    report = judge([RankEnd(0, exit_code=0), RankEnd(1, exit_code=0)], around())
+    assert (report.kind, report.message, report.ended_at) == (ExitKind.COMPLETED, "", 100.0)
+
+
+@pytest.mark.parametrize("ended", [{"signal": 9, "was_killed": True}, {"signal": 11}, {"exit_code": 1}])
+def test_what_happens_after_finishing_changes_nothing(ended: dict[str, Any]) -> None:
+    ends = [RankEnd(0, is_finished=True, **ended), RankEnd(1, exit_code=0)]
+    assert judge(ends, around()).kind is ExitKind.COMPLETED
+
+
+@pytest.mark.parametrize("consequence", [GLOO, NCCL, STORE])
+def test_the_real_error_wins_over_an_earlier_consequence(consequence: str) -> None:
+    ends = [raised(0, consequence, 10.0), raised(1, "ValueError: bad batch", 10.2, last_lines=("x", "y"))]
+    report = judge(ends, around())
+    assert (report.kind, report.rank, report.failed_at) == (ExitKind.USER_ERROR, 1, 10.2)
+    assert report.message == "ValueError: bad batch"
+    assert report.last_lines == ("x", "y")
+    assert report.exit_code == 1
+
+
+def test_the_first_of_two_real_errors_wins() -> None:
+    ends = [raised(0, "KeyError: 'b'", 11.0), raised(1, "KeyError: 'a'", 10.0)]
+    assert judge(ends, around()).message == "KeyError: 'a'"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("MemoryError", ExitKind.OUT_OF_MEMORY),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", ExitKind.OUT_OF_MEMORY),
+        ("RuntimeError: CUDA error: CUDA out of memory", ExitKind.OUT_OF_MEMORY),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory", ExitKind.OUT_OF_MEMORY),
+        ("ModuleNotFoundError: No module named 'x'", ExitKind.IMPORT_ERROR),
+        ("ImportError: cannot import name 'x'", ExitKind.IMPORT_ERROR),
+        ("ValueError: MemoryError in the text", ExitKind.USER_ERROR),
+        ("boom", ExitKind.USER_ERROR),
+    ],
+)
+def test_errors_are_classified_by_their_exception(message: str, kind: ExitKind) -> None:
+    assert judge([raised(0, message, 1.0)], around()).kind is kind
+    silent = RankEnd(0, exit_code=1, ended_at=1.0, last_lines=("Traceback:", message))
+    assert judge([silent], around()).kind is kind
+
+
+def test_the_kind_that_a_rank_names_is_kept() -> None:
+    end = raised(0, "GanglineError: no such strategy", 1.0, kind=ExitKind.CONFIGURATION_ERROR)
+    assert judge([end], around()).kind is ExitKind.CONFIGURATION_ERROR
+
+
+def test_a_signal_that_nobody_here_sent() -> None:
+    report = judge([RankEnd(0, signal=11, ended_at=5.0), RankEnd(1, signal=9, was_killed=True)], around())
+    assert (report.kind, report.rank, report.signal) == (ExitKind.SIGNAL, 0, 11)
+    assert report.message == "ended by signal 11 (SIGSEGV)"
+
+
+def test_a_kill_by_the_kernel_for_memory() -> None:
+    report = judge([RankEnd(0, signal=9, ended_at=5.0, was_out_of_memory=True)], around())
+    assert report.kind is ExitKind.OUT_OF_MEMORY
+
+
+def test_an_exit_without_a_word_says_so() -> None:
+    report = judge([RankEnd(0, exit_code=3, ended_at=5.0)], around())
+    assert (report.kind, report.exit_code) == (ExitKind.USER_ERROR, 3)
+    assert report.message == "exited with code 3 and said nothing"
+
+
+PEER = Failure(ExitKind.USER_ERROR, "ValueError: bad batch", 3, "a2", 9.0)
+
+
+@pytest.mark.parametrize("own", [raised(0, GLOO, 10.0), RankEnd(0, signal=9, was_killed=True)])
+def test_a_peer_that_failed_first_is_named(own: RankEnd) -> None:
+    report = judge([own], around(peer=PEER))
+    assert report.kind is ExitKind.PEER_FAILED
+    assert report.message == "ended because rank 3 on a2 failed first: ValueError: bad batch"
+
+
+def test_an_own_real_error_stays_beside_a_peers() -> None:
+    assert judge([raised(0, "KeyError: 'a'", 10.0)], around(peer=PEER)).kind is ExitKind.USER_ERROR
+
+
+def test_a_consequence_without_a_cause_is_the_networks_fault_between_machines() -> None:
+    report = judge([raised(0, GLOO, 10.0)], around())
+    assert report.kind is ExitKind.NETWORK
+    assert report.message.endswith("no rank of any member reported an error of its own")
+
+
+def test_a_consequence_without_a_cause_on_one_machine_is_what_it_says() -> None:
+    report = judge([raised(0, GLOO, 10.0)], around(num_nodes=1))
+    assert (report.kind, report.rank) == (ExitKind.USER_ERROR, 0)
+
+
+def test_killed_on_request() -> None:
+    report = judge([RankEnd(0, signal=9, was_killed=True)], around(stop=Stop(ExitKind.KILLED, "killed by ada")))
+    assert (report.kind, report.message) == (ExitKind.KILLED, "killed by ada")
+
+
+def test_an_error_of_its_own_is_told_although_the_gang_was_killed_meanwhile() -> None:
+    """The innocent member reports first, and the scheduler then kills the one with the cause."""
+    stop = Stop(ExitKind.KILLED, "its member ended first: agent a2: ended because rank 1 on a1 failed first")
+    report = judge([RankEnd(0, signal=9, was_killed=True), raised(1, "RuntimeError: boom", 10.0)], around(stop=stop))
+    assert (report.kind, report.rank, report.message) == (ExitKind.USER_ERROR, 1, "RuntimeError: boom")
+    noticed = [RankEnd(0, signal=9, was_killed=True), raised(1, GLOO, 10.0)]
+    assert judge(noticed, around(stop=stop)).kind is ExitKind.KILLED
+
+
+def test_stopped_in_order() -> None:
+    stop = Stop(ExitKind.PREEMPTED, "by 9.1")
+    end = RankEnd(0, exit_code=0, is_finished=True, is_preempted=True)
+    assert judge([end], around(stop=stop)).kind is ExitKind.PREEMPTED
+    assert judge([RankEnd(0, exit_code=0, is_finished=True)], around(stop=stop)).kind is ExitKind.COMPLETED
+
+
+def test_a_stop_that_was_not_obeyed_in_time() -> None:
+    stop = Stop(ExitKind.PREEMPTED, "by 9.1", is_overdue=True)
+    report = judge([RankEnd(0, signal=9, was_killed=True)], around(stop=stop))
+    assert report.kind is ExitKind.PREEMPTED
+    assert report.message.startswith("had not stopped in time and was killed")
+
+
+def test_an_error_while_stopping_is_still_an_error() -> None:
+    report = judge([raised(0, "OSError: disk full", 10.0)], around(stop=Stop(ExitKind.PREEMPTED, "by 9.1")))
+    assert report.kind is ExitKind.USER_ERROR
+
+
+def test_ranks_that_vanished() -> None:
+    report = judge([RankEnd(0), RankEnd(1)], around(lost="the nursery died"))
+    assert (report.kind, report.message) == (ExitKind.RUNNER_LOST, "the nursery died")
+
+
+def test_the_line_that_names_the_error_is_found_among_others() -> None:
+    assert find_error_line(["Traceback", "ValueError: x", "[W socket.cpp] warning", ""]) == "ValueError: x"
+    assert find_error_line(["something odd", "  "]) == "something odd"
+    assert find_error_line([]) == ""
+
+
+def test_a_message_is_bounded() -> None:
+    assert len(judge([raised(0, "ValueError: " + "x" * 10_000, 1.0)], around()).message) == 2000

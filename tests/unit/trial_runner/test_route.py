@@ -1,0 +1,66 @@
+"""Which address is asked next."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.trial_runner import route
+from services.trial_runner.route import Route
+
+NOT_LEADING = "this scheduler does not lead; the leader is 10.0.0.9:8082"
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "FIRST_PAUSE_SECONDS", 0.0)
+
+
+async def test_addresses_take_turns() -> None:
+    made = Route("scheduler", ["a:1", "b:2"])
+    seen = [made.address]
+    for _ in range(3):
+        await made.failed()
+        seen.append(made.address)
+    assert seen == ["a:1", "b:2", "a:1", "b:2"]
+
+
+async def test_a_named_leader_is_asked_next_and_dropped_when_it_fails_too() -> None:
+    made = Route("scheduler", ["a:1", "b:2"])
+    await made.failed(NOT_LEADING)
+    assert made.address == "10.0.0.9:8082"
+    await made.failed()
+    assert made.address == "b:2"
+
+
+async def test_two_standbys_that_name_each_other_do_not_keep_it_for_ever() -> None:
+    made = Route("scheduler", ["a:1"])
+    await made.failed(NOT_LEADING)
+    await made.failed(NOT_LEADING)
+    assert made.address == "a:1"
+
+
+async def test_without_any_address_it_says_so() -> None:
+    made = Route("gateway", [])
+    await made.failed()
+    assert made.name == "the gateway at no known address"
+
+
+async def test_learned_addresses_replace_those_of_the_start() -> None:
+    made = Route("gateway", ["a:1", "b:2"])
+    await made.failed()
+    made.learn([])
+    assert made.address == "b:2"
+    made.learn(["c:3"])
+    assert made.address == "c:3"
+
+
+async def test_who_is_in_a_hurry_does_not_wait_for_the_end_of_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "FIRST_PAUSE_SECONDS", 600.0)
+    monkeypatch.setattr(route, "LONGEST_PAUSE_SECONDS", 600.0)
+    made = Route("scheduler", ["a:1"])
+    pausing = asyncio.create_task(made.failed())
+    await asyncio.sleep(0)
+    made.hurry()
+    await asyncio.wait_for(pausing, 10)
