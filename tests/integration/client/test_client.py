@@ -20,9 +20,7 @@ from gangline.v1 import ingest_pb2, types_pb2
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
 from tests.support.view import make_agent_view, make_allocation, make_experiment, make_log, make_story, make_trial
 
-CONFIG = (
-    "entrypoint: model_def:Digits\nsearcher: {name: single, metric: loss, max_length: 10}\nworkspace: vision\n"
-)
+CONFIG = "entrypoint: model_def:Digits\nsearcher: {name: single, metric: loss, max_length: 10}\nworkspace: vision\n"
 
 
 def test_create_checks_uploads_and_submits(client: Client, gateway: StandInGateway, code: Path) -> None:
