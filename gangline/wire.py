@@ -1,8 +1,9 @@
 """The only map between protos and the domain.
 
 A domain record and its message have the same field names, so one generic mapping serves all of them: enums map by
-name, tuples to repeated fields, mappings to maps, None to an absent or unspecified field. It opens no connection and
-keeps no state beside the field plans it derives once for each class.
+name, tuples to repeated fields, mappings to maps, None to an absent or unspecified field; an unspecified enum without
+None is the record's default. It opens no connection and keeps no state beside the field plans it derives once for
+each class.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any, cast
@@ -31,6 +32,8 @@ _MESSAGE_BY_RECORD: dict[type, type[Message]] = {
         allocation.Timeline,
         experiment.Checkpoint,
         experiment.Experiment,
+        experiment.QueueMove,
+        experiment.ResourceChange,
         experiment.Trial,
         resource.Agent,
         resource.Cluster,
@@ -108,10 +111,11 @@ def _plan_of(record_type: type) -> tuple[tuple[str, Setter, Getter], ...]:
 @cache
 def _plan(record_type: type) -> tuple[tuple[str, Setter, Getter], ...]:
     hints = typing.get_type_hints(record_type)
-    return tuple((field.name, *_field_plan(field.name, hints[field.name])) for field in fields(record_type))
+    found: list[Field[Any]] = list(fields(record_type))
+    return tuple((field.name, *_field_plan(field.name, hints[field.name], field.default)) for field in found)
 
 
-def _field_plan(name: str, hint: Any) -> tuple[Setter, Getter]:
+def _field_plan(name: str, hint: Any, default: Any) -> tuple[Setter, Getter]:
     is_optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
     if is_optional:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
@@ -120,7 +124,7 @@ def _field_plan(name: str, hint: Any) -> tuple[Setter, Getter]:
     if typing.get_origin(hint) is Mapping:
         return (lambda m, v: getattr(m, name).update(v), lambda m: dict(getattr(m, name)))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return _enum_plan(name, hint, is_optional)
+        return _enum_plan(name, hint, None if default is MISSING else default, is_optional)
     if is_dataclass(hint):
         return _record_plan(name, cast("type", hint), is_optional)
     if is_optional:
@@ -141,12 +145,14 @@ def _repeated_plan(name: str, item: Any) -> tuple[Setter, Getter]:
     return (lambda m, v: getattr(m, name).extend(v), lambda m: tuple(getattr(m, name)))
 
 
-def _enum_plan(name: str, hint: type[StrEnum], is_optional: bool) -> tuple[Setter, Getter]:
+def _enum_plan(name: str, hint: type[StrEnum], default: Any, is_optional: bool) -> tuple[Setter, Getter]:
     def get(message: Any) -> StrEnum | None:
-        member = enum_member(hint, getattr(message, name))
+        number = getattr(message, name)
+        # Unspecified is what a peer or a record from before the field has.
+        member = enum_member(hint, number) if number else default
         if member is None and not is_optional:
-            raise ValueError(f"{type(message).__name__}.{name} holds {getattr(message, name)}, no {hint.__name__}")
-        return member
+            raise ValueError(f"{type(message).__name__}.{name} holds {number}, no {hint.__name__}")
+        return cast("StrEnum | None", member)
 
     return (lambda m, v: setattr(m, name, enum_number(v)), get)
 

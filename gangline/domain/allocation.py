@@ -88,3 +88,4 @@ class Reason:
     would_start_if: str = ""
     blocking_ids: tuple[str, ...] = ()
     eta_at: float | None = None
+    changes_json: str = ""

@@ -23,6 +23,24 @@ class Experiment:
     created_at: float = 0.0
     ended_at: float = 0.0
     stop_kind: ExitKind | None = None
+    queue_position: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceChange:
+    """None leaves a value as it is; max_slots 0 lifts the cap."""
+
+    priority: int | None = None
+    weight: float | None = None
+    max_slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMove:
+    """Directly ahead of another experiment of the same pool or directly behind it, at that one's priority."""
+
+    anchor_experiment_id: int
+    is_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +66,8 @@ class Trial:
     closing: Outcome | None = None
     best_validation: float | None = None
     best_validation_batches: int = 0
+    batches_total: int = 0
+    seconds_per_batch: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

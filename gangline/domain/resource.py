@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gangline.domain.state import AgentState, SlotKind
+from gangline.domain.state import AgentState, Availability, SlotKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class Slot:
     memory_bytes: int = 0
     is_healthy: bool = True
     problem: str = ""
+    availability: Availability = Availability.ENABLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Agent:
     metrics_address: str = ""
     registered_at: float = 0.0
     lost_at: float = 0.0
+    availability: Availability = Availability.ENABLED
 
 
 @dataclass(frozen=True, slots=True)

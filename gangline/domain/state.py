@@ -34,6 +34,14 @@ class AgentState(StrEnum):
     LOST = "LOST"
 
 
+class Availability(StrEnum):
+    """Whether an agent or a slot is given out; types.proto says what each means."""
+
+    ENABLED = "ENABLED"
+    DRAINING = "DRAINING"
+    DISABLED = "DISABLED"
+
+
 class ExitKind(StrEnum):
     """Why one member of an allocation ended; types.proto says what each means."""
 

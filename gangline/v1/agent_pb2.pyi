@@ -30,22 +30,26 @@ class ConnectRequest(google.protobuf.message.Message):
     HELLO_FIELD_NUMBER: builtins.int
     HEARTBEAT_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> Global___AgentHello: ...
     @property
     def heartbeat(self) -> Global___AgentHeartbeat: ...
     @property
     def status(self) -> Global___AllocationStatus: ...
+    @property
+    def slots(self) -> Global___AgentSlots: ...
     def __init__(
         self,
         *,
         hello: Global___AgentHello | None = ...,
         heartbeat: Global___AgentHeartbeat | None = ...,
         status: Global___AllocationStatus | None = ...,
+        slots: Global___AgentSlots | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "status", b"status"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "status"] | None: ...
+    def HasField(self, field_name: typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "slots", b"slots", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "slots", b"slots", "status", b"status"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "status", "slots"] | None: ...
 
 Global___ConnectRequest: typing_extensions.TypeAlias = ConnectRequest
 
@@ -117,6 +121,24 @@ class AgentHeartbeat(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___AgentHeartbeat: typing_extensions.TypeAlias = AgentHeartbeat
+
+@typing.final
+class AgentSlots(google.protobuf.message.Message):
+    """All its slots again, because the health of one has changed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: builtins.int
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.Slot]: ...
+    def __init__(
+        self,
+        *,
+        slots: collections.abc.Iterable[gangline.v1.types_pb2.Slot] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["slots", b"slots"]) -> None: ...
+
+Global___AgentSlots: typing_extensions.TypeAlias = AgentSlots
 
 @typing.final
 class AgentWelcome(google.protobuf.message.Message):

@@ -317,17 +317,27 @@ class UpdateExperimentRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     EXPERIMENT_ID_FIELD_NUMBER: builtins.int
     ACTION_FIELD_NUMBER: builtins.int
+    RESOURCES_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     experiment_id: builtins.int
     action: gangline.v1.types_pb2.ExperimentAction.ValueType
+    """Exactly one of action, resources and move."""
+    @property
+    def resources(self) -> gangline.v1.types_pb2.ResourceChange: ...
+    @property
+    def move(self) -> gangline.v1.types_pb2.QueueMove: ...
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
         experiment_id: builtins.int = ...,
         action: gangline.v1.types_pb2.ExperimentAction.ValueType = ...,
+        resources: gangline.v1.types_pb2.ResourceChange | None = ...,
+        move: gangline.v1.types_pb2.QueueMove | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "request_id", b"request_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources"]) -> None: ...
 
 Global___UpdateExperimentRequest: typing_extensions.TypeAlias = UpdateExperimentRequest
 
@@ -558,9 +568,15 @@ Global___StoredMetrics: typing_extensions.TypeAlias = StoredMetrics
 class ListTasksRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    """0 for all experiments."""
     def __init__(
         self,
+        *,
+        experiment_id: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id"]) -> None: ...
 
 Global___ListTasksRequest: typing_extensions.TypeAlias = ListTasksRequest
 
@@ -591,7 +607,10 @@ class Task(google.protobuf.message.Message):
     ALLOCATION_FIELD_NUMBER: builtins.int
     REQUEST_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    QUEUE_PLACE_FIELD_NUMBER: builtins.int
     experiment_name: builtins.str
+    queue_place: builtins.int
+    """From 1 in the order in which its pool looks at what waits; 0 when it does not wait or no scheduler leads."""
     @property
     def trial(self) -> gangline.v1.types_pb2.Trial: ...
     @property
@@ -608,9 +627,10 @@ class Task(google.protobuf.message.Message):
         allocation: gangline.v1.types_pb2.Allocation | None = ...,
         request: gangline.v1.types_pb2.Request | None = ...,
         reason: gangline.v1.types_pb2.Reason | None = ...,
+        queue_place: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocation", b"allocation", "reason", b"reason", "request", b"request", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "experiment_name", b"experiment_name", "reason", b"reason", "request", b"request", "trial", b"trial"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "experiment_name", b"experiment_name", "queue_place", b"queue_place", "reason", b"reason", "request", b"request", "trial", b"trial"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 
@@ -678,6 +698,50 @@ class AgentView(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["agent", b"agent", "allocation_id_by_slot_id", b"allocation_id_by_slot_id"]) -> None: ...
 
 Global___AgentView: typing_extensions.TypeAlias = AgentView
+
+@typing.final
+class UpdateAgentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    SLOT_IDS_FIELD_NUMBER: builtins.int
+    AVAILABILITY_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    agent_id: builtins.str
+    availability: gangline.v1.types_pb2.Availability.ValueType
+    @property
+    def slot_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Empty for the agent itself."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        agent_id: builtins.str = ...,
+        slot_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        availability: gangline.v1.types_pb2.Availability.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "availability", b"availability", "request_id", b"request_id", "slot_ids", b"slot_ids"]) -> None: ...
+
+Global___UpdateAgentRequest: typing_extensions.TypeAlias = UpdateAgentRequest
+
+@typing.final
+class UpdateAgentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: builtins.int
+    @property
+    def agent(self) -> gangline.v1.types_pb2.Agent: ...
+    def __init__(
+        self,
+        *,
+        agent: gangline.v1.types_pb2.Agent | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent"]) -> None: ...
+
+Global___UpdateAgentResponse: typing_extensions.TypeAlias = UpdateAgentResponse
 
 @typing.final
 class ListCheckpointsRequest(google.protobuf.message.Message):
@@ -797,3 +861,34 @@ class GetClusterResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["cluster", b"cluster", "leader", b"leader", "num_agents", b"num_agents", "num_pending", b"num_pending", "num_slots", b"num_slots", "num_slots_used", b"num_slots_used", "services", b"services", "version", b"version"]) -> None: ...
 
 Global___GetClusterResponse: typing_extensions.TypeAlias = GetClusterResponse
+
+@typing.final
+class GatewayServiceGetSnapshotRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    pool: builtins.str
+    """Empty when there is only one pool."""
+    def __init__(
+        self,
+        *,
+        pool: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool"]) -> None: ...
+
+Global___GatewayServiceGetSnapshotRequest: typing_extensions.TypeAlias = GatewayServiceGetSnapshotRequest
+
+@typing.final
+class GatewayServiceGetSnapshotResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SNAPSHOT_JSON_FIELD_NUMBER: builtins.int
+    snapshot_json: builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["snapshot_json", b"snapshot_json"]) -> None: ...
+
+Global___GatewayServiceGetSnapshotResponse: typing_extensions.TypeAlias = GatewayServiceGetSnapshotResponse

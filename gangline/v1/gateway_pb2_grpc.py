@@ -99,6 +99,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.ListAgentsRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.ListAgentsResponse.FromString,
                 _registered_method=True)
+        self.UpdateAgent = channel.unary_unary(
+                '/gangline.v1.GatewayService/UpdateAgent',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateAgentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateAgentResponse.FromString,
+                _registered_method=True)
         self.ListCheckpoints = channel.unary_unary(
                 '/gangline.v1.GatewayService/ListCheckpoints',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.ListCheckpointsRequest.SerializeToString,
@@ -113,6 +118,11 @@ class GatewayServiceStub(object):
                 '/gangline.v1.GatewayService/GetCluster',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.GetClusterResponse.FromString,
+                _registered_method=True)
+        self.GetSnapshot = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetSnapshot',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotResponse.FromString,
                 _registered_method=True)
 
 
@@ -159,7 +169,8 @@ class GatewayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateExperiment(self, request, context):
-        """Pauses, activates or cancels an experiment. Asking for what is so already changes nothing.
+        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
+        already changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,6 +215,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateAgent(self, request, context):
+        """Enables, drains or disables an agent or some of its slots. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListCheckpoints(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -218,6 +236,13 @@ class GatewayServiceServicer(object):
 
     def GetCluster(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSnapshot(self, request, context):
+        """What the planner would look at now, in the format of `gangline simulate`.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -290,6 +315,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.ListAgentsRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.ListAgentsResponse.SerializeToString,
             ),
+            'UpdateAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateAgent,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateAgentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateAgentResponse.SerializeToString,
+            ),
             'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCheckpoints,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.ListCheckpointsRequest.FromString,
@@ -304,6 +334,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.GetCluster,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.GetClusterRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.GetClusterResponse.SerializeToString,
+            ),
+            'GetSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSnapshot,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -668,6 +703,33 @@ class GatewayService(object):
             _registered_method=True)
 
     @staticmethod
+    def UpdateAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/UpdateAgent',
+            gangline_dot_v1_dot_gateway__pb2.UpdateAgentRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.UpdateAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListCheckpoints(request,
             target,
             options=(),
@@ -738,6 +800,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/GetCluster',
             gangline_dot_v1_dot_gateway__pb2.GetClusterRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.GetClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetSnapshot',
+            gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

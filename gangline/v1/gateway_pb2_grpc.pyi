@@ -233,6 +233,22 @@ _GatewayServiceListAgentsType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceUpdateAgentType = typing_extensions.TypeVar(
+    '_GatewayServiceUpdateAgentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UpdateAgentRequest,
+        gangline.v1.gateway_pb2.UpdateAgentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UpdateAgentRequest,
+        gangline.v1.gateway_pb2.UpdateAgentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UpdateAgentRequest,
+        gangline.v1.gateway_pb2.UpdateAgentResponse,
+    ],
+)
+
 _GatewayServiceListCheckpointsType = typing_extensions.TypeVar(
     '_GatewayServiceListCheckpointsType',
     grpc.UnaryUnaryMultiCallable[
@@ -281,7 +297,23 @@ _GatewayServiceGetClusterType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceListAgentsType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceGetClusterType]):
+_GatewayServiceGetSnapshotType = typing_extensions.TypeVar(
+    '_GatewayServiceGetSnapshotType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
+        gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
+        gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
+        gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse,
+    ],
+)
+
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -337,6 +369,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.ListAgentsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.UpdateAgentRequest,
+            gangline.v1.gateway_pb2.UpdateAgentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListCheckpointsRequest,
             gangline.v1.gateway_pb2.ListCheckpointsResponse,
         ],
@@ -347,6 +383,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetClusterRequest,
             gangline.v1.gateway_pb2.GetClusterResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
+            gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -405,6 +445,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.ListAgentsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.UpdateAgentRequest,
+            gangline.v1.gateway_pb2.UpdateAgentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListCheckpointsRequest,
             gangline.v1.gateway_pb2.ListCheckpointsResponse,
         ],
@@ -415,6 +459,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetClusterRequest,
             gangline.v1.gateway_pb2.GetClusterResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
+            gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -434,7 +482,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     KillExperiment: _GatewayServiceKillExperimentType
 
     UpdateExperiment: _GatewayServiceUpdateExperimentType
-    """Pauses, activates or cancels an experiment. Asking for what is so already changes nothing."""
+    """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
+    already changes nothing.
+    """
 
     KillTrial: _GatewayServiceKillTrialType
     """Ends one trial at once; the others of its experiment go on."""
@@ -451,11 +501,17 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     ListAgents: _GatewayServiceListAgentsType
 
+    UpdateAgent: _GatewayServiceUpdateAgentType
+    """Enables, drains or disables an agent or some of its slots. Administrators only."""
+
     ListCheckpoints: _GatewayServiceListCheckpointsType
 
     DownloadCheckpoint: _GatewayServiceDownloadCheckpointType
 
     GetCluster: _GatewayServiceGetClusterType
+
+    GetSnapshot: _GatewayServiceGetSnapshotType
+    """What the planner would look at now, in the format of `gangline simulate`."""
 
 GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.StreamUnaryMultiCallable[
@@ -511,6 +567,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
         gangline.v1.gateway_pb2.ListAgentsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UpdateAgentRequest,
+        gangline.v1.gateway_pb2.UpdateAgentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ListCheckpointsRequest,
         gangline.v1.gateway_pb2.ListCheckpointsResponse,
     ],
@@ -521,6 +581,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.GetClusterRequest,
         gangline.v1.gateway_pb2.GetClusterResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
+        gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse,
     ],
 ]
 
@@ -576,7 +640,9 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.gateway_pb2.UpdateExperimentRequest,
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.UpdateExperimentResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.UpdateExperimentResponse]]:
-        """Pauses, activates or cancels an experiment. Asking for what is so already changes nothing."""
+        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
+        already changes nothing.
+        """
 
     @abc.abstractmethod
     def KillTrial(
@@ -624,6 +690,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[gangline.v1.gateway_pb2.ListAgentsResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ListAgentsResponse]]: ...
 
     @abc.abstractmethod
+    def UpdateAgent(
+        self,
+        request: gangline.v1.gateway_pb2.UpdateAgentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.UpdateAgentResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.UpdateAgentResponse]]:
+        """Enables, drains or disables an agent or some of its slots. Administrators only."""
+
+    @abc.abstractmethod
     def ListCheckpoints(
         self,
         request: gangline.v1.gateway_pb2.ListCheckpointsRequest,
@@ -643,5 +717,13 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.gateway_pb2.GetClusterRequest,
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.GetClusterResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GetClusterResponse]]: ...
+
+    @abc.abstractmethod
+    def GetSnapshot(
+        self,
+        request: gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse]]:
+        """What the planner would look at now, in the format of `gangline simulate`."""
 
 def add_GatewayServiceServicer_to_server(servicer: GatewayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

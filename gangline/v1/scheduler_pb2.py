@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gangline.v1 import types_pb2 as gangline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgangline/v1/scheduler.proto\x12\x0bgangline.v1\x1a\x17gangline/v1/types.proto\"f\n\x17SubmitExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x13\n\x0b\x63ode_sha256\x18\x04 \x01(\t\"k\n\x18SubmitExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12\x10\n\x08warnings\x18\x03 \x03(\t\"O\n\x14\x45ndExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\x03\x12\x0c\n\x04user\x18\x03 \x01(\t\"V\n\x15\x45ndExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\x81\x01\n\x17\x43hangeExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\x03\x12-\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\x1d.gangline.v1.ExperimentAction\x12\x0c\n\x04user\x18\x04 \x01(\t\"Y\n\x18\x43hangeExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\"E\n\x0f\x45ndTrialRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\"G\n\x10\x45ndTrialResponse\x12!\n\x05trial\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Trial\x12\x10\n\x08revision\x18\x02 \x01(\x03\":\n\x14PreviewSearchRequest\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\"D\n\x15PreviewSearchResponse\x12+\n\x07preview\x18\x01 \x01(\x0b\x32\x1a.gangline.v1.SearchPreview\"\x14\n\x12ListPendingRequest\"C\n\x13ListPendingResponse\x12,\n\x07pending\x18\x01 \x03(\x0b\x32\x1b.gangline.v1.PendingRequest\"\\\n\x0ePendingRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.gangline.v1.Request\x12#\n\x06reason\x18\x02 \x01(\x0b\x32\x13.gangline.v1.Reason2\x9f\x04\n\x10SchedulerService\x12_\n\x10SubmitExperiment\x12$.gangline.v1.SubmitExperimentRequest\x1a%.gangline.v1.SubmitExperimentResponse\x12V\n\rEndExperiment\x12!.gangline.v1.EndExperimentRequest\x1a\".gangline.v1.EndExperimentResponse\x12_\n\x10\x43hangeExperiment\x12$.gangline.v1.ChangeExperimentRequest\x1a%.gangline.v1.ChangeExperimentResponse\x12G\n\x08\x45ndTrial\x12\x1c.gangline.v1.EndTrialRequest\x1a\x1d.gangline.v1.EndTrialResponse\x12V\n\rPreviewSearch\x12!.gangline.v1.PreviewSearchRequest\x1a\".gangline.v1.PreviewSearchResponse\x12P\n\x0bListPending\x12\x1f.gangline.v1.ListPendingRequest\x1a .gangline.v1.ListPendingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgangline/v1/scheduler.proto\x12\x0bgangline.v1\x1a\x17gangline/v1/types.proto\"f\n\x17SubmitExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x13\n\x0b\x63ode_sha256\x18\x04 \x01(\t\"k\n\x18SubmitExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12\x10\n\x08warnings\x18\x03 \x03(\t\"O\n\x14\x45ndExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\x03\x12\x0c\n\x04user\x18\x03 \x01(\t\"V\n\x15\x45ndExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\xd7\x01\n\x17\x43hangeExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\x03\x12-\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\x1d.gangline.v1.ExperimentAction\x12\x0c\n\x04user\x18\x04 \x01(\t\x12.\n\tresources\x18\x05 \x01(\x0b\x32\x1b.gangline.v1.ResourceChange\x12$\n\x04move\x18\x06 \x01(\x0b\x32\x16.gangline.v1.QueueMove\"Y\n\x18\x43hangeExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\"E\n\x0f\x45ndTrialRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\"G\n\x10\x45ndTrialResponse\x12!\n\x05trial\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Trial\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\x8b\x01\n\x12\x43hangeAgentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x10\n\x08slot_ids\x18\x03 \x03(\t\x12/\n\x0c\x61vailability\x18\x04 \x01(\x0e\x32\x19.gangline.v1.Availability\x12\x0c\n\x04user\x18\x05 \x01(\t\"J\n\x13\x43hangeAgentResponse\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Agent\x12\x10\n\x08revision\x18\x02 \x01(\x03\":\n\x14PreviewSearchRequest\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\"D\n\x15PreviewSearchResponse\x12+\n\x07preview\x18\x01 \x01(\x0b\x32\x1a.gangline.v1.SearchPreview\"\x14\n\x12ListPendingRequest\"C\n\x13ListPendingResponse\x12,\n\x07pending\x18\x01 \x03(\x0b\x32\x1b.gangline.v1.PendingRequest\"\\\n\x0ePendingRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.gangline.v1.Request\x12#\n\x06reason\x18\x02 \x01(\x0b\x32\x13.gangline.v1.Reason\"\"\n\x12GetSnapshotRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\",\n\x13GetSnapshotResponse\x12\x15\n\rsnapshot_json\x18\x01 \x01(\t2\xc3\x05\n\x10SchedulerService\x12_\n\x10SubmitExperiment\x12$.gangline.v1.SubmitExperimentRequest\x1a%.gangline.v1.SubmitExperimentResponse\x12V\n\rEndExperiment\x12!.gangline.v1.EndExperimentRequest\x1a\".gangline.v1.EndExperimentResponse\x12_\n\x10\x43hangeExperiment\x12$.gangline.v1.ChangeExperimentRequest\x1a%.gangline.v1.ChangeExperimentResponse\x12G\n\x08\x45ndTrial\x12\x1c.gangline.v1.EndTrialRequest\x1a\x1d.gangline.v1.EndTrialResponse\x12P\n\x0b\x43hangeAgent\x12\x1f.gangline.v1.ChangeAgentRequest\x1a .gangline.v1.ChangeAgentResponse\x12V\n\rPreviewSearch\x12!.gangline.v1.PreviewSearchRequest\x1a\".gangline.v1.PreviewSearchResponse\x12P\n\x0bListPending\x12\x1f.gangline.v1.ListPendingRequest\x1a .gangline.v1.ListPendingResponse\x12P\n\x0bGetSnapshot\x12\x1f.gangline.v1.GetSnapshotRequest\x1a .gangline.v1.GetSnapshotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,23 +41,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDEXPERIMENTRESPONSE']._serialized_start=363
   _globals['_ENDEXPERIMENTRESPONSE']._serialized_end=449
   _globals['_CHANGEEXPERIMENTREQUEST']._serialized_start=452
-  _globals['_CHANGEEXPERIMENTREQUEST']._serialized_end=581
-  _globals['_CHANGEEXPERIMENTRESPONSE']._serialized_start=583
-  _globals['_CHANGEEXPERIMENTRESPONSE']._serialized_end=672
-  _globals['_ENDTRIALREQUEST']._serialized_start=674
-  _globals['_ENDTRIALREQUEST']._serialized_end=743
-  _globals['_ENDTRIALRESPONSE']._serialized_start=745
-  _globals['_ENDTRIALRESPONSE']._serialized_end=816
-  _globals['_PREVIEWSEARCHREQUEST']._serialized_start=818
-  _globals['_PREVIEWSEARCHREQUEST']._serialized_end=876
-  _globals['_PREVIEWSEARCHRESPONSE']._serialized_start=878
-  _globals['_PREVIEWSEARCHRESPONSE']._serialized_end=946
-  _globals['_LISTPENDINGREQUEST']._serialized_start=948
-  _globals['_LISTPENDINGREQUEST']._serialized_end=968
-  _globals['_LISTPENDINGRESPONSE']._serialized_start=970
-  _globals['_LISTPENDINGRESPONSE']._serialized_end=1037
-  _globals['_PENDINGREQUEST']._serialized_start=1039
-  _globals['_PENDINGREQUEST']._serialized_end=1131
-  _globals['_SCHEDULERSERVICE']._serialized_start=1134
-  _globals['_SCHEDULERSERVICE']._serialized_end=1677
+  _globals['_CHANGEEXPERIMENTREQUEST']._serialized_end=667
+  _globals['_CHANGEEXPERIMENTRESPONSE']._serialized_start=669
+  _globals['_CHANGEEXPERIMENTRESPONSE']._serialized_end=758
+  _globals['_ENDTRIALREQUEST']._serialized_start=760
+  _globals['_ENDTRIALREQUEST']._serialized_end=829
+  _globals['_ENDTRIALRESPONSE']._serialized_start=831
+  _globals['_ENDTRIALRESPONSE']._serialized_end=902
+  _globals['_CHANGEAGENTREQUEST']._serialized_start=905
+  _globals['_CHANGEAGENTREQUEST']._serialized_end=1044
+  _globals['_CHANGEAGENTRESPONSE']._serialized_start=1046
+  _globals['_CHANGEAGENTRESPONSE']._serialized_end=1120
+  _globals['_PREVIEWSEARCHREQUEST']._serialized_start=1122
+  _globals['_PREVIEWSEARCHREQUEST']._serialized_end=1180
+  _globals['_PREVIEWSEARCHRESPONSE']._serialized_start=1182
+  _globals['_PREVIEWSEARCHRESPONSE']._serialized_end=1250
+  _globals['_LISTPENDINGREQUEST']._serialized_start=1252
+  _globals['_LISTPENDINGREQUEST']._serialized_end=1272
+  _globals['_LISTPENDINGRESPONSE']._serialized_start=1274
+  _globals['_LISTPENDINGRESPONSE']._serialized_end=1341
+  _globals['_PENDINGREQUEST']._serialized_start=1343
+  _globals['_PENDINGREQUEST']._serialized_end=1435
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1437
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1471
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1473
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1517
+  _globals['_SCHEDULERSERVICE']._serialized_start=1520
+  _globals['_SCHEDULERSERVICE']._serialized_end=2227
 # @@protoc_insertion_point(module_scope)

@@ -120,10 +120,17 @@ class ChangeExperimentRequest(google.protobuf.message.Message):
     EXPERIMENT_ID_FIELD_NUMBER: builtins.int
     ACTION_FIELD_NUMBER: builtins.int
     USER_FIELD_NUMBER: builtins.int
+    RESOURCES_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     experiment_id: builtins.int
     action: gangline.v1.types_pb2.ExperimentAction.ValueType
+    """Exactly one of action, resources and move."""
     user: builtins.str
+    @property
+    def resources(self) -> gangline.v1.types_pb2.ResourceChange: ...
+    @property
+    def move(self) -> gangline.v1.types_pb2.QueueMove: ...
     def __init__(
         self,
         *,
@@ -131,8 +138,11 @@ class ChangeExperimentRequest(google.protobuf.message.Message):
         experiment_id: builtins.int = ...,
         action: gangline.v1.types_pb2.ExperimentAction.ValueType = ...,
         user: builtins.str = ...,
+        resources: gangline.v1.types_pb2.ResourceChange | None = ...,
+        move: gangline.v1.types_pb2.QueueMove | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "request_id", b"request_id", "user", b"user"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "user", b"user"]) -> None: ...
 
 Global___ChangeExperimentRequest: typing_extensions.TypeAlias = ChangeExperimentRequest
 
@@ -196,6 +206,56 @@ class EndTrialResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["revision", b"revision", "trial", b"trial"]) -> None: ...
 
 Global___EndTrialResponse: typing_extensions.TypeAlias = EndTrialResponse
+
+@typing.final
+class ChangeAgentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    SLOT_IDS_FIELD_NUMBER: builtins.int
+    AVAILABILITY_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    agent_id: builtins.str
+    availability: gangline.v1.types_pb2.Availability.ValueType
+    user: builtins.str
+    @property
+    def slot_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Empty for the agent itself."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        agent_id: builtins.str = ...,
+        slot_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        availability: gangline.v1.types_pb2.Availability.ValueType = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "availability", b"availability", "request_id", b"request_id", "slot_ids", b"slot_ids", "user", b"user"]) -> None: ...
+
+Global___ChangeAgentRequest: typing_extensions.TypeAlias = ChangeAgentRequest
+
+@typing.final
+class ChangeAgentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def agent(self) -> gangline.v1.types_pb2.Agent: ...
+    def __init__(
+        self,
+        *,
+        agent: gangline.v1.types_pb2.Agent | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "revision", b"revision"]) -> None: ...
+
+Global___ChangeAgentResponse: typing_extensions.TypeAlias = ChangeAgentResponse
 
 @typing.final
 class PreviewSearchRequest(google.protobuf.message.Message):
@@ -279,3 +339,34 @@ class PendingRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["reason", b"reason", "request", b"request"]) -> None: ...
 
 Global___PendingRequest: typing_extensions.TypeAlias = PendingRequest
+
+@typing.final
+class GetSnapshotRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    pool: builtins.str
+    """Empty when there is only one pool."""
+    def __init__(
+        self,
+        *,
+        pool: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool"]) -> None: ...
+
+Global___GetSnapshotRequest: typing_extensions.TypeAlias = GetSnapshotRequest
+
+@typing.final
+class GetSnapshotResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SNAPSHOT_JSON_FIELD_NUMBER: builtins.int
+    snapshot_json: builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["snapshot_json", b"snapshot_json"]) -> None: ...
+
+Global___GetSnapshotResponse: typing_extensions.TypeAlias = GetSnapshotResponse

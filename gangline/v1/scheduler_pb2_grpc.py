@@ -54,6 +54,11 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.FromString,
                 _registered_method=True)
+        self.ChangeAgent = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ChangeAgent',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentResponse.FromString,
+                _registered_method=True)
         self.PreviewSearch = channel.unary_unary(
                 '/gangline.v1.SchedulerService/PreviewSearch',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.PreviewSearchRequest.SerializeToString,
@@ -63,6 +68,11 @@ class SchedulerServiceStub(object):
                 '/gangline.v1.SchedulerService/ListPending',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.ListPendingRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ListPendingResponse.FromString,
+                _registered_method=True)
+        self.GetSnapshot = channel.unary_unary(
+                '/gangline.v1.SchedulerService/GetSnapshot',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.GetSnapshotRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.GetSnapshotResponse.FromString,
                 _registered_method=True)
 
 
@@ -84,7 +94,8 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ChangeExperiment(self, request, context):
-        """Pauses, activates or cancels an experiment. Asking for what is so already changes nothing.
+        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
+        already changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,6 +103,13 @@ class SchedulerServiceServicer(object):
 
     def EndTrial(self, request, context):
         """Ends one trial at once; the others of its experiment go on. Ending an ended one changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeAgent(self, request, context):
+        """Enables, drains or disables an agent or some of its slots. Asking for what is so already changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,6 +124,13 @@ class SchedulerServiceServicer(object):
 
     def ListPending(self, request, context):
         """Every request that waits, in the order in which the planner looks at it, each with its reason.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSnapshot(self, request, context):
+        """What the planner would look at now, in the format of `gangline simulate`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,6 +159,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.SerializeToString,
             ),
+            'ChangeAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeAgent,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentResponse.SerializeToString,
+            ),
             'PreviewSearch': grpc.unary_unary_rpc_method_handler(
                     servicer.PreviewSearch,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.PreviewSearchRequest.FromString,
@@ -143,6 +173,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ListPending,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ListPendingRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.ListPendingResponse.SerializeToString,
+            ),
+            'GetSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSnapshot,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.GetSnapshotRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.GetSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +299,33 @@ class SchedulerService(object):
             _registered_method=True)
 
     @staticmethod
+    def ChangeAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ChangeAgent',
+            gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.ChangeAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def PreviewSearch(request,
             target,
             options=(),
@@ -307,6 +369,33 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/ListPending',
             gangline_dot_v1_dot_scheduler__pb2.ListPendingRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.ListPendingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/GetSnapshot',
+            gangline_dot_v1_dot_scheduler__pb2.GetSnapshotRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.GetSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -91,6 +91,22 @@ _SchedulerServiceEndTrialType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceChangeAgentType = typing_extensions.TypeVar(
+    '_SchedulerServiceChangeAgentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+    ],
+)
+
 _SchedulerServicePreviewSearchType = typing_extensions.TypeVar(
     '_SchedulerServicePreviewSearchType',
     grpc.UnaryUnaryMultiCallable[
@@ -123,7 +139,23 @@ _SchedulerServiceListPendingType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType]):
+_SchedulerServiceGetSnapshotType = typing_extensions.TypeVar(
+    '_SchedulerServiceGetSnapshotType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.GetSnapshotRequest,
+        gangline.v1.scheduler_pb2.GetSnapshotResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.GetSnapshotRequest,
+        gangline.v1.scheduler_pb2.GetSnapshotResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.GetSnapshotRequest,
+        gangline.v1.scheduler_pb2.GetSnapshotResponse,
+    ],
+)
+
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -143,12 +175,20 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.EndTrialResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ChangeAgentRequest,
+            gangline.v1.scheduler_pb2.ChangeAgentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.PreviewSearchRequest,
             gangline.v1.scheduler_pb2.PreviewSearchResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ListPendingRequest,
             gangline.v1.scheduler_pb2.ListPendingResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.GetSnapshotRequest,
+            gangline.v1.scheduler_pb2.GetSnapshotResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -171,12 +211,20 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.EndTrialResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ChangeAgentRequest,
+            gangline.v1.scheduler_pb2.ChangeAgentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.PreviewSearchRequest,
             gangline.v1.scheduler_pb2.PreviewSearchResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ListPendingRequest,
             gangline.v1.scheduler_pb2.ListPendingResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.GetSnapshotRequest,
+            gangline.v1.scheduler_pb2.GetSnapshotResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -187,16 +235,24 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     """Ends an experiment at once. Ending an ended one changes nothing."""
 
     ChangeExperiment: _SchedulerServiceChangeExperimentType
-    """Pauses, activates or cancels an experiment. Asking for what is so already changes nothing."""
+    """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
+    already changes nothing.
+    """
 
     EndTrial: _SchedulerServiceEndTrialType
     """Ends one trial at once; the others of its experiment go on. Ending an ended one changes nothing."""
+
+    ChangeAgent: _SchedulerServiceChangeAgentType
+    """Enables, drains or disables an agent or some of its slots. Asking for what is so already changes nothing."""
 
     PreviewSearch: _SchedulerServicePreviewSearchType
     """The trials that a configuration would make."""
 
     ListPending: _SchedulerServiceListPendingType
     """Every request that waits, in the order in which the planner looks at it, each with its reason."""
+
+    GetSnapshot: _SchedulerServiceGetSnapshotType
+    """What the planner would look at now, in the format of `gangline simulate`."""
 
 SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -216,12 +272,20 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
         gangline.v1.scheduler_pb2.EndTrialResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.PreviewSearchRequest,
         gangline.v1.scheduler_pb2.PreviewSearchResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.ListPendingRequest,
         gangline.v1.scheduler_pb2.ListPendingResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.GetSnapshotRequest,
+        gangline.v1.scheduler_pb2.GetSnapshotResponse,
     ],
 ]
 
@@ -248,7 +312,9 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.scheduler_pb2.ChangeExperimentRequest,
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.ChangeExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ChangeExperimentResponse]]:
-        """Pauses, activates or cancels an experiment. Asking for what is so already changes nothing."""
+        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
+        already changes nothing.
+        """
 
     @abc.abstractmethod
     def EndTrial(
@@ -257,6 +323,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.EndTrialResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.EndTrialResponse]]:
         """Ends one trial at once; the others of its experiment go on. Ending an ended one changes nothing."""
+
+    @abc.abstractmethod
+    def ChangeAgent(
+        self,
+        request: gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.ChangeAgentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ChangeAgentResponse]]:
+        """Enables, drains or disables an agent or some of its slots. Asking for what is so already changes nothing."""
 
     @abc.abstractmethod
     def PreviewSearch(
@@ -273,5 +347,13 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.ListPendingResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ListPendingResponse]]:
         """Every request that waits, in the order in which the planner looks at it, each with its reason."""
+
+    @abc.abstractmethod
+    def GetSnapshot(
+        self,
+        request: gangline.v1.scheduler_pb2.GetSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.GetSnapshotResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.GetSnapshotResponse]]:
+        """What the planner would look at now, in the format of `gangline simulate`."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

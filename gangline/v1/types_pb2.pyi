@@ -101,6 +101,30 @@ AGENT_STATE_ALIVE: AgentState.ValueType  # 1
 AGENT_STATE_LOST: AgentState.ValueType  # 2
 Global___AgentState: typing_extensions.TypeAlias = AgentState
 
+class _Availability:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _AvailabilityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Availability.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    AVAILABILITY_UNSPECIFIED: _Availability.ValueType  # 0
+    AVAILABILITY_ENABLED: _Availability.ValueType  # 1
+    AVAILABILITY_DRAINING: _Availability.ValueType  # 2
+    """What runs there goes on to its end; nothing new starts."""
+    AVAILABILITY_DISABLED: _Availability.ValueType  # 3
+    """What ran there was told to checkpoint and stop; nothing new starts."""
+
+class Availability(_Availability, metaclass=_AvailabilityEnumTypeWrapper):
+    """Whether an agent or a slot is given out: an operator's word, told apart from its health."""
+
+AVAILABILITY_UNSPECIFIED: Availability.ValueType  # 0
+AVAILABILITY_ENABLED: Availability.ValueType  # 1
+AVAILABILITY_DRAINING: Availability.ValueType  # 2
+"""What runs there goes on to its end; nothing new starts."""
+AVAILABILITY_DISABLED: Availability.ValueType  # 3
+"""What ran there was told to checkpoint and stop; nothing new starts."""
+Global___Availability: typing_extensions.TypeAlias = Availability
+
 class _ExitKind:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -262,6 +286,7 @@ class Slot(google.protobuf.message.Message):
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     IS_HEALTHY_FIELD_NUMBER: builtins.int
     PROBLEM_FIELD_NUMBER: builtins.int
+    AVAILABILITY_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<agent id>/<index>" for artificial slots, "<agent id>/<GPU or MIG UUID>" otherwise; stable over restarts."""
     kind: Global___SlotKind.ValueType
@@ -272,6 +297,8 @@ class Slot(google.protobuf.message.Message):
     is_healthy: builtins.bool
     problem: builtins.str
     """Why it is not healthy; empty when it is."""
+    availability: Global___Availability.ValueType
+    """The scheduler's; what an agent says of it counts for nothing. Unspecified means ENABLED."""
     def __init__(
         self,
         *,
@@ -282,8 +309,9 @@ class Slot(google.protobuf.message.Message):
         memory_bytes: builtins.int = ...,
         is_healthy: builtins.bool = ...,
         problem: builtins.str = ...,
+        availability: Global___Availability.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id", "is_healthy", b"is_healthy", "kind", b"kind", "memory_bytes", b"memory_bytes", "model", b"model", "problem", b"problem", "uuid", b"uuid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["availability", b"availability", "id", b"id", "is_healthy", b"is_healthy", "kind", b"kind", "memory_bytes", b"memory_bytes", "model", b"model", "problem", b"problem", "uuid", b"uuid"]) -> None: ...
 
 Global___Slot: typing_extensions.TypeAlias = Slot
 
@@ -344,6 +372,7 @@ class Agent(google.protobuf.message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: builtins.int
     REGISTERED_AT_FIELD_NUMBER: builtins.int
     LOST_AT_FIELD_NUMBER: builtins.int
+    AVAILABILITY_FIELD_NUMBER: builtins.int
     id: builtins.str
     pool: builtins.str
     state: Global___AgentState.ValueType
@@ -356,6 +385,8 @@ class Agent(google.protobuf.message.Message):
     registered_at: builtins.float
     lost_at: builtins.float
     """When the scheduler noticed that it was away; 0 while it is alive."""
+    availability: Global___Availability.ValueType
+    """The scheduler's; what an agent says of it counts for nothing. Unspecified means ENABLED."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Slot]: ...
     @property
@@ -377,8 +408,9 @@ class Agent(google.protobuf.message.Message):
         metrics_address: builtins.str = ...,
         registered_at: builtins.float = ...,
         lost_at: builtins.float = ...,
+        availability: Global___Availability.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["availability", b"availability", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
 
 Global___Agent: typing_extensions.TypeAlias = Agent
 
@@ -618,10 +650,13 @@ class Reason(google.protobuf.message.Message):
     WOULD_START_IF_FIELD_NUMBER: builtins.int
     BLOCKING_IDS_FIELD_NUMBER: builtins.int
     ETA_AT_FIELD_NUMBER: builtins.int
+    CHANGES_JSON_FIELD_NUMBER: builtins.int
     code: Global___ReasonCode.ValueType
     message: builtins.str
     would_start_if: builtins.str
     eta_at: builtins.float
+    changes_json: builtins.str
+    """What would_start_if says, as records that a simulation can apply: a JSON list."""
     @property
     def blocking_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -632,9 +667,10 @@ class Reason(google.protobuf.message.Message):
         would_start_if: builtins.str = ...,
         blocking_ids: collections.abc.Iterable[builtins.str] | None = ...,
         eta_at: builtins.float | None = ...,
+        changes_json: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_eta_at", b"_eta_at", "eta_at", b"eta_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_eta_at", b"_eta_at", "blocking_ids", b"blocking_ids", "code", b"code", "eta_at", b"eta_at", "message", b"message", "would_start_if", b"would_start_if"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_eta_at", b"_eta_at", "blocking_ids", b"blocking_ids", "changes_json", b"changes_json", "code", b"code", "eta_at", b"eta_at", "message", b"message", "would_start_if", b"would_start_if"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_eta_at", b"_eta_at"]) -> typing.Literal["eta_at"] | None: ...
 
 Global___Reason: typing_extensions.TypeAlias = Reason
@@ -655,6 +691,7 @@ class Experiment(google.protobuf.message.Message):
     CREATED_AT_FIELD_NUMBER: builtins.int
     ENDED_AT_FIELD_NUMBER: builtins.int
     STOP_KIND_FIELD_NUMBER: builtins.int
+    QUEUE_POSITION_FIELD_NUMBER: builtins.int
     id: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -672,6 +709,8 @@ class Experiment(google.protobuf.message.Message):
     ended_at: builtins.float
     stop_kind: Global___ExitKind.ValueType
     """How it is being ended while it is STOPPING: PREEMPTED (after a checkpoint) or KILLED."""
+    queue_position: builtins.float
+    """Its place in the queue of its pool among those of its priority; absent means by created_at."""
     def __init__(
         self,
         *,
@@ -687,10 +726,65 @@ class Experiment(google.protobuf.message.Message):
         created_at: builtins.float = ...,
         ended_at: builtins.float = ...,
         stop_kind: Global___ExitKind.ValueType = ...,
+        queue_position: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "ended_at", b"ended_at", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "ended_at", b"ended_at", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment
+
+@typing.final
+class ResourceChange(google.protobuf.message.Message):
+    """What changes of an experiment's resources while it lives; what is absent stays."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    MAX_SLOTS_FIELD_NUMBER: builtins.int
+    priority: builtins.int
+    """1 (most urgent) to 99."""
+    weight: builtins.float
+    max_slots: builtins.int
+    """0 lifts the cap."""
+    def __init__(
+        self,
+        *,
+        priority: builtins.int | None = ...,
+        weight: builtins.float | None = ...,
+        max_slots: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_slots", b"_max_slots", "_priority", b"_priority", "_weight", b"_weight", "max_slots", b"max_slots", "priority", b"priority", "weight", b"weight"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_slots", b"_max_slots", "_priority", b"_priority", "_weight", b"_weight", "max_slots", b"max_slots", "priority", b"priority", "weight", b"weight"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_slots", b"_max_slots"]) -> typing.Literal["max_slots"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_weight", b"_weight"]) -> typing.Literal["weight"] | None: ...
+
+Global___ResourceChange: typing_extensions.TypeAlias = ResourceChange
+
+@typing.final
+class QueueMove(google.protobuf.message.Message):
+    """Puts an experiment directly ahead of another one of its pool, or directly behind it, at that one's priority."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ANCHOR_EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    IS_BEHIND_FIELD_NUMBER: builtins.int
+    anchor_experiment_id: builtins.int
+    is_behind: builtins.bool
+    def __init__(
+        self,
+        *,
+        anchor_experiment_id: builtins.int = ...,
+        is_behind: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["anchor_experiment_id", b"anchor_experiment_id", "is_behind", b"is_behind"]) -> None: ...
+
+Global___QueueMove: typing_extensions.TypeAlias = QueueMove
 
 @typing.final
 class Trial(google.protobuf.message.Message):
@@ -717,6 +811,8 @@ class Trial(google.protobuf.message.Message):
     CLOSING_FIELD_NUMBER: builtins.int
     BEST_VALIDATION_FIELD_NUMBER: builtins.int
     BEST_VALIDATION_BATCHES_FIELD_NUMBER: builtins.int
+    BATCHES_TOTAL_FIELD_NUMBER: builtins.int
+    SECONDS_PER_BATCH_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -743,6 +839,9 @@ class Trial(google.protobuf.message.Message):
     best_validation: builtins.float
     """The best value of the searcher's metric, and when it was reached; absent before the first validation."""
     best_validation_batches: builtins.int
+    batches_total: builtins.int
+    """Newest known: how long it is in all, and how long one batch takes; 0 when unknown. Estimates come from them."""
+    seconds_per_batch: builtins.float
     @property
     def timeline(self) -> Global___Timeline:
         """Of the newest attempt."""
@@ -775,9 +874,11 @@ class Trial(google.protobuf.message.Message):
         closing: Global___Outcome.ValueType = ...,
         best_validation: builtins.float | None = ...,
         best_validation_batches: builtins.int = ...,
+        batches_total: builtins.int = ...,
+        seconds_per_batch: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempts", b"attempts", "batches_completed", b"batches_completed", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "experiment_id", b"experiment_id", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "restarts", b"restarts", "seed", b"seed", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "experiment_id", b"experiment_id", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
 
 Global___Trial: typing_extensions.TypeAlias = Trial
