@@ -235,6 +235,7 @@ class TrialRunner:
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
             await self._preparation.nursery.close()
         await self._link.close()
+        self._relay.tell_rest()
         undelivered = await self._outlet.close(self._drain_seconds())
         exit_file.write_exit(self._directory, self._spec.allocation.id, report, undelivered)
         log.info("the runner ends", kind=report.kind, message=report.message)
