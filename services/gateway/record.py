@@ -120,13 +120,17 @@ class ExperimentView:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A trial that holds slots (allocation) or waits for them (request, and reason where a scheduler leads)."""
+    """A trial that holds slots (allocation) or waits for them (request, and reason where a scheduler leads).
+
+    queue_place: from 1 in the order in which its pool looks at what waits; 0 when it does not wait or nobody leads.
+    """
 
     trial: Trial
     experiment_name: str
     allocation: Allocation | None = None
     request: Request | None = None
     reason: Reason | None = None
+    queue_place: int = 0
 
 
 @dataclass(frozen=True, slots=True)

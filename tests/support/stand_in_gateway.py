@@ -55,6 +55,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.checkpoints: list[types_pb2.Checkpoint] = []
         self.files: dict[str, bytes] = {}
         self.preview = types_pb2.SearchPreview()
+        self.snapshot_json = "{}"
         self.cluster = pb.GetClusterResponse(version="0.1.0")
         self.address = ""
         self._server: grpc.Server | None = None
@@ -182,6 +183,29 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
 
     def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:
         return self._answer("ListAgents", context, lambda: pb.ListAgentsResponse(agents=self.agents))
+
+    def UpdateAgent(self, request: pb.UpdateAgentRequest, context: Any) -> pb.UpdateAgentResponse:
+        def handle() -> pb.UpdateAgentResponse:
+            assert request.request_id
+            agent = next((view.agent for view in self.agents if view.agent.id == request.agent_id), None)
+            if agent is None:
+                raise not_found("agent.unknown", f"there is no agent {request.agent_id!r}")
+            changed = [slot for slot in agent.slots if slot.id in request.slot_ids] if request.slot_ids else [agent]
+            for item in changed:
+                item.availability = request.availability
+            return pb.UpdateAgentResponse(agent=agent)
+
+        return self._answer("UpdateAgent", context, handle)
+
+    def GetSnapshot(
+        self, request: pb.GatewayServiceGetSnapshotRequest, context: Any
+    ) -> pb.GatewayServiceGetSnapshotResponse:
+        def handle() -> pb.GatewayServiceGetSnapshotResponse:
+            if request.pool not in ("", "default"):
+                raise not_found("pool.unknown", f"there is no pool {request.pool!r}")
+            return pb.GatewayServiceGetSnapshotResponse(snapshot_json=self.snapshot_json)
+
+        return self._answer("GetSnapshot", context, handle)
 
     def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Any) -> pb.ListCheckpointsResponse:
         def handle() -> pb.ListCheckpointsResponse:

@@ -4,6 +4,7 @@ as the leader would, and can be told to refuse, to stand by or to keep quiet."""
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,9 +13,9 @@ import grpc.aio
 from gangline import wire
 from gangline.domain.allocation import Reason, Request
 from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.resource import ServiceInstance
+from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
-from gangline.domain.state import Outcome, ReasonCode, State
+from gangline.domain.state import Availability, Outcome, ReasonCode, State
 from gangline.errors import ErrorKind, GanglineError, not_found
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.common import keys
@@ -30,6 +31,7 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, etcd: EtcdClient, cluster_token: str) -> None:
         self.submissions: list[scheduler_pb2.SubmitExperimentRequest] = []
+        self.agent_changes: list[scheduler_pb2.ChangeAgentRequest] = []
         self.num_pending_calls = 0
         self.is_standby = False
         self.is_quiet = False
@@ -105,6 +107,27 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         ended = replace(trial, state=State.TERMINAL, outcome=Outcome.CANCELED, reason=f"killed by {request.user}")
         revision = await self._put(keys.trial(ended.id), ended)
         return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(ended), revision=revision)
+
+    async def ChangeAgent(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.ChangeAgentRequest, context: Any
+    ) -> scheduler_pb2.ChangeAgentResponse:
+        await self._admit()
+        assert request.request_id
+        self.agent_changes.append(request)
+        agent = await self._find(Agent, keys.agent(request.agent_id))
+        availability = wire.enum_member(Availability, request.availability) or Availability.ENABLED
+        slots = tuple(
+            replace(slot, availability=availability) if slot.id in request.slot_ids else slot for slot in agent.slots
+        )
+        changed = replace(agent, slots=slots) if request.slot_ids else replace(agent, availability=availability)
+        revision = await self._put(keys.agent(changed.id), changed)
+        return scheduler_pb2.ChangeAgentResponse(agent=wire.to_proto(changed), revision=revision)
+
+    async def GetSnapshot(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.GetSnapshotRequest, context: Any
+    ) -> scheduler_pb2.GetSnapshotResponse:
+        await self._admit()
+        return scheduler_pb2.GetSnapshotResponse(snapshot_json=json.dumps({"pool": request.pool or "default"}))
 
     async def PreviewSearch(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.PreviewSearchRequest, context: Any

@@ -17,17 +17,17 @@ router = APIRouter(prefix="/api/v1")
 @router.get("/tasks", tags=["cluster"])
 async def list_tasks(caller: Caller, cases: Cases) -> model.TaskList:
     """What runs and what waits, each waiting one with its reason."""
-    return model.TaskList.model_validate({"tasks": await cases.clusters.list_tasks(caller)})
+    return model.TaskList.model_validate({"tasks": await cases.queue.list_tasks(caller)})
 
 
 @router.get("/agents", tags=["cluster"])
 async def list_agents(caller: Caller, cases: Cases) -> model.AgentList:
-    return model.AgentList.model_validate({"agents": cases.clusters.list_agents(caller)})
+    return model.AgentList.model_validate({"agents": cases.agents.list(caller)})
 
 
 @router.get("/agents/{agent_id}", tags=["cluster"])
 async def get_agent(agent_id: str, caller: Caller, cases: Cases) -> model.AgentView:
-    return model.AgentView.model_validate(cases.clusters.view_agent(caller, agent_id))
+    return model.AgentView.model_validate(cases.agents.view(caller, agent_id))
 
 
 @router.get("/master", tags=["cluster"], include_in_schema=False)

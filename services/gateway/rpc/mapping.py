@@ -71,6 +71,7 @@ def task_to_proto(task: Task) -> gateway_pb2.Task:
         allocation=wire.to_proto(task.allocation) if task.allocation else None,
         request=wire.to_proto(task.request) if task.request else None,
         reason=wire.to_proto(task.reason) if task.reason else None,
+        queue_place=task.queue_place,
     )
 
 
