@@ -113,7 +113,7 @@ class Loop:
             return
         # 2. A frozen picture of agents, requests and running work.
         with _timed("snapshot"):
-            snapshot = self._take_snapshot(now)
+            snapshot = self.take_snapshot(now)
         # 3. The decision.
         with _timed("plan"):
             self._plan, self._planned_revision = plan(snapshot, now), snapshot.revision
@@ -130,7 +130,7 @@ class Loop:
         if self._planned_revision != self._state.revision:
             # Only looked at, not acted upon: the loop is about to do the same.
             now = time.time()
-            self._plan, self._planned_revision = plan(self._take_snapshot(now), now), self._state.revision
+            self._plan, self._planned_revision = plan(self.take_snapshot(now), now), self._state.revision
         requests = sorted(self._state.all_of(Request), key=by_priority)
         reasons = self._reasons()
         # One that is assigned at this moment is no longer waiting.
@@ -139,7 +139,8 @@ class Loop:
     def _reasons(self) -> dict[str, Reason]:
         return {**self._plan.reasons, **self._held}
 
-    def _take_snapshot(self, now: float) -> Snapshot:
+    def take_snapshot(self, now: float) -> Snapshot:
+        """What the planner would look at now."""
         view = self._view
         self._held = find_held(self._state, self._state.all_of(Request))
         problems = {agent.id: view.sessions.problem_of(agent.id) for agent in self._state.all_of(Agent)}

@@ -70,6 +70,8 @@ class Records(Protocol):
 
     def find(self, kind: type[R], record_id: Id) -> R | None: ...
 
+    def all_of(self, kind: type[R]) -> Iterable[R]: ...
+
     def trials_of(self, experiment_id: int) -> list[Trial]:
         """By number."""
         ...
@@ -200,6 +202,14 @@ class Draft:
         if reference in self._puts:
             return cast("R", self._puts[reference])
         return None if reference in self._deletes else self._base.find(kind, record_id)
+
+    def all_of(self, kind: type[R]) -> Iterable[R]:
+        new = {reference[1]: record for reference, record in self._puts.items() if reference[0] is kind}
+        for record in self._base.all_of(kind):
+            record_id = id_of(cast("Record", record))
+            if record_id not in new and (kind, record_id) not in self._deletes:
+                yield record
+        yield from cast("Iterable[R]", new.values())
 
     def trials_of(self, experiment_id: int) -> list[Trial]:
         trials = {trial.id: trial for trial in self._base.trials_of(experiment_id)}

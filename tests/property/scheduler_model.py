@@ -104,7 +104,7 @@ class Model:
     def connect(self, agent_id: str, slots: int) -> None:
         agent = Agent(agent_id, slots=tuple(Slot(f"{agent_id}/{number}") for number in range(slots)))
         self.agents[agent_id] = agent
-        self.leader.commit(lambda records: registered(records, agent, self.now))
+        self.leader.commit(lambda records: registered(records, agent, RULES, self.now))
         self.connected.add(agent_id)
 
     def sicken(self, agent_id: str, number: int) -> None:
@@ -112,7 +112,7 @@ class Model:
         agent = self.agents[agent_id]
         slots = [replace(s, is_healthy=not s.is_healthy) if i == number else s for i, s in enumerate(agent.slots)]
         self.agents[agent_id] = replace(agent, slots=tuple(slots))
-        self.leader.commit(lambda records: registered(records, self.agents[agent_id], self.now))
+        self.leader.commit(lambda records: registered(records, self.agents[agent_id], RULES, self.now))
 
     def lose(self, agent_id: str) -> None:
         self.connected.discard(agent_id)

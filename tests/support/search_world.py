@@ -48,7 +48,7 @@ class SearchWorld:
         self.now = 100.0
         agents = (Agent("a1", slots=tuple(Slot(f"a1/{number}") for number in range(64))),)
         for agent in agents:
-            self.apply(registered(self.records, agent, self.now))
+            self.apply(registered(self.records, agent, RULES, self.now))
         submission = Submission("r", "ann", facts_of(config), config, "0", seed)
         self.apply(submit(self.records, submission, RULES, self.now))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from typing import Any
@@ -12,16 +13,18 @@ import structlog
 from gangline import wire
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent
-from gangline.domain.state import ExperimentAction
+from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.admission import admit, preview
+from services.scheduler.admission import admit, find_pool, preview
+from services.scheduler.placement.simulation_file import dump_simulation
 from services.scheduler.pursuit import warm_up_if_drawn
 from services.scheduler.records import get
 from services.scheduler.seat import Seat
 from services.scheduler.service.access import require_cluster
 from services.scheduler.store import Transition
 from services.scheduler.term import Term
+from services.scheduler.transition.availability import change_availability
 from services.scheduler.transition.end import (
     activate_experiment,
     cancel_experiment,
@@ -102,6 +105,41 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             _log.info("trial is ended", trial_id=request.trial_id, reason=reason)
         trial = get(term.state, Trial, request.trial_id)
         return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(trial), revision=term.state.revision)
+
+    async def ChangeAgent(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.ChangeAgentRequest, _context: Any
+    ) -> scheduler_pb2.ChangeAgentResponse:
+        require_cluster()
+        term = self._seat.require()
+        availability = wire.enum_member(Availability, request.availability)
+        if availability is None:
+            raise invalid("request.availability", f"{request.availability} is no availability that this version knows")
+        rules, now = term.conditions.rules, time.time()
+        change = await term.store.commit(
+            lambda records: change_availability(
+                records, request.agent_id, request.slot_ids, availability, rules=rules, now=now
+            )
+        )
+        if change:
+            _log.info(
+                "availability is changed",
+                agent_id=request.agent_id,
+                slot_ids=list(request.slot_ids),
+                availability=str(availability),
+                user=request.user,
+            )
+        agent = get(term.state, Agent, request.agent_id)
+        return scheduler_pb2.ChangeAgentResponse(agent=wire.to_proto(agent), revision=term.state.revision)
+
+    async def GetSnapshot(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.GetSnapshotRequest, _context: Any
+    ) -> scheduler_pb2.GetSnapshotResponse:
+        require_cluster()
+        term = self._seat.require()
+        pool = find_pool(request.pool, term.pools)
+        now = time.time()
+        document = dump_simulation(term.loop.take_snapshot(now), pool.name, now)
+        return scheduler_pb2.GetSnapshotResponse(snapshot_json=json.dumps(document))
 
     async def PreviewSearch(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.PreviewSearchRequest, _context: Any

@@ -43,7 +43,7 @@ class World:
         self.records = Records()
         for agent_id in ("a1", "a2"):
             slots = tuple(Slot(f"{agent_id}/{number}") for number in range(2))
-            self.apply(registered(self.records, Agent(agent_id, slots=slots), 1.0))
+            self.apply(registered(self.records, Agent(agent_id, slots=slots), RULES, 1.0))
         submission = Submission("r", "ann", facts_of(CONFIG), CONFIG, "0", 7)
         self.apply(submit(self.records, submission, RULES, 10.0))
 
@@ -208,7 +208,7 @@ def test_checkpoints_lead_only_forward_and_forgive_the_machines() -> None:
 def test_snapshot_counts_healthy_and_held_slots() -> None:
     world = _placed()
     sick = Agent("a1", slots=(Slot("a1/0"), Slot("a1/1", is_healthy=False)))
-    world.apply(registered(world.records, sick, 30.0))
+    world.apply(registered(world.records, sick, RULES, 30.0))
     progress = {"1.1": Progress(10, 110, 0.5, at=40.0)}
     snapshot = take_snapshot(world.records, (PoolConfig("default"),), {"a2": "not connected"}, progress, now=50.0)
     rooms = {room.id: room for room in snapshot.agents}
