@@ -37,21 +37,21 @@ def up(
     is_json: Json = False,
 ) -> None:
     """Start a whole cluster on this machine: etcd, a scheduler, a gateway and agents."""
-    from gangline.local.identity import wait_gone  # noqa: PLC0415 - up and down only
+    from gangline.local.interruption import Interruption  # noqa: PLC0415 - up and down only
     from gangline.local.layout import layout_of  # noqa: PLC0415
     from gangline.local.plan import make_plan  # noqa: PLC0415
     from gangline.local.up import start_cluster, stop_local_cluster  # noqa: PLC0415
 
     plan, layout = make_plan(agents, slots, http_port, grpc_port), layout_of(data_dir)
     running = start_cluster(layout, plan, grace_seconds, _tell)
-    try:
-        print(to_json(_running_record(running, layout)) if is_json else _welcome(running, layout, plan.num_agents))
-        sys.stdout.flush()
-        while not detach and wait_gone([running.supervisor], 3600):
-            pass
-    except KeyboardInterrupt:
-        if detach:
-            raise
+    told = to_json(_running_record(running, layout)) if is_json else _welcome(running, layout, plan.num_agents)
+    if detach:
+        print(told)
+        return
+    with Interruption() as interruption:
+        print(told, flush=True)
+        is_interrupted = interruption.wait(running.supervisor)
+    if is_interrupted:
         stop_local_cluster(layout, grace_seconds, _tell)
 
 
