@@ -15,8 +15,9 @@ from gangline.config.environment import BindMount, Environment, LogPolicy, Reten
 from gangline.config.grid import Grid, find_uncounted
 from gangline.config.hyperparameter import check_hyperparameters, possible_values
 from gangline.config.length import Length
+from gangline.config.optimization import Optimizations, compression_conflict
 from gangline.config.parallelism import Parallelism
-from gangline.config.resource import Optimizations, Profiling, Reproducibility, Resources
+from gangline.config.resource import Profiling, Reproducibility, Resources
 from gangline.config.searcher import MAX_TRIALS, Searcher
 from gangline.config.section import Section, fault, wrong_type
 from gangline.config.storage import CheckpointStorage
@@ -106,6 +107,13 @@ class ExperimentConfig(Section):
         if num_points > MAX_TRIALS:
             text = f"has {num_points} points, and a search has at most {MAX_TRIALS} trials; lower a count"
             raise fault("invalid_value", text, "hyperparameters")
+        return self
+
+    @model_validator(mode="after")
+    def _compression_fits(self) -> Self:
+        conflict = compression_conflict(self.optimizations.gradient_compression, self.parallelism.strategy)
+        if conflict is not None:
+            raise fault("invalid_value", conflict, "optimizations", "gradient_compression")
         return self
 
     @model_validator(mode="after")

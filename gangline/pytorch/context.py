@@ -135,8 +135,11 @@ class PyTorchTrialContext:
     ) -> None:
         """As loss.backward. Where gradients are aggregated over several batches they become a mean, unless
         optimizations.average_aggregated_gradients is off."""
-        if self.setting.aggregation_frequency > 1 and self.setting.average_aggregated_gradients:
-            loss = loss / self.setting.aggregation_frequency
+        if (
+            self.setting.optimizations.aggregation_frequency > 1
+            and self.setting.optimizations.average_aggregated_gradients
+        ):
+            loss = loss / self.setting.optimizations.aggregation_frequency
         loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def step_optimizer(
@@ -169,7 +172,7 @@ class PyTorchTrialContext:
     @property
     def is_step_batch(self) -> bool:
         """Whether the running batch ends with an optimizer step."""
-        return (self.position.batches + 1) % self.setting.aggregation_frequency == 0
+        return (self.position.batches + 1) % self.setting.optimizations.aggregation_frequency == 0
 
     def to_device(self, data: Any) -> Any:
         """The same data with its tensors on this rank's device. Batches that the trainer passes are there already."""

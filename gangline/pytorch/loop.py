@@ -148,7 +148,7 @@ class TrainingLoop:
 
     def _step_schedulers(self) -> None:
         position = self._position
-        batches, aggregation = position.batches + 1, self._context.setting.aggregation_frequency
+        batches, aggregation = position.batches + 1, self._context.setting.optimizations.aggregation_frequency
         for wrapped in self._context.lr_schedulers:
             is_due = {
                 _StepMode.STEP_EVERY_BATCH: batches % wrapped.frequency == 0,
@@ -192,7 +192,7 @@ class TrainingLoop:
         """Training metrics since the last report, averaged over the batches of all ranks."""
         own = self._sums.take()
         setting = self._context.setting
-        by_rank = self._distributed.allgather(own) if setting.average_training_metrics else [own]
+        by_rank = self._distributed.allgather(own) if setting.optimizations.average_training_metrics else [own]
         metrics = metric.average(by_rank)
         if self._distributed.is_chief:
             self._context.core.train.report_training_metrics(self._position.batches, metrics)

@@ -38,6 +38,7 @@ def capture(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallbac
         "scalers_state_dict": [scaler.state_dict() for scaler in context.scalers],
         "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
         "rng_state": random_states,
+        "rank_state": context.distributed.gather(strategy.rank_state()),
         "progress": progress,
     }
     return state if context.distributed.is_chief else None
@@ -69,6 +70,9 @@ def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallbac
         wrapped.scheduler.load_state_dict(scheduler_state)
     for scaler, scaler_state in zip(context.scalers, state["scalers_state_dict"], strict=True):
         scaler.load_state_dict(scaler_state)
+    rank_states = state["rank_state"]
+    is_same_world = len(rank_states) == context.distributed.size
+    strategy.load_rank_state(rank_states[context.distributed.rank] if is_same_world else None)
     for name, callback in callbacks.items():
         if name in state["callbacks"]:
             callback.load_state_dict(state["callbacks"][name])

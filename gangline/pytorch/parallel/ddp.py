@@ -7,36 +7,56 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from gangline.pytorch.parallel.exchange import Exchange
+from gangline.pytorch.parallel.ownership import WrappedModels
 from gangline.pytorch.parallel.route import route
-from gangline.pytorch.parallel.strategy import Strategy
+from gangline.pytorch.parallel.strategy import Holder, Strategy
 
 
 class DdpStrategy(Strategy):
-    """options: passed on to DistributedDataParallel, as find_unused_parameters."""
+    """options: passed on to DistributedDataParallel, as find_unused_parameters. exchange: buckets and compression."""
 
     name: ClassVar[str] = "ddp"
 
-    def __init__(self, device: torch.device, options: dict[str, Any]) -> None:
+    def __init__(self, device: torch.device, options: dict[str, Any], exchange: Exchange) -> None:
         self._device_ids = [device.index] if device.type == "cuda" else None
         self._options = options
+        self._exchange = exchange
         self._wrappers: list[DistributedDataParallel] = []
+        self._models = WrappedModels(self.name, replaces=False)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         if any(parameter.requires_grad for parameter in model.parameters()):
             self._wrappers.append(route(model, self._wrap))
+        self._models.add(model)
         return model
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        self._models.check(optimizer)
+        return optimizer
+
+    def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
+        return Holder(dist.get_rank(), dist.get_world_size())
 
     def accumulate(self) -> AbstractContextManager[None]:
         return self._without_exchange()
 
+    def rank_state(self) -> dict[str, Any]:
+        return self._exchange.rank_state()
+
+    def load_rank_state(self, state: dict[str, Any] | None) -> None:
+        self._exchange.load_rank_state(state)
+
     def _wrap(self, inner: nn.Module) -> DistributedDataParallel:
-        # The gradients live in the buckets: that saves one copy of all gradients and its memory.
-        return DistributedDataParallel(
-            inner, device_ids=self._device_ids, gradient_as_bucket_view=True, **self._options
-        )
+        options = {**self._exchange.options(), **self._options}
+        wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
+        self._exchange.attach(wrapper)
+        return wrapper
 
     @contextmanager
     def _without_exchange(self) -> Iterator[None]:

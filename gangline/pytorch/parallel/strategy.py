@@ -47,3 +47,11 @@ class Strategy(ABC):
 
     def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         optimizer.load_state_dict(state)
+
+    def rank_state(self) -> dict[str, Any]:
+        """What belongs to this rank alone and goes into a checkpoint; empty for most strategies."""
+        return {}
+
+    def load_rank_state(self, state: dict[str, Any] | None) -> None:
+        """state: what this rank saved; None where no rank of its number did, as in a world of another size."""
+        assert not state, f"{self.name} has nothing of a rank's own to restore"
