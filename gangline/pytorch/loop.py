@@ -16,6 +16,7 @@ from gangline.pytorch import metric, seed, state
 from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.context import LRScheduler, PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
+from gangline.pytorch.fusion.opening import Fusion, Untuned, open_fusion
 from gangline.pytorch.loader import DataLoader
 from gangline.pytorch.pace import Pace
 from gangline.pytorch.schedule import BestValidation, Schedule
@@ -54,6 +55,8 @@ class TrainingLoop:
         self._sums = metric.MetricSums()
         self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
         self._batch_metrics: list[dict[str, Any]] = []
+        self._fusion: Fusion = Untuned()
+        self._saved_fusion: dict[str, Any] = {}
         self._pace = Pace()
         self._looked_at = self._told_at = (0, 0.0)
         self._records = 0
@@ -75,6 +78,7 @@ class TrainingLoop:
         position.epoch += position.offset // position.epoch_length
         position.offset %= position.epoch_length
         self._best.value = progress["best_validation"]
+        self._saved_fusion = progress.get("fusion", {})
         self._newest_checkpoint, self._newest_validation = position.batches, progress["newest_validation"]
 
     def run(self, saved: dict[str, Any] | None = None, validate_first: bool = False) -> None:
@@ -90,7 +94,11 @@ class TrainingLoop:
             self._validate()
         self._pace.agree(self._position.batches, 1)
         self._looked_at = self._told_at = (self._position.batches, time.perf_counter())
-        self._train()
+        self._fusion = open_fusion(self._context, self._steps_left(), self._loader.batch_size or 0, self._saved_fusion)
+        try:
+            self._train()
+        finally:
+            self._fusion.close()
         self._end()
 
     def _train(self) -> None:
@@ -132,6 +140,7 @@ class TrainingLoop:
     def _after_batch(self) -> None:
         position = self._position
         if self._context.is_step_batch:
+            self._fusion.on_step()
             self._link.send_first_step()
         self._step_schedulers()
         position.advance()
@@ -249,7 +258,12 @@ class TrainingLoop:
             "world_size": self._distributed.size,
             "best_validation": self._best.value,
             "newest_validation": self._newest_validation,
+            "fusion": self._fusion.state_dict(),
         }
+
+    def _steps_left(self) -> int:
+        batches = self._schedule.total_batches(self._position) - self._position.batches
+        return batches // self._context.setting.optimizations.aggregation_frequency
 
     def _end(self) -> None:
         """The last report and checkpoint, and unless the slots are needed the last validation."""

@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.parallel.ownership import WrappedModels
-from gangline.pytorch.parallel.route import route
+from gangline.pytorch.parallel.route import reroute, route
 from gangline.pytorch.parallel.strategy import Holder, Strategy
 
 
@@ -28,11 +29,13 @@ class DdpStrategy(Strategy):
         self._options = options
         self._exchange = exchange
         self._wrappers: list[DistributedDataParallel] = []
+        self._routed: list[nn.Module] = []
         self._models = WrappedModels(self.name, replaces=False)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         if any(parameter.requires_grad for parameter in model.parameters()):
             self._wrappers.append(route(model, self._wrap))
+            self._routed.append(model)
         self._models.add(model)
         return model
 
@@ -46,6 +49,11 @@ class DdpStrategy(Strategy):
     def accumulate(self) -> AbstractContextManager[None]:
         return self._without_exchange()
 
+    def bucketed(self) -> BucketedModel | None:
+        if len(self._wrappers) != 1 or self._exchange.bucket_cap_mb is not None:
+            return None
+        return BucketedModel(lambda: self._wrappers[0], self._replace_wrapper, self._exchange.wire_ratio)
+
     def rank_state(self) -> dict[str, Any]:
         return self._exchange.rank_state()
 
@@ -57,6 +65,16 @@ class DdpStrategy(Strategy):
         wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
         self._exchange.attach(wrapper)
         return wrapper
+
+    def _replace_wrapper(self, options: dict[str, Any]) -> None:
+        """The one wrapper anew, with other options of DistributedDataParallel."""
+        inner = self._wrappers.pop().module
+        # Only now is the old one gone; two at a time would exchange every gradient twice.
+        options = {**self._exchange.options(), **self._options, **options, "init_sync": False}
+        wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
+        self._exchange.attach(wrapper, replaced=0)
+        self._wrappers.append(wrapper)
+        reroute(self._routed[0], wrapper)
 
     @contextmanager
     def _without_exchange(self) -> Iterator[None]:

@@ -32,6 +32,11 @@ class Exchange:
         """None where the user named no cap."""
         return None if self._threshold_mb is None else max(float(self._threshold_mb), _SMALLEST_CAP_MB)
 
+    @property
+    def wire_ratio(self) -> float | None:
+        """What is left of a gradient's bytes on the wire; None for PowerSGD, whose memory belongs to the buckets."""
+        return {None: 1.0, "fp16": 0.5, "bf16": 0.5}.get(self.compression.hook)
+
     def options(self) -> dict[str, Any]:
         """Arguments of DistributedDataParallel."""
         # The gradients live in the buckets: that saves one copy of all gradients and its memory.
