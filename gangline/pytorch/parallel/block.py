@@ -46,7 +46,8 @@ def _repeated(model: nn.Module) -> set[int]:
     found: set[int] = set()
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-            children = [child for child in module.children() if _is_callable_part(child)]
+            # Not children(), which passes over a layer that stands in the list a second time.
+            children = [child for child in module._modules.values() if child is not None and _is_callable_part(child)]
             counts = Counter(type(child) for child in children)
             found |= {id(child) for child in children if counts[type(child)] > 1}
     return found

@@ -97,7 +97,7 @@ def test_clipping_is_that_of_torch(norm_type: float) -> None:
 @pytest.mark.parametrize(
     ("parallelism", "size", "words"),
     [
-        ("zero9", 2, "there is no strategy 'zero9'; did you mean zero3 or zero2? this version has none, ddp, zero1"),
+        ("zero9", 2, "there is no strategy 'zero9'; did you mean zero3 or zero2. this version has none, ddp, zero1"),
         ("pipeline", 2, "pipeline is not built yet; this version has none, ddp, zero1, zero2, zero3, hsdp"),
         ("none", 2, "none trains on one slot, but the slots of this trial are 2; use ddp"),
         (
