@@ -19,6 +19,7 @@ from typing import Any
 
 from gangline.cluster_info import ClusterInfo
 from gangline.core.distributed import DistributedContext
+from gangline.core.draft import CheckpointDraft
 from gangline.core.link import Link
 from gangline.core.storage import CheckpointStore, StoredFile, checkpoint_url, describe_files, list_files, verify
 from gangline.errors import conflict, invalid
@@ -126,6 +127,14 @@ class CheckpointContext:
         """Chief only."""
         self._store.delete(storage_id)
 
+    def draft(self, storage_id: str) -> CheckpointDraft:
+        """For ranks that write a checkpoint's files themselves, perhaps in the background; then the chief commits."""
+        return CheckpointDraft(self._store, storage_id)
+
+    def commit(self, storage_id: str, files: Mapping[str, StoredFile], metadata: Mapping[str, Any]) -> None:
+        """Makes a checkpoint of what the drafts of all ranks have written, and tells the cluster. Chief only."""
+        self._report(storage_id, self._store.commit(storage_id, metadata, files), files, metadata)
+
     def _check_caller(self, shard: bool) -> None:
         if not shard and not self._distributed.is_chief:
             raise invalid(
@@ -176,7 +185,7 @@ class CheckpointContext:
         if shard:
             self._distributed.allgather(None)
         if self._distributed.is_chief:
-            self._report(storage_id, self._store.commit(storage_id, merged, files), files, merged)
+            self.commit(storage_id, files, merged)
         if shard:
             self._distributed.allgather(None)
 
