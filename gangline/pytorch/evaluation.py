@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from gangline.errors import invalid
+from gangline.pytorch import reducer
 from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.foreign_loader import ForeignLoader
 from gangline.pytorch.loader import DataLoader
 from gangline.pytorch.metric import ValidationMetrics, check_metrics
 from gangline.pytorch.trial import PyTorchTrial
@@ -27,7 +29,7 @@ class Evaluation:
         trial: PyTorchTrial,
         context: PyTorchTrialContext,
         callbacks: Mapping[str, PyTorchCallback],
-        loader: DataLoader,
+        loader: DataLoader | ForeignLoader,
         max_batches: int | None = None,
     ) -> None:
         self._trial = trial
@@ -44,8 +46,11 @@ class Evaluation:
             callback.on_validation_start()
         for model in self._context.models:
             model.eval()
+        self._context.reducers.reset(is_training=False)
         with torch.no_grad():
             metrics = self._by_batch() if self._is_by_batch else self._full()
+        method = "evaluate_batch" if self._is_by_batch else "evaluate_full_dataset"
+        metrics = reducer.join(metrics, self._context.reducers.reduce(is_training=False), method)
         for model in self._context.models:
             model.train()
         for callback in self._callbacks:
@@ -69,14 +74,16 @@ class Evaluation:
         return found.combine(distributed.allgather(found.totals()))
 
     def _evaluate(self, batch: Any, index: int) -> dict[str, Any]:
-        moved = self._context.to_device(batch)
+        moved = self._context.to_device(batch) if self._context.experimental.moves_batches else batch
         arguments = (moved, index) if self._takes_index else (moved,)
-        return check_metrics(self._trial.evaluate_batch(*arguments), "evaluate_batch")
+        with self._context.autocast():
+            return check_metrics(self._trial.evaluate_batch(*arguments), "evaluate_batch")
 
     def _full(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
         if self._context.distributed.is_chief:
-            result = self._trial.evaluate_full_dataset(self._loader.get_data_loader())
+            with self._context.autocast():
+                result = self._trial.evaluate_full_dataset(self._loader.get_data_loader())
             metrics = {name: float(value) for name, value in check_metrics(result, "evaluate_full_dataset").items()}
         found: dict[str, float] = self._context.distributed.broadcast(metrics)
         return found

@@ -31,7 +31,7 @@ def init(
     hparams, exp_conf: hyperparameters and configuration off the cluster; on it the experiment's own come first, so
     that a search can vary them. distributed: for scripts that make their process group themselves; by default it is
     made here. aggregation_frequency: batches whose gradients make one optimizer step, where the configuration does not
-    say it. enable_tensorboard_logging: accepted, no effect yet.
+    say it. enable_tensorboard_logging: whether the metrics that are reported are written to TensorBoard as well.
     """
     device = group.choose_device()
     is_group_ours = group.open_group(device)
@@ -42,7 +42,7 @@ def init(
         setting.parallelism, core.distributed.size, device, setting.optimizations, core.distributed.cross_size
     )
     with core:
-        yield PyTorchTrialContext(core, setting, strategy, device)
+        yield PyTorchTrialContext(core, setting, strategy, device, enable_tensorboard_logging)
     # Not after an exception: peers would fail too, and perhaps be heard first. Nor on the cluster, where the rank
     # leaves the group once it has told its end.
     if is_group_ours and core.info is None:

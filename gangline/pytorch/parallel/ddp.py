@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -53,6 +53,10 @@ class DdpStrategy(Strategy):
         if len(self._wrappers) != 1 or self._exchange.bucket_cap_mb is not None:
             return None
         return BucketedModel(lambda: self._wrappers[0], self._replace_wrapper, self._exchange.wire_ratio)
+
+    @property
+    def ddp_wrappers(self) -> Sequence[DistributedDataParallel]:
+        return tuple(self._wrappers)
 
     def rank_state(self) -> dict[str, Any]:
         return self._exchange.rank_state()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gangline.pytorch.fusion.bucketed import BucketedModel
@@ -97,6 +98,11 @@ class Strategy(ABC):
         """The model whose gradients go out in buckets that tuning may change; None where there is no one such model, or
         the user fixed its buckets."""
         return None
+
+    @property
+    def ddp_wrappers(self) -> Sequence[DistributedDataParallel]:
+        """Whose exchange of gradients torch measures; none where something else exchanges them."""
+        return ()
 
     def rank_state(self) -> dict[str, Any]:
         """What belongs to this rank alone and goes into a checkpoint; empty for most strategies."""

@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from gangline import core
-from gangline.core import DistributedContext, PreemptContext, PreemptMode, TrainContext
+from gangline.core import DistributedContext, PreemptContext, PreemptMode, TensorboardMode, TrainContext
 from gangline.core.link import LocalLink
+from gangline.core.tensorboard import TensorboardFolder
 from gangline.errors import GanglineError
 from tests.support.world import in_ranks
+
+
+def _train(link: LocalLink, distributed: DistributedContext | None = None) -> TrainContext:
+    distributed = distributed or DistributedContext()
+    folder = TensorboardFolder("memory://storage", "", distributed.rank, TensorboardMode.MANUAL)
+    return TrainContext(distributed, link, None, folder)
 
 
 def test_off_the_cluster_metrics_go_to_stdout_and_checkpoints_to_a_folder(
@@ -36,7 +43,7 @@ def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptur
         def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
             sent.append(metrics)
 
-    train = TrainContext(DistributedContext(), Link(), None)
+    train = _train(Link())
     with caplog.at_level(logging.WARNING, "gangline"):
         for steps in (1, 2):
             train.report_validation_metrics(steps, {"accuracy": 1, "note": "fine"})
@@ -46,7 +53,7 @@ def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptur
 
 def test_progress_is_a_share() -> None:
     with pytest.raises(GanglineError, match="between 0 and 1"):
-        TrainContext(DistributedContext(), LocalLink(), None).report_progress(50)
+        _train(LocalLink()).report_progress(50)
 
 
 class _AskedLink(LocalLink):
@@ -76,7 +83,7 @@ def test_only_the_chief_may_ask_or_report() -> None:
         if distributed.is_chief:
             return []
         preempt = PreemptContext(distributed, LocalLink(), PreemptMode.ChiefOnly)
-        train = TrainContext(distributed, LocalLink(), None)
+        train = _train(LocalLink(), distributed)
         messages = []
         for call in (preempt.should_preempt, lambda: train.report_training_metrics(1, {})):
             with pytest.raises(GanglineError) as caught:

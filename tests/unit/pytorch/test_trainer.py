@@ -251,7 +251,7 @@ class _UnplainState(SmallTrial):
         (_without("models"), {}, "the trial wrapped no model; pass it to context.wrap_model"),
         (_without("optimizers"), {}, "the trial wrapped no optimizer"),
         (_Both, {}, "_Both defines both of evaluate_batch and evaluate_full_dataset"),
-        (_TorchLoader, {}, "build_training_data_loader returned a DataLoader; return a gangline.pytorch.DataLoader"),
+        (_TorchLoader, {}, "build_training_data_loader returned a torch DataLoader, which knows nothing of the ranks"),
         (_UnplainState, {}, "cannot be read back with weights_only"),
         (SmallTrial, {"max_length": None}, "nothing says how long to train"),
         (SmallTrial, {"max_length": pytorch.Batch([1, 2])}, "a length is one number"),

@@ -1,0 +1,29 @@
+"""PURE: what torch's errors mean for a trial, where torch says it in words of its own insides."""
+
+from __future__ import annotations
+
+from gangline.errors import GanglineError, invalid
+
+_MEANINGS = (
+    (
+        "mark a variable ready only once",
+        "pytorch.two_backwards",
+        "backward reached a parameter twice in one batch, and its gradient had gone to the other ranks already; add "
+        "the losses and call context.backward once, or run each forward pass directly before its backward pass",
+    ),
+    (
+        "Expected to have finished reduction in the prior iteration",
+        "pytorch.unused_parameters",
+        "some parameters took no part in the last loss, so their gradients never came; freeze them, or set "
+        "parallelism: {strategy: ddp, find_unused_parameters: true}",
+    ),
+)
+
+
+def explain(error: BaseException) -> GanglineError | None:
+    """None where torch's own words are as good as any."""
+    text = str(error)
+    for words, code, meaning in _MEANINGS:
+        if words in text:
+            return invalid(code, meaning)
+    return None
