@@ -21,7 +21,7 @@ from gangline.pytorch.fusion.partition import (
     split_halves,
     split_last,
 )
-from gangline.pytorch.fusion.simulation import Gradients, exposed_seconds, find_optimum
+from gangline.pytorch.fusion.simulation import SHARED_RATIO, Gradients, exposed_seconds, find_optimum
 
 _LEAST_CAP = 64 * 1024
 _DIFFERENT = 1.5
@@ -137,8 +137,9 @@ def _like(model: Model, origin: Candidate, partition: Partition) -> Candidate:
 
 
 def _optima(model: Model) -> list[Candidate]:
-    """The second one expects that the fixed times of the channels overlap wholly; the truth lies between the two."""
-    alphas = {model.link.alpha_seconds, model.link.alpha_seconds / model.channels}
+    """With the fixed time of an exchange as it is, and with what of it is left when the channels overlap."""
+    overlapped = SHARED_RATIO + (1 - SHARED_RATIO) / model.channels
+    alphas = {model.link.alpha_seconds, model.link.alpha_seconds * overlapped}
     found = [find_optimum(model.gradients, replace(model.link, alpha_seconds=alpha)) for alpha in sorted(alphas)]
     return [model.candidate(caps_of(model.gradients.num_bytes, partition), "optimum") for partition in found]
 

@@ -34,7 +34,7 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkCost | None:
     or times that are not finite and above 0.
 
     Relative, as the smallest sample alone knows alpha, and the largest one the rate. A slope or an intercept below 0
-    is noise: the rate is then infinite, or alpha a tenth of the fastest sample.
+    is noise: the rate is then infinite, or alpha a thousandth of the fastest sample.
     """
     usable = [sample for sample in samples if math.isfinite(sample.seconds) and sample.seconds > 0]
     if len({sample.num_bytes for sample in usable}) < 2:
@@ -48,5 +48,5 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkCost | None:
         w * (s.num_bytes - mean_bytes) * (s.seconds - mean_seconds) for w, s in zip(weights, usable, strict=True)
     )
     slope = max(0.0, rise / spread)
-    floor = min(sample.seconds for sample in usable) / 10
+    floor = min(sample.seconds for sample in usable) / 1000
     return LinkCost(max(floor, mean_seconds - slope * mean_bytes), 1 / slope if slope > 0 else math.inf)

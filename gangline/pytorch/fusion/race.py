@@ -18,6 +18,7 @@ MOST_ROUNDS = 5
 _LEAST_ROUNDS = 2
 _DROP_RATIOS = (0.10, 0.05, 0.03)
 _INDIFFERENT_RATIO = 0.04
+_EQUAL_RATIO = 0.01
 _CLEAR_RATIO = 0.05
 ACCEPT_RATIO = 0.98
 LEAST_PAIRS = 3
@@ -69,8 +70,11 @@ class Race:
 
     @property
     def best_challenger(self) -> int:
-        """The default where none is left."""
-        return min((arm for arm in self.live if arm != DEFAULT), key=self._rank, default=DEFAULT)
+        """Among those that are as good as the fastest the one of fewest buckets; the default where none is left."""
+        challengers = [arm for arm in self.live if arm != DEFAULT]
+        fastest = min((self.seconds(arm) for arm in challengers), default=0.0)
+        equal = [arm for arm in challengers if self.seconds(arm) <= (1 + _EQUAL_RATIO) * fastest]
+        return min(equal, key=lambda arm: (self.num_buckets[arm], self.seconds(arm)), default=DEFAULT)
 
     def winner(self) -> int:
         """The best challenger when it is accepted, else the default."""
@@ -100,9 +104,6 @@ class Race:
         fastest = min(self.seconds(arm) for arm in challengers)
         if all(self.seconds(arm) <= (1 + _INDIFFERENT_RATIO) * fastest for arm in challengers):
             self.live = [DEFAULT, self.best_challenger]
-
-    def _rank(self, arm: int) -> tuple[float, int]:
-        return self.seconds(arm), self.num_buckets[arm]
 
     def _is_clear(self) -> bool:
         """Whether the default and the one challenger are further apart than noise."""

@@ -163,7 +163,7 @@ class Tuner:
         self, model: Model, arms: Sequence[Candidate], budget: Budget
     ) -> Generator[None, None, tuple[Candidate, Race]]:
         """The first of the arms is the default."""
-        race = yield from self._race(arms, budget.race_steps)
+        race = yield from self._race(arms, budget.first_race_steps)
         best = arms[race.best_challenger]
         steps_left = budget.race_steps - race.steps_used
         if best is not arms[DEFAULT] and _is_model_off(race, arms):
