@@ -28,7 +28,8 @@ class ExperimentConfig(Section):
 
     scheduling_unit: batches between two reports of training metrics and two looks for a preemption.
     max_restarts: failed attempts of a trial after which it runs again. preemption_timeout: seconds for the checkpoint
-    of an orderly stop. The fields after parallelism are Determined's, without effect here.
+    of an orderly stop. async_checkpoints: training goes on while a checkpoint is written. The fields after parallelism
+    are Determined's, without effect here.
     """
 
     name: str = ""
@@ -46,6 +47,7 @@ class ExperimentConfig(Section):
     min_validation_period: Length = Length(batches=0)
     min_checkpoint_period: Length = Length(batches=0)
     checkpoint_policy: Literal["best", "all", "none"] = "best"
+    async_checkpoints: bool = True
     checkpoint_storage: CheckpointStorage = CheckpointStorage()
     max_restarts: int = Field(default=5, ge=0)
     preemption_timeout: int = Field(default=3600, ge=1)

@@ -22,7 +22,7 @@ from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.link import Link
 from gangline.core.storage import CheckpointStore, StoredFile, checkpoint_url, describe_files, list_files, verify
-from gangline.errors import conflict, invalid
+from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
 STEPS_COMPLETED = "steps_completed"
@@ -92,11 +92,12 @@ class CheckpointContext:
         selector: Callable[[str], bool] | None = None,
     ) -> None:
         """Copies a checkpoint into a folder and compares it with its manifest."""
-        if self._is_downloader(download_mode):
+
+        def fetch() -> None:
             Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
             self._store.download(storage_id, Path(ckpt_dir), self._select(storage_id, selector))
-        if download_mode is DownloadMode.LocalWorkersShareDownload:
-            self._distributed.broadcast_local()
+
+        self._once(download_mode, storage_id, fetch)
 
     @contextmanager
     def restore_path(
@@ -110,8 +111,7 @@ class CheckpointContext:
         local = self._store.local_path(storage_id)
         if local is not None:
             self._store.load_metadata(storage_id)
-            if self._is_downloader(download_mode):
-                verify(local, self._select(storage_id, selector))
+            self._once(download_mode, storage_id, lambda: verify(local, self._select(storage_id, selector)))
             yield local
             return
         with self._download_directory(download_mode) as directory:
@@ -149,6 +149,23 @@ class CheckpointContext:
 
     def _is_downloader(self, mode: DownloadMode) -> bool:
         return mode is DownloadMode.NoSharedDownload or self._distributed.local_rank == 0
+
+    def _once(self, mode: DownloadMode, storage_id: str, work: Callable[[], object]) -> None:
+        """Work of whoever downloads. Where that is one rank for several, the others wait for it and raise what it
+        raises, before any of them reads a file that may be damaged."""
+        failure: tuple[str, str, ErrorKind] | None = None
+        if self._is_downloader(mode):
+            try:
+                work()
+            except GanglineError as error:
+                failure = (error.code, error.message, error.kind)
+            except OSError as error:
+                text = f"checkpoint {storage_id} could not be read from {self._store.url}: {error}"
+                failure = ("checkpoint.storage", text, ErrorKind.UNAVAILABLE)
+        if mode is DownloadMode.LocalWorkersShareDownload:
+            failure = self._distributed.broadcast_local(failure)
+        if failure is not None:
+            raise GanglineError(*failure)
 
     def _select(self, storage_id: str, selector: Callable[[str], bool] | None) -> list[str] | None:
         if selector is None:

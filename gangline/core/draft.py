@@ -6,11 +6,15 @@ caller's business. Used by gangline.pytorch.checkpoint; folders that exist alrea
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from gangline.core.storage import CheckpointStore, StoredFile
+from gangline.core.storage import CheckpointStore, StoredFile, list_files
 from gangline.core.stream import DigestStream
+
+_CHUNK_BYTES = 1 << 20
 
 
 class CheckpointDraft:
@@ -31,6 +35,12 @@ class CheckpointDraft:
     def write(self, path: str, content: bytes) -> None:
         with self.open(path) as stream:
             stream.write(content)
+
+    def copy_folder(self, folder: str | Path) -> None:
+        """All files of a folder, under their paths inside it."""
+        for path in list_files(Path(folder)):
+            with Path(folder, path).open("rb") as source, self.open(path) as stream:
+                shutil.copyfileobj(source, stream, _CHUNK_BYTES)
 
     def discard(self) -> None:
         """Removes what all ranks have written so far. One rank calls it; committed checkpoints are not touched."""

@@ -6,6 +6,7 @@ imported it.
 
 from gangline.pytorch.batch import TorchData
 from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.checkpoint import load_checkpoint
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.experimental import PyTorchExperimentalContext
 from gangline.pytorch.loader import DataLoader
@@ -13,7 +14,6 @@ from gangline.pytorch.metric import Reducer
 from gangline.pytorch.reducer import MetricReducer
 from gangline.pytorch.scheduler import LRScheduler
 from gangline.pytorch.setup import init
-from gangline.pytorch.state import load_checkpoint
 from gangline.pytorch.trainer import Trainer
 from gangline.pytorch.trial import PyTorchTrial
 from gangline.pytorch.unit import Batch, Epoch, Record, TrainUnit

@@ -13,8 +13,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from gangline.errors import GanglineError, invalid
-from gangline.pytorch import metric, reducer, seed, state
+from gangline.pytorch import metric, reducer, seed
 from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.checkpoint import Keeper, Source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
 from gangline.pytorch.foreign_loader import ForeignLoader
@@ -60,6 +61,7 @@ class TrainingLoop:
         self._sums = metric.MetricSums()
         self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
         self._batch_metrics: list[dict[str, Any]] = []
+        self._keeper = Keeper(context, callbacks)
         self._fusion: Fusion = Untuned()
         self._saved_fusion: dict[str, Any] = {}
         self._pace = Pace()
@@ -73,10 +75,10 @@ class TrainingLoop:
     def _position(self) -> Position:
         return self._context.position
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Goes on where a saved state was. All ranks call it in step, before `run`."""
-        state.restore(self._context, self._callbacks, saved)
-        progress = saved["progress"]
+    def restore(self, source: Source) -> None:
+        """Goes on where a checkpoint was saved. All ranks call it in step, before `run`."""
+        self._keeper.restore(source)
+        progress = source.trainer["progress"]
         position = self._position
         position.batches, position.epoch = progress["batches"], progress["epoch"]
         position.offset = _offset_here(progress, self._loader.batch_size, self._distributed.size)
@@ -86,15 +88,15 @@ class TrainingLoop:
         self._saved_fusion = progress.get("fusion", {})
         self._newest_checkpoint, self._newest_validation = position.batches, progress["newest_validation"]
 
-    def run(self, saved: dict[str, Any] | None = None, validate_first: bool = False) -> None:
-        """saved: the state that was restored, for its random numbers; they start when everything else is in place."""
+    def run(self, source: Source | None = None, validate_first: bool = False) -> None:
+        """source: what was restored, for its random numbers; they start when everything else is in place."""
         for callback in self._callbacks.values():
             callback.on_training_start()
         for model in self._context.models:
             model.train()
         seed.seed_training(self._context.get_trial_seed(), self._distributed.rank)
-        if saved is not None:
-            state.restore_random(self._context, saved)
+        if source is not None:
+            self._keeper.restore_random(source)
         if validate_first and self._position.batches == 0:
             self._validate()
         self._pace.agree(self._position.batches, 1)
@@ -159,6 +161,7 @@ class TrainingLoop:
 
     def _after_batch(self) -> None:
         position = self._position
+        self._keeper.poll()
         if self._context.is_step_batch:
             self._fusion.on_step()
             self._link.send_first_step()
@@ -277,18 +280,7 @@ class TrainingLoop:
         if self._newest_checkpoint == self._position.batches:
             return
         self._check_finite(self._sums.nonfinite_loss())
-        saved = state.capture(self._context, self._callbacks, self._progress())
-        callbacks = self._callbacks.values()
-        if self._distributed.is_chief:
-            for callback in callbacks:
-                callback.on_checkpoint_save_start(saved)
-            metadata = state.metadata_of(self._context, self._position.batches)
-            with self._context.core.checkpoint.store_path(metadata) as (directory, storage_id):
-                state.write(directory, saved)
-                for callback in callbacks:
-                    callback.on_checkpoint_write_end(str(directory))
-            for callback in callbacks:
-                callback.on_checkpoint_upload_end(storage_id)
+        self._keeper.save(self._position.batches, self._progress())
         self._newest_checkpoint = self._position.batches
 
     def _progress(self) -> dict[str, Any]:
@@ -316,6 +308,7 @@ class TrainingLoop:
         if not self.is_preempted and self._newest_validation != self._position.batches:
             self._validate()
         self._save()
+        self._keeper.wait()
 
 
 @contextmanager

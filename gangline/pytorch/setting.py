@@ -52,6 +52,10 @@ class TrialSetting:
         return check_policy(str(self.config.get("checkpoint_policy") or "best"))
 
     @property
+    def saves_in_background(self) -> bool:
+        return self.config.get("async_checkpoints") is not False
+
+    @property
     def has_initial_validation(self) -> bool:
         return bool(self.config.get("perform_initial_validation"))
 

@@ -12,8 +12,7 @@ from gangline.cluster_info import CheckpointInfo
 from gangline.core.checkpoint import STEPS_COMPLETED, CheckpointContext, location_of
 from gangline.core.storage import CheckpointStore
 from gangline.errors import invalid
-from gangline.pytorch import state
-from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.checkpoint import Source, open_source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
 from gangline.pytorch.foreign_loader import ForeignLoader
@@ -101,12 +100,12 @@ class Trainer:
             profile=profile,
         )
         try:
-            saved = self._restore(loop, callbacks, checkpoint)
+            source = self._restore(loop, checkpoint)
             for callback in callbacks.values():
                 callback.on_trial_startup(context.position.batches, _id_of(checkpoint))
             if context.trace.is_configured:
                 context.trace.start(context.get_tensorboard_path())
-            loop.run(saved, validate_first)
+            loop.run(source, validate_first)
         finally:
             profile.close()
             context.trace.stop()
@@ -141,22 +140,18 @@ class Trainer:
             "pytorch.loader", f"{method} returned a {type(loader).__name__}; return a gangline.pytorch.DataLoader"
         )
 
-    def _restore(
-        self, loop: TrainingLoop, callbacks: dict[str, PyTorchCallback], checkpoint: str | CheckpointInfo | None
-    ) -> dict[str, Any] | None:
+    def _restore(self, loop: TrainingLoop, checkpoint: str | CheckpointInfo | None) -> Source | None:
         if checkpoint is None:
             return None
         core = self._context.core
         place = checkpoint.url if isinstance(checkpoint, CheckpointInfo) else checkpoint
         storage_url, storage_id = location_of(place, core.checkpoint.storage_url)
-        source = CheckpointContext(core.distributed, core.link, CheckpointStore(storage_url), core.info)
-        with source.restore_path(storage_id) as directory:
-            saved = state.read(directory)
-        for callback in callbacks.values():
-            callback.on_checkpoint_load_start(saved)
-        loop.restore(saved)
+        stored = CheckpointContext(core.distributed, core.link, CheckpointStore(storage_url), core.info)
+        with stored.restore_path(storage_id) as directory:
+            source = open_source(directory)
+            loop.restore(source)
         _log.info("training goes on after batch %d of checkpoint %s", self._context.position.batches, storage_id)
-        return saved
+        return source
 
 
 def _length(length: TrainUnit | None, test_mode: bool) -> TrainUnit:

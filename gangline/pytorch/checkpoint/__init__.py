@@ -10,9 +10,8 @@ The two kinds of .pth hold tensors, numbers, strings, lists and dictionaries onl
 weights_only.
 """
 
-from gangline.pytorch.checkpoint.content import load_checkpoint, metadata_of
-from gangline.pytorch.checkpoint.restore import restore, restore_random
-from gangline.pytorch.checkpoint.saver import Saver
+from gangline.pytorch.checkpoint.content import load_checkpoint
+from gangline.pytorch.checkpoint.keeper import Keeper
 from gangline.pytorch.checkpoint.source import Source, open_source
 
-__all__ = ["Saver", "Source", "load_checkpoint", "metadata_of", "open_source", "restore", "restore_random"]
+__all__ = ["Keeper", "Source", "load_checkpoint", "open_source"]

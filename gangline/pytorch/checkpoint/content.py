@@ -40,6 +40,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         MODELS: [_model_state(index, source, tensors) for index in numbers],
         OPTIMIZERS: [_optimizer_state(number, source, tensors) for number in range(len(source.trainer[OPTIMIZERS]))],
         "rng_state": [rank["rng_state"] for rank in source.ranks],
+        "rank_state": [rank.get("rank_state") or {} for rank in source.ranks],
     }
 
 

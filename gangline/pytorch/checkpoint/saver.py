@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from gangline.core.draft import CheckpointDraft
 from gangline.core.storage import StoredFile
 from gangline.core.transport import AloneTransport, TorchTransport, Transport
 from gangline.errors import ErrorKind, GanglineError
-from gangline.pytorch.checkpoint.capture import TRAINER_FILE, Captured, rank_file, to_bytes
+from gangline.pytorch.checkpoint.capture import Captured, rank_file, to_bytes
 from gangline.pytorch.checkpoint.name import Path
 from gangline.pytorch.checkpoint.staging import Staging
 from gangline.pytorch.checkpoint.writer import write_tensors
@@ -36,12 +37,14 @@ _GROUP_TIMEOUT = timedelta(hours=4)
 
 @dataclass(slots=True)
 class Save:
-    """One save under way. content: files that this rank holds complete. storage_id: known once ranks have agreed."""
+    """One save under way. rank_part: this rank's own file. folder: with more files, on the chief. storage_id: known
+    once ranks have agreed."""
 
     batches: int
     metadata: Mapping[str, Any]
     tensors: Mapping[Path, torch.Tensor]
-    content: dict[str, bytes]
+    rank_part: bytes
+    folder: TemporaryDirectory[str] | None
     storage_id: str = ""
     error: BaseException | None = None
     thread: threading.Thread = field(init=False)
@@ -70,18 +73,21 @@ class Saver:
         self._running: Save | None = None
 
     def save(
-        self, captured: Captured, batches: int, metadata: Mapping[str, Any], files: Mapping[str, bytes] | None = None
+        self,
+        captured: Captured,
+        batches: int,
+        metadata: Mapping[str, Any],
+        folder: TemporaryDirectory[str] | None = None,
     ) -> None:
-        """Begins to save, after the save before has ended. files: more of them, by path, given by the chief alone.
+        """Begins to save, after the save before has ended. folder: whose files become the checkpoint's, from the chief
+        alone; it is removed when they are written.
 
         Raises what went wrong with the save before, or GanglineError `checkpoint.not_plain`.
         """
-        content = {**(files or {}), rank_file(self._distributed.rank): to_bytes(captured.rank, "what a rank keeps")}
-        if self._distributed.is_chief:
-            content[TRAINER_FILE] = to_bytes(captured.trainer, "the trial's state")
+        rank_part = to_bytes(captured.rank, "what a rank keeps")
         self.wait()
         group = self._group()
-        save = Save(batches, metadata, self._staging.copy(captured.tensors), content)
+        save = Save(batches, metadata, self._staging.copy(captured.tensors), rank_part, folder)
         save.thread = threading.Thread(target=self._run, args=(save, group), name="gangline-save", daemon=True)
         self._running = save
         save.thread.start()
@@ -113,6 +119,9 @@ class Saver:
             self._write(save, group)
         except BaseException as error:  # noqa: BLE001  it is raised again in the thread that trains
             save.error = error
+        finally:
+            if save.folder is not None:
+                save.folder.cleanup()
 
     def _write(self, save: Save, group: dist.ProcessGroup | None) -> None:
         transport: Transport = TorchTransport(group, range(self._distributed.size)) if group else AloneTransport()
@@ -120,7 +129,7 @@ class Saver:
         draft = self._checkpoint.draft(save.storage_id)
         try:
             write_tensors(draft, save.tensors, group)
-            files = _write_content(draft, save.content, transport)
+            files = _merge(_together(transport, lambda: self._write_files(draft, save)))
             _together(transport, lambda: self._commit(save, files))
         except BaseException:
             # The cause counts, also where storage cannot even be cleaned.
@@ -129,20 +138,19 @@ class Saver:
                     draft.discard()
             raise
 
+    def _write_files(self, draft: CheckpointDraft, save: Save) -> dict[str, StoredFile]:
+        """Returns what this rank has written in all."""
+        draft.write(rank_file(self._distributed.rank), save.rank_part)
+        if save.folder is not None:
+            draft.copy_folder(save.folder.name)
+        return draft.files
+
     def _commit(self, save: Save, files: Mapping[str, StoredFile]) -> None:
         if self._distributed.is_chief:
             self._checkpoint.commit(save.storage_id, files, save.metadata)
 
 
-def _write_content(draft: CheckpointDraft, content: Mapping[str, bytes], transport: Transport) -> dict[str, StoredFile]:
-    """Writes this rank's own files; returns what all ranks have written."""
-
-    def write() -> dict[str, StoredFile]:
-        for path, payload in content.items():
-            draft.write(path, payload)
-        return draft.files
-
-    by_rank = _together(transport, write)
+def _merge(by_rank: list[dict[str, StoredFile]]) -> dict[str, StoredFile]:
     return {path: file for files in by_rank for path, file in files.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
+from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.parallel.ownership import WrappedModels
 from gangline.pytorch.parallel.route import reroute, route
@@ -37,11 +39,16 @@ class DdpStrategy(Strategy):
             self._wrappers.append(route(model, self._wrap))
             self._routed.append(model)
         self._models.add(model)
+        warn_of_batch_norm(model)
         return model
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._models.check(optimizer)
         return optimizer
+
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:
+        if self._options.get("broadcast_buffers", True):
+            broadcast_tensors(buffer for model in models for buffer in model.buffers())
 
     def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
         return Holder(dist.get_rank(), dist.get_world_size())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
@@ -21,7 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gangline.errors import invalid
+from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
 from gangline.pytorch.parallel.block import find_blocks
+from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.ownership import WrappedModels
 from gangline.pytorch.parallel.strategy import Holder, Strategy
 
@@ -56,7 +58,9 @@ class ShardedStrategy(Strategy):
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         _check_shardable(self.name, model)
-        _share_from_chief(model)
+        # Ranks may have built different models where the trial draws random numbers of its own; DDP does the same.
+        broadcast_tensors((*model.parameters(), *model.buffers()))
+        warn_of_batch_norm(model)
         blocks = find_blocks(model, self._blocks)
         self._roots.append(self._shard(model, blocks))
         self._models.add(model)
@@ -83,6 +87,9 @@ class ShardedStrategy(Strategy):
 
     def gather(self) -> AbstractContextManager[None]:
         return self._gathered()
+
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:
+        broadcast_tensors(buffer for model in models for buffer in model.buffers())
 
     def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
         if not isinstance(tensor, DTensor):
@@ -146,12 +153,6 @@ def _check_shardable(name: str, model: nn.Module) -> None:
                 f"{name} cannot divide {type(model).__name__}.{parameter_name}, which has no dimension; give it the "
                 "shape (1,), or use ddp or zero1",
             )
-
-
-def _share_from_chief(model: nn.Module) -> None:
-    """Ranks may have built different models where the trial draws random numbers of its own; DDP does the same."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
 
 
 def _words_for(blocks: Sequence[nn.Module]) -> str:

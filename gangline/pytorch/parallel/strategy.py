@@ -59,6 +59,9 @@ class Strategy(ABC):
         lie on every rank meanwhile."""
         return nullcontext()
 
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:  # noqa: B027  one rank has nobody to share with
+        """Gives all ranks the chief's buffers, as running statistics, before they are validated with or saved."""
+
     def clip_gradients(
         self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
@@ -75,12 +78,6 @@ class Strategy(ABC):
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
         """state: as model_state returned it."""
         model.load_state_dict(state)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return optimizer.state_dict()
-
-    def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        optimizer.load_state_dict(state)
 
     def stepped_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
         """The parameters that this rank's step updates, whose optimizer state it holds."""

@@ -7,7 +7,6 @@ in its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,11 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gangline.errors import invalid
+from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.ddp import DdpStrategy
 from gangline.pytorch.parallel.partition import divide
 from gangline.pytorch.parallel.strategy import Holder
-
-_MOST_BYTES_AT_ONCE = 32 << 20
 
 
 class Zero1Strategy(DdpStrategy):
@@ -89,32 +87,5 @@ class DividedStep:
         for group, parameters in zip(self._groups, self._all_of_group, strict=True):
             group["params"] = parameters
         optimizer.param_groups = self._groups
-        self._exchange()
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
         for owner, parameters in enumerate(self._parameters_by_owner):
-            for bucket in _buckets([one for one in parameters if one.requires_grad]):
-                flat = torch.cat([parameter.reshape(-1) for parameter in bucket])
-                dist.broadcast(flat, src=owner)
-                if owner == self._rank:
-                    continue
-                parts = torch.split(flat, [parameter.numel() for parameter in bucket])
-                for parameter, part in zip(bucket, parts, strict=True):
-                    parameter.copy_(part.view_as(parameter))
-
-
-def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Neighbours of one type and device, a few megabytes together: one message for each parameter would be slow, one
-    for all of them would need as much memory as they do."""
-    bucket: list[nn.Parameter] = []
-    num_bytes = 0
-    for parameter in parameters:
-        is_alike = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
-        if bucket and (not is_alike or num_bytes >= _MOST_BYTES_AT_ONCE):
-            yield bucket
-            bucket, num_bytes = [], 0
-        bucket.append(parameter)
-        num_bytes += parameter.numel() * parameter.element_size()
-    if bucket:
-        yield bucket
+            broadcast_tensors((one for one in parameters if one.requires_grad), source=owner)
