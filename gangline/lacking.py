@@ -5,7 +5,7 @@ Owns the sentence and the mixin for classes that users know from there. gangline
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 PAGE = "docs/from-determined.md"
 
@@ -15,13 +15,13 @@ class NotInGangline(AttributeError):
 
 
 def explain(name: str) -> str:
-    return f"{name}: Determined has it, Gangline does not; {PAGE} says what differs and what to use instead"
+    return f"{name} is not part of Gangline; {PAGE} says what is, and what to use instead"
 
 
 class Lacking:
     """Gives a class a better answer than "has no attribute" for the names in `lacks`."""
 
-    lacks: tuple[str, ...] = ()
+    lacks: ClassVar[tuple[str, ...]] = ()
 
     def __getattr__(self, name: str) -> NoReturn:
         """Called only where ordinary lookup found nothing."""

@@ -18,6 +18,8 @@ from typing import Any
 
 import fsspec
 
+from gangline.errors import invalid
+
 _UPLOAD_SECONDS = 30.0
 _log = logging.getLogger("gangline")
 
@@ -37,12 +39,27 @@ def keep_name(path: Path, _rank: int) -> Path:
     return path
 
 
+_current: TensorboardFolder | None = None
+
+
+def current_folder() -> TensorboardFolder:
+    """Of the newest context of gangline.core.init() in this process."""
+    if _current is None:
+        raise invalid(
+            "core.tensorboard",
+            "nobody has made a context yet; open gangline.pytorch.init() or gangline.core.init() before a TorchWriter",
+        )
+    return _current
+
+
 class TensorboardFolder:
     """Nothing happens before the first use of `path`."""
 
     def __init__(self, storage_url: str, trial_id: str, rank: int, mode: TensorboardMode) -> None:
         place = f"{storage_url.rstrip('/')}/tensorboard" + (f"/{trial_id}" if trial_id else "")
         self.url = place if rank == 0 else f"{place}/rank{rank}"
+        global _current  # noqa: PLW0603  a process trains one trial
+        _current = self
         self._rank = rank
         self._mode = mode
         self._known_path: Path | None = None
