@@ -66,7 +66,7 @@ class TrainingLoop:
         self._saved_fusion: dict[str, Any] = {}
         self._pace = Pace()
         self._looked_at = self._told_at = (0, 0.0)
-        self._records = 0
+        self._records = self._reported_at = 0
         self._newest_checkpoint = self._newest_validation = -1
         self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size)
         context.position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
@@ -101,6 +101,8 @@ class TrainingLoop:
             self._validate()
         self._pace.agree(self._position.batches, 1)
         self._looked_at = self._told_at = (self._position.batches, time.perf_counter())
+        self._reported_at = self._position.batches
+        self._context.reducers.reset(is_training=True)
         self._fusion = open_fusion(self._context, self._steps_left(), self._loader.batch_size or 0, self._saved_fusion)
         try:
             self._train()
@@ -217,6 +219,7 @@ class TrainingLoop:
 
     def _report(self) -> None:
         """Training metrics since the last report, averaged over the batches of all ranks."""
+        self._reported_at = self._position.batches
         own = self._sums.take()
         setting = self._context.setting
         by_rank = self._distributed.allgather(own) if setting.optimizations.average_training_metrics else [own]
@@ -252,7 +255,7 @@ class TrainingLoop:
         )
 
     def _validate(self) -> None:
-        if self._sums and self._context.reducers.is_shared:
+        if self._reported_at != self._position.batches and self._context.reducers.is_shared:
             self._report()
         metrics = self._evaluation.run()
         self._newest_validation = self._position.batches
@@ -303,7 +306,7 @@ class TrainingLoop:
     def _end(self) -> None:
         """The last report and checkpoint, and unless the slots are needed the last validation."""
         self._send_progress()
-        if self._sums:
+        if self._reported_at != self._position.batches:
             self._report()
         if not self.is_preempted and self._newest_validation != self._position.batches:
             self._validate()
