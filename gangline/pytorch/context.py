@@ -206,6 +206,19 @@ class PyTorchTrialContext(Lacking):
         """
         self.update.step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
 
+    def clip_grad_norm(
+        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+    ) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_, for step_optimizer's clip_grads: clip_grads=lambda parameters:
+        context.clip_grad_norm(parameters, 1.0). Returns the norm over all ranks' parts as a plain tensor, whatever the
+        strategy. All ranks call it in step."""
+        return self.strategy.clip_gradients(parameters, max_norm, norm_type)
+
+    def get_full_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """A wrapped model's state_dict, whole and on the CPU, also where ranks hold parts of it. It fits the bare
+        model. All ranks call it in step; each gets all of it."""
+        return self.strategy.full_model_state(model)
+
     @property
     def is_step_batch(self) -> bool:
         """Whether the running batch ends with an optimizer step."""

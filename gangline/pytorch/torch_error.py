@@ -17,6 +17,12 @@ _MEANINGS = (
         "some parameters took no part in the last loss, so their gradients never came; freeze them, or set "
         "parallelism: {strategy: ddp, find_unused_parameters: true}",
     ),
+    (
+        "mixed torch.Tensor and DTensor",
+        "pytorch.shard_used",
+        "a parameter was used while only this rank's part of it is here; call the wrapped model itself, not methods or "
+        "layers of it, or set parallelism.blocks to [] so that the whole model is gathered at once",
+    ),
 )
 
 

@@ -30,6 +30,7 @@ from gangline.pytorch.checkpoint.name import (
 )
 from gangline.pytorch.checkpoint.source import Described, Source
 from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.parallel.ownership import class_name
 
 
 def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], source: Source) -> None:
@@ -90,14 +91,8 @@ def _other_model(model: nn.Module, differences: list[str]) -> GanglineError:
     more = f" (and {len(differences) - 2} differences more)" if len(differences) > 2 else ""
     return invalid(
         "checkpoint.other_model",
-        f"the checkpoint holds another model than {_name_of(model)}: {'; '.join(differences[:2])}{more}",
+        f"the checkpoint holds another model than {class_name(model)}: {'; '.join(differences[:2])}{more}",
     )
-
-
-def _name_of(model: nn.Module) -> str:
-    """Without what strategies put before a class's name."""
-    own = (kind for kind in type(model).__mro__ if not kind.__name__.startswith("FSDP"))
-    return next(own).__name__
 
 
 def _shape(size: torch.Size) -> str:

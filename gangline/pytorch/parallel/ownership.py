@@ -47,6 +47,12 @@ class WrappedModels:
             return
         raise invalid(
             "parallelism.model_changed",
-            f"{type(model).__name__} had {len(parameters)} parameters when it was wrapped and has others now; "
+            f"{class_name(model)} had {len(parameters)} parameters when it was wrapped and has others now; "
             "tie, add and replace parameters before context.wrap_model",
         )
+
+
+def class_name(model: nn.Module) -> str:
+    """As the user wrote it; torch puts a class of its own before that of a divided model."""
+    own = (kind.__name__ for kind in type(model).__mro__ if not kind.__name__.startswith("FSDP"))
+    return next(own)
