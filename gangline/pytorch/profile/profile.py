@@ -6,7 +6,6 @@ ranks. Without profiling it costs a few looks at a flag. The training loop drive
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +55,6 @@ class Profile:
         self._clock = clock
         self._traffic = traffic
         self._load = LoadSampler()
-        self._since = 0.0
         self._records = 0
 
     @property
@@ -70,7 +68,6 @@ class Profile:
         if self.is_measuring:
             self._stop()
         else:
-            self._since = time.perf_counter()
             self._clock.is_running = True
             self._load.start()
             self._traffic.start()
@@ -90,11 +87,10 @@ class Profile:
         steps, seconds = self._clock.take()
         if not steps:
             return {}
-        now = time.perf_counter()
-        elapsed, self._since = now - self._since, now
+        total_seconds = sum(seconds.values())
         found = {f"{name}_seconds": total / steps for name, total in seconds.items()}
-        found["step_seconds"] = sum(found.values())
-        found["samples_per_second"] = self._records / elapsed if elapsed > 0 else 0.0
+        found["step_seconds"] = total_seconds / steps
+        found["samples_per_second"] = self._records / total_seconds if total_seconds > 0 else 0.0
         found.update(self._traffic.take())
         found.update(self._load.take())
         self._records = 0

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 
 from gangline import core
-from gangline.core import DistributedContext, PreemptContext, PreemptMode, TensorboardMode, TrainContext
+from gangline.core import (
+    DistributedContext,
+    EarlyExitReason,
+    PreemptContext,
+    PreemptMode,
+    TensorboardMode,
+    TrainContext,
+)
 from gangline.core.link import LocalLink
 from gangline.core.tensorboard import TensorboardFolder
-from gangline.errors import GanglineError
+from gangline.domain.state import ExitKind
+from gangline.errors import GanglineError, InvalidHP
+from gangline.launch.failure import describe
 from tests.support.world import in_ranks
 
 
@@ -101,3 +110,24 @@ def test_unacknowledged_preemption_does_not_count() -> None:
     assert not link.is_preempted
     preempt.acknowledge_preemption_signal()
     assert link.is_preempted
+
+
+def test_early_exit_has_its_reasons() -> None:
+    train = _train(LocalLink())
+    train.report_early_exit(EarlyExitReason.USER_REQUESTED_STOP)
+    with pytest.raises(InvalidHP) as caught:
+        train.report_early_exit(EarlyExitReason.INVALID_HP)
+    assert caught.value.code == "trial.invalid_hp"
+    # A trial that fails so is not tried again.
+    assert describe(caught.value).kind is ExitKind.CONFIGURATION_ERROR
+
+
+def test_what_determined_has_beyond_is_named() -> None:
+    train = _train(LocalLink())
+    assert not hasattr(train, "get_metadata")
+    with pytest.raises(
+        AttributeError, match=r"TrainContext\.get_metadata is not part of Gangline; docs/from-determined"
+    ):
+        train.get_metadata()
+    with pytest.raises(AttributeError, match="'TrainContext' object has no attribute 'get_metadat'"):
+        train.get_metadat()
