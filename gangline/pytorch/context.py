@@ -298,7 +298,7 @@ class PyTorchTrialContext(Lacking):
 
     def _set_precision(self, kind: str | None) -> None:
         self.precision = Precision(self.device, kind)
-        self.update = ParameterUpdate(self.setting.optimizations, self.precision, self.clock)
+        self.update = ParameterUpdate(self.setting.optimizations, self.strategy, self.precision, self.clock)
         scaler = self.precision.make_scaler()
         if scaler is not None:
             self.update.own_scaler = scaler

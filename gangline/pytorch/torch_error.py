@@ -8,8 +8,8 @@ _MEANINGS = (
     (
         "mark a variable ready only once",
         "pytorch.two_backwards",
-        "backward reached a parameter twice in one batch, and its gradient had gone to the other ranks already; add "
-        "the losses and call context.backward once, or run each forward pass directly before its backward pass",
+        "backward reached a parameter twice in one pass, and its gradient had gone to the other ranks already; use "
+        "each wrapped model once in a loss and call context.backward once for it",
     ),
     (
         "Expected to have finished reduction in the prior iteration",

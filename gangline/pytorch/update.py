@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gangline.config.optimization import Optimizations
+from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.precision import Precision
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.torch_error import explain
@@ -22,10 +23,13 @@ from gangline.pytorch.torch_error import explain
 class ParameterUpdate:
     """scalers: what the trial wrapped, and the one that fp16 brings. own_scaler: the latter alone."""
 
-    def __init__(self, optimizations: Optimizations, precision: Precision, clock: StepClock) -> None:
+    def __init__(
+        self, optimizations: Optimizations, strategy: Strategy, precision: Precision, clock: StepClock
+    ) -> None:
         self.scalers: list[Any] = []
         self.own_scaler: Any = None
         self.is_step_batch = True
+        self._strategy = strategy
         self._precision = precision
         self._clock = clock
         frequency = optimizations.aggregation_frequency
@@ -40,6 +44,8 @@ class ParameterUpdate:
                 loss = loss / self._loss_divisor
             if self.own_scaler is not None:
                 loss = self.own_scaler.scale(loss)
+            if self.is_step_batch:
+                self._strategy.before_backward()
             try:
                 loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             except RuntimeError as error:

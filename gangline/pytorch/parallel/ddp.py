@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gangline.errors import invalid
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
@@ -32,6 +33,7 @@ class DdpStrategy(Strategy):
         self._exchange = exchange
         self._wrappers: list[DistributedDataParallel] = []
         self._routed: list[nn.Module] = []
+        self._has_fresh_forward = False
         self._models = WrappedModels(self.name, replaces=False)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
@@ -61,6 +63,17 @@ class DdpStrategy(Strategy):
             return None
         return BucketedModel(lambda: self._wrappers[0], self._replace_wrapper, self._exchange.wire_ratio)
 
+    def before_backward(self) -> None:
+        """torch exchanges gradients once for each forward pass of a wrapper, and passes over all others in silence."""
+        if self._wrappers and not self._has_fresh_forward:
+            raise invalid(
+                "parallelism.backward",
+                "context.backward was called without a forward pass of a wrapped model since the last backward pass, "
+                "so its gradients would stay on this rank; call the wrapped model itself and not a part of it, and add "
+                "losses of several forward passes up for one context.backward",
+            )
+        self._has_fresh_forward = False
+
     @property
     def ddp_wrappers(self) -> Sequence[DistributedDataParallel]:
         return tuple(self._wrappers)
@@ -75,6 +88,7 @@ class DdpStrategy(Strategy):
         options = {**self._exchange.options(), **self._options}
         wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
         self._exchange.attach(wrapper)
+        wrapper.register_forward_pre_hook(self._on_forward)
         return wrapper
 
     def _replace_wrapper(self, options: dict[str, Any]) -> None:
@@ -84,8 +98,12 @@ class DdpStrategy(Strategy):
         options = {**self._exchange.options(), **self._options, **options, "init_sync": False}
         wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
         self._exchange.attach(wrapper, replaced=0)
+        wrapper.register_forward_pre_hook(self._on_forward)
         self._wrappers.append(wrapper)
         reroute(self._routed[0], wrapper)
+
+    def _on_forward(self, _wrapper: nn.Module, _inputs: Any) -> None:
+        self._has_fresh_forward = True
 
     @contextmanager
     def _without_exchange(self) -> Iterator[None]:

@@ -96,6 +96,11 @@ class Strategy(ABC):
         the user fixed its buckets."""
         return None
 
+    def before_backward(self) -> None:
+        """Called before a backward pass whose gradients the ranks exchange. Raises GanglineError `parallelism.backward`
+        where they would not get to the other ranks."""
+        return
+
     @property
     def ddp_wrappers(self) -> Sequence[DistributedDataParallel]:
         """Whose exchange of gradients torch measures; none where something else exchanges them."""
