@@ -265,8 +265,11 @@ def _print_recall(results: Sequence[Result]) -> None:
 
 
 def _print_switches(results: Sequence[Result]) -> None:
-    slowest = [1e3 * max(result.tuned["switch_seconds"], default=0.0) for result in results]
-    _print_each("T8 slowest change of buckets <= 10 ms", results, slowest, [value <= 10 for value in slowest])
+    changed = [result for result in results if result.tuned["switch_seconds"]]
+    usual = [1e3 * statistics.median(result.tuned["switch_seconds"]) for result in changed]
+    _print_each("T8 change of buckets <= 10 ms: median", changed, usual, [value <= 10 for value in usual])
+    slowest = [1e3 * max(result.tuned["switch_seconds"]) for result in changed]
+    _print_each("   slowest", changed, slowest, [value <= 10 for value in slowest])
     ratios = [result.slowest_step_ratio for result in results]
     _print_each("T8 slowest step / default <= 1.5", results, ratios, [value <= 1.5 for value in ratios])
 

@@ -17,7 +17,7 @@ from emulated import MODELS
 from torch import nn
 
 from gangline import pytorch
-from gangline.pytorch.fusion import tuner
+from gangline.pytorch.fusion import probe
 from gangline.pytorch.fusion.agreement import agree_on_longest, is_same_everywhere
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.fusion.opening import Fusion, Untuned, open_fusion
@@ -103,7 +103,7 @@ _PROBES: list[float] = []
 def _time_switches(switches: list[float]) -> None:
     """Notes how long each change of buckets and each measurement of the link takes."""
     BucketedModel.rewrap = _timed(BucketedModel.rewrap, switches)  # type: ignore[method-assign]  # to measure it
-    tuner.measure_link = _timed(tuner.measure_link, _PROBES)
+    probe.measure_link = _timed(probe.measure_link, _PROBES)
 
 
 def _timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:

@@ -14,14 +14,13 @@ import torch
 
 from gangline.domain.fusion import FusionRecord
 from gangline.pytorch.context import PyTorchTrialContext
-from gangline.pytorch.fusion import host
+from gangline.pytorch.fusion import host, probe
 from gangline.pytorch.fusion.agreement import agree_on_any
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.fusion.clock import clock_of
 from gangline.pytorch.fusion.course import Course
 from gangline.pytorch.fusion.memory import FusionMemory, local_memory, record_from
 from gangline.pytorch.fusion.meter import Meter
-from gangline.pytorch.fusion.probe import measure_link_quickly
 from gangline.pytorch.fusion.situation import Recall, Situation, recall
 from gangline.pytorch.fusion.summary import line_of, metrics_of
 from gangline.pytorch.fusion.tuner import Terms, Tuner
@@ -144,7 +143,7 @@ def _recall(
     records = distributed.broadcast(records)
     if not records:
         return Recall()
-    link = measure_link_quickly(distributed, context.device)
+    link = probe.measure_link_quickly(distributed, context.device)
     found: Recall = distributed.broadcast(recall(replace(situation, link=link), records, time.time()))
     return found
 

@@ -12,8 +12,8 @@ def line_of(record: FusionRecord, num_buckets: int, is_recalled: bool) -> str:
         found = f"the default of {_buckets(record, num_buckets)} is kept"
     else:
         found = f"{_buckets(record, num_buckets)}, {record.gain_ratio:.2f}x default"
-    origin = f" by trial {record.trial_id}" if record.trial_id else ""
-    return f"fusion: {found}, {f'recalled, found{origin} in ' if is_recalled else ''}{record.steps} steps"
+    origin = f"trial {record.trial_id}" if record.trial_id else "an earlier trial"
+    return f"fusion: {found}, {f'recalled from {origin}, which took ' if is_recalled else ''}{record.steps} steps"
 
 
 def metrics_of(record: FusionRecord, num_buckets: int, is_recalled: bool) -> dict[str, float]:

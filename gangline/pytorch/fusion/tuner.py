@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from gangline.domain.fusion import FusionRecord
+from gangline.pytorch.fusion import probe
 from gangline.pytorch.fusion.agreement import agree_on_any, agree_on_choice, is_same_everywhere
 from gangline.pytorch.fusion.bucketed import HAS_CAP_LIST
 from gangline.pytorch.fusion.budget import (
@@ -32,7 +33,6 @@ from gangline.pytorch.fusion.course import Course, Profile
 from gangline.pytorch.fusion.memory import FusionMemory
 from gangline.pytorch.fusion.meter import Step
 from gangline.pytorch.fusion.partition import DEFAULT_CAPS, partition_by_caps
-from gangline.pytorch.fusion.probe import measure_link
 from gangline.pytorch.fusion.race import DEFAULT, Race, is_still_good
 from gangline.pytorch.fusion.simulation import busy_seconds
 from gangline.pytorch.fusion.situation import Recall, Situation
@@ -200,7 +200,7 @@ class Tuner:
     def _model(self, profile: Profile) -> Model | None:
         course = self._course
         budget_seconds = max(_LEAST_PROBE_SECONDS, profile.default_seconds)
-        link = measure_link(course.distributed, course.device, budget_seconds, profile.gradients.total_bytes)
+        link = probe.measure_link(course.distributed, course.device, budget_seconds, profile.gradients.total_bytes)
         if link is None:
             return None
         return Model(
