@@ -131,7 +131,8 @@ def test_recalled_buckets_are_there_before_the_first_step_and_compared_once() ->
 
 def test_recalled_buckets_that_are_slower_here_are_forgotten_and_tuned_anew() -> None:
     def seconds(caps: tuple[int, ...]) -> float:
-        return {DEFAULT_CAPS: 2.0, _FOUR: 2.2}.get(caps, 1.5)
+        by_caps: dict[tuple[int, ...], float] = {DEFAULT_CAPS: 2.0, _FOUR: 2.2}
+        return by_caps.get(caps, 1.5)
 
     def play(trial: ScriptedTrial) -> ScriptedTrial:
         trial.train(100)
