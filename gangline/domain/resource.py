@@ -19,6 +19,11 @@ class Slot:
     problem: str = ""
     availability: Availability = Availability.ENABLED
 
+    @property
+    def is_open(self) -> bool:
+        """Something may start on it, if its agent lets it."""
+        return self.is_healthy and self.availability is Availability.ENABLED
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkInterface:

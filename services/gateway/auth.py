@@ -62,6 +62,17 @@ def check_user(principal: Principal) -> None:
         )
 
 
+def check_admin(principal: Principal, action: str) -> None:
+    """For what concerns everybody's work. action: what was tried. Raises GanglineError `auth.not_admin`."""
+    check_user(principal)
+    if not principal.is_admin:
+        raise GanglineError(
+            "auth.not_admin",
+            f"{principal.name} is no administrator, and only those may {action}; ask one of them",
+            ErrorKind.FORBIDDEN,
+        )
+
+
 def check_trial(principal: Principal, trial_id: str, allocation_id: str) -> None:
     """For what trial runners deliver: each for its own allocation only. Raises GanglineError `auth.forbidden`."""
     is_own = (

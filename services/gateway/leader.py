@@ -52,6 +52,16 @@ class Leader:
         assert isinstance(answer, scheduler_pb2.ChangeExperimentResponse)
         return answer
 
+    async def change_agent(self, request: scheduler_pb2.ChangeAgentRequest) -> scheduler_pb2.ChangeAgentResponse:
+        answer = await self._persist(lambda stub: stub.ChangeAgent, request)
+        assert isinstance(answer, scheduler_pb2.ChangeAgentResponse)
+        return answer
+
+    async def snapshot(self, request: scheduler_pb2.GetSnapshotRequest) -> scheduler_pb2.GetSnapshotResponse:
+        answer = await self._persist(lambda stub: stub.GetSnapshot, request)
+        assert isinstance(answer, scheduler_pb2.GetSnapshotResponse)
+        return answer
+
     async def end_trial(self, request: scheduler_pb2.EndTrialRequest) -> scheduler_pb2.EndTrialResponse:
         answer = await self._persist(lambda stub: stub.EndTrial, request)
         assert isinstance(answer, scheduler_pb2.EndTrialResponse)

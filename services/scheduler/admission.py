@@ -13,7 +13,7 @@ from gangline.config import ExperimentConfig, check_config
 from gangline.config.hyperparameter import Random
 from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
-from gangline.errors import GanglineError, invalid
+from gangline.errors import GanglineError, invalid, not_found
 from services.scheduler.facts import DEFAULT_POOL, Facts, facts_of
 from services.scheduler.placement.feasibility import never_fits
 from services.scheduler.placement.snapshot import PoolConfig
@@ -62,6 +62,18 @@ def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
         max_concurrent_trials=facts.max_concurrent_trials,
         hyperparameters_json=tuple(json.dumps(searcher.hyperparameters(number)) for number in numbers),
     )
+
+
+def find_pool(name: str, pools: Sequence[PoolConfig]) -> PoolConfig:
+    """The pool of this name, or the only one where none is named. Raises GanglineError `pool.not_found` or
+    `pool.unnamed`, naming the pools."""
+    known = ", ".join(sorted(pool.name for pool in pools))
+    if not name and len(pools) > 1:
+        raise invalid("pool.unnamed", f"name one of the pools: {known}")
+    found = next((pool for pool in pools if pool.name == name or not name), None)
+    if found is None:
+        raise not_found("pool.not_found", f"there is no pool {name!r}; the pools are {known}")
+    return found
 
 
 def _choose_seed(facts: Facts, rng: Random) -> int:

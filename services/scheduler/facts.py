@@ -38,8 +38,13 @@ class Facts:
     max_concurrent_trials: int
     hyperparameters: Mapping[str, Any]
 
+    @property
+    def pool_name(self) -> str:
+        return self.pool or DEFAULT_POOL
 
-@lru_cache(maxsize=4096)
+
+# More than ever wait or run at once: a cycle asks for each of them, and one more than fits would parse them all anew.
+@lru_cache(maxsize=1 << 16)
 def facts_of(config_json: str) -> Facts:
     """Raises pydantic's ValidationError for what no Gangline ever stored."""
     config = ExperimentConfig.model_validate_json(config_json)

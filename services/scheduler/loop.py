@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -23,15 +24,15 @@ from gangline.errors import unavailable
 from services.common.election import Leadership
 from services.scheduler import metric
 from services.scheduler.dispatch import Dispatch
-from services.scheduler.hold import find_held
+from services.scheduler.hold import held_reason, is_held
 from services.scheduler.intake import Intake
 from services.scheduler.lease import Leases
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.assignment import Assignment, Preemption
-from services.scheduler.placement.order import by_priority
+from services.scheduler.placement.change import dump_change
 from services.scheduler.records import Change, State, get
 from services.scheduler.session import Sessions
-from services.scheduler.snapshot import take_snapshot
+from services.scheduler.snapshot import Memory, take_snapshot
 from services.scheduler.store import Store
 from services.scheduler.transition.agent import lost, unended_on
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
@@ -46,6 +47,8 @@ _log = structlog.get_logger(__name__)
 DEBOUNCE_SECONDS = 0.002
 LONGEST_DEBOUNCE_SECONDS = 0.1
 COUNT_SECONDS = 0.5
+# With a long queue, finding every reason takes a while; what is only counted may take so much of the time.
+_COUNT_SHARE = 0.02
 _RETRY_SECONDS = 0.5
 
 
@@ -78,9 +81,10 @@ class Loop:
         self._state = view.store.state
         self._wake = asyncio.Event()
         self._plan = Plan((), (), {})
-        self._held: dict[str, Reason] = {}
         self._planned_revision = -1
+        self._memory = Memory()
         self._counting: asyncio.TimerHandle | None = None
+        self._count_pause_seconds = COUNT_SECONDS
 
     def wake(self) -> None:
         """Something has changed that a plan may depend on."""
@@ -108,12 +112,12 @@ class Loop:
         with _timed("expire"):
             await self._expire(now)
         if not self._state.count(Request):
-            self._plan, self._held, self._planned_revision = Plan((), (), {}), {}, self._state.revision
+            self._plan, self._planned_revision = Plan((), (), {}), self._state.revision
             self._count()
             return
         # 2. A frozen picture of agents, requests and running work.
         with _timed("snapshot"):
-            snapshot = self._take_snapshot(now)
+            snapshot = self.take_snapshot(now)
         # 3. The decision.
         with _timed("plan"):
             self._plan, self._planned_revision = plan(snapshot, now), snapshot.revision
@@ -126,25 +130,29 @@ class Loop:
         self._count()
 
     def pending(self) -> list[tuple[Request, Reason]]:
-        """Every request that waits, in the planner's order, each with its reason as of now."""
+        """Every request that waits, pool by pool in the order in which the planner looks at them, each with its reason
+        as of now."""
         if self._planned_revision != self._state.revision:
             # Only looked at, not acted upon: the loop is about to do the same.
             now = time.time()
-            self._plan, self._planned_revision = plan(self._take_snapshot(now), now), self._state.revision
-        requests = sorted(self._state.all_of(Request), key=by_priority)
-        reasons = self._reasons()
+            self._plan, self._planned_revision = plan(self.take_snapshot(now), now), self._state.revision
         # One that is assigned at this moment is no longer waiting.
-        return [(request, reasons[request.trial_id]) for request in requests if request.trial_id in reasons]
+        return [(get(self._state, Request, trial_id), self._reason(trial_id)) for trial_id in self._plan.reasons]
 
-    def _reasons(self) -> dict[str, Reason]:
-        return {**self._plan.reasons, **self._held}
+    def _reason(self, trial_id: str) -> Reason:
+        """With what would start it as records, and in the words of whoever paused it."""
+        changes = [dump_change(change) for change in self._plan.changes.get(trial_id, ())]
+        reason = replace(self._plan.reasons[trial_id], changes_json=json.dumps(changes))
+        request = get(self._state, Request, trial_id)
+        experiment = get(self._state, Experiment, request.experiment_id)
+        return held_reason(experiment, reason) if is_held(experiment) else reason
 
-    def _take_snapshot(self, now: float) -> Snapshot:
+    def take_snapshot(self, now: float) -> Snapshot:
+        """What the planner would look at now."""
         view = self._view
-        self._held = find_held(self._state, self._state.all_of(Request))
         problems = {agent.id: view.sessions.problem_of(agent.id) for agent in self._state.all_of(Agent)}
         progress = view.intake.progress_by_trial
-        return take_snapshot(self._state, view.pools, problems, progress, now=now, held=self._held)
+        return take_snapshot(self._state, view.pools, problems, progress, now=now, memory=self._memory)
 
     async def _expire(self, now: float) -> None:
         view = self._view
@@ -242,15 +250,17 @@ class Loop:
         asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.wake)
 
     def _count(self) -> None:
-        """Brings the gauges up to date, not more than once in COUNT_SECONDS: that looks at every slot."""
+        """Brings the gauges up to date, not more than once in COUNT_SECONDS: that looks at every slot and request."""
         if self._counting is None:
-            self._counting = asyncio.get_running_loop().call_later(COUNT_SECONDS, self._count_now)
+            self._counting = asyncio.get_running_loop().call_later(self._count_pause_seconds, self._count_now)
 
     def _count_now(self) -> None:
+        started = time.perf_counter()
         self._counting = None
         metric.count_state(self._state)
-        reasons = Counter(reason.code for reason in self._reasons().values())
+        reasons = Counter(reason.code for reason in self._plan.reasons.values())
         metric.count_reasons(reasons)
+        self._count_pause_seconds = max(COUNT_SECONDS, (time.perf_counter() - started) / _COUNT_SHARE)
 
 
 def _expiry(allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float) -> Callable[..., Change]:

@@ -1,7 +1,9 @@
-"""Goes on with what does not fit into one transaction: the trials of a large search, the end or the pause of many.
+"""Goes on with what does not fit into one transaction: the trials of a large search, the end or the pause of many,
+the work that has to leave an agent.
 
-What is wanted stands in the records; this only calls `pursue` again until it changes nothing, for the experiments that
-a commit has touched and, when a term begins, for all that have not ended. Started by the term, ended with it.
+What is wanted stands in the records; this only calls `pursue` and `clear` again until they change nothing, for the
+experiments and agents that a commit has touched and, when a term begins, for all that have not ended. Started by the
+term, ended with it.
 """
 
 from __future__ import annotations
@@ -13,32 +15,38 @@ from collections.abc import Callable
 import structlog
 
 from gangline.domain.experiment import Experiment
+from gangline.domain.resource import Agent
 from gangline.domain.search import Search
 from gangline.domain.state import State
 from gangline.errors import GanglineError
 from services.scheduler.facts import facts_of
-from services.scheduler.records import Change, Records
+from services.scheduler.records import Change, Id, Records
 from services.scheduler.records import State as Known
 from services.scheduler.searcher.draw import is_drawn, warm_up
 from services.scheduler.store import Store
+from services.scheduler.transition.availability import clear
 from services.scheduler.transition.end import pursue
 from services.scheduler.transition.rules import Rules
 
 _log = structlog.get_logger(__name__)
+
+_Touched = tuple[type, Id]
 
 
 class Pursuit:
     def __init__(self, store: Store, rules: Rules) -> None:
         self._store = store
         self._rules = rules
-        # In the order in which they were touched; a set of its own for each would forget the order.
-        self._touched = {experiment.id: None for experiment in _going_on(store.state)}
+        # In the order in which they were touched, which a set would forget.
+        self._touched: dict[_Touched, None] = {(Experiment, one.id): None for one in _going_on(store.state)}
+        self._touched |= {(Agent, agent.id): None for agent in store.state.all_of(Agent)}
         self._wake = asyncio.Event()
         self._wake.set()
 
     def on_committed(self, change: Change) -> None:
-        touched = [record.id for record in change.all_of(Experiment)]
-        touched += [record.experiment_id for record in change.all_of(Search)]
+        touched: list[_Touched] = [(Experiment, record.id) for record in change.all_of(Experiment)]
+        touched += [(Experiment, record.experiment_id) for record in change.all_of(Search)]
+        touched += [(Agent, record.id) for record in change.all_of(Agent)]
         if touched:
             self._touched |= dict.fromkeys(touched)
             self._wake.set()
@@ -49,21 +57,22 @@ class Pursuit:
             await self._wake.wait()
             self._wake.clear()
             while self._touched:
-                experiment_id = next(iter(self._touched))
-                del self._touched[experiment_id]
-                await self._pursue(experiment_id)
+                touched = next(iter(self._touched))
+                del self._touched[touched]
+                await self._pursue(touched)
 
-    async def _pursue(self, experiment_id: int) -> None:
-        """Others have their turn in between: a change touches the experiment again."""
+    async def _pursue(self, touched: _Touched) -> None:
+        """Others have their turn in between: a change touches it again."""
+        kind, record_id = touched
         try:
-            change = await self._store.commit(_pursuing(experiment_id, self._rules))
+            change = await self._store.commit(_pursuing(record_id, self._rules))
         except GanglineError:
             raise
         except Exception:  # noqa: BLE001 - a bug in one search must not end all of them
-            _log.exception("an experiment cannot be brought in line", experiment_id=experiment_id)
+            _log.exception("cannot be brought in line", kind=kind.__name__.lower(), id=record_id)
             return
         if change:
-            self._touched[experiment_id] = None
+            self._touched[touched] = None
 
 
 async def warm_up_if_drawn(config_json: str) -> None:
@@ -83,5 +92,8 @@ def _going_on(state: Known) -> list[Experiment]:
     return [experiment for experiment in state.all_of(Experiment) if experiment.state is not State.TERMINAL]
 
 
-def _pursuing(experiment_id: int, rules: Rules) -> Callable[[Records], Change]:
-    return lambda records: pursue(records, experiment_id, rules, time.time())
+def _pursuing(record_id: Id, rules: Rules) -> Callable[[Records], Change]:
+    """Experiments have numbers, agents have names."""
+    if isinstance(record_id, int):
+        return lambda records: pursue(records, record_id, rules, time.time())
+    return lambda records: clear(records, record_id, rules, time.time())

@@ -7,6 +7,7 @@ after etcd accepted the change. Occupied slots are derived from the live allocat
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -70,6 +71,8 @@ class Records(Protocol):
 
     def find(self, kind: type[R], record_id: Id) -> R | None: ...
 
+    def all_of(self, kind: type[R]) -> Iterable[R]: ...
+
     def trials_of(self, experiment_id: int) -> list[Trial]:
         """By number."""
         ...
@@ -105,13 +108,17 @@ def _sets() -> defaultdict[Any, set[Any]]:
 
 @dataclass
 class State:
-    """All records at one revision. Only `apply` changes it."""
+    """All records at one revision. Only `apply` changes it.
+
+    versions: by experiment, how often a record of it has changed since the state was made.
+    """
 
     revision: int = 0
     tables: dict[type[Any], dict[Id, Any]] = field(default_factory=_tables)
     _trial_ids: defaultdict[int, set[str]] = field(default_factory=_sets)
     _allocation_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _experiment_ids: dict[str, int] = field(default_factory=dict)
+    versions: Counts[int] = field(default_factory=Counts)
 
     @staticmethod
     def of(records: Iterable[Record], revision: int = 0) -> State:
@@ -143,13 +150,20 @@ class State:
         """revision: at which etcd holds the change."""
         for record in change.puts:
             self.tables[type(record)][id_of(record)] = record
+            self._count_version(record)
             self._index(record)
         for kind, record_id in change.deletes:
             record = self.tables[kind].pop(record_id, None)
+            self._count_version(record)
             if isinstance(record, Allocation):
                 for member in record.members:
                     self._allocation_ids[member.agent_id].discard(record.id)
         self.revision = max(self.revision, revision)
+
+    def _count_version(self, record: Record | None) -> None:
+        experiment_id = record.id if isinstance(record, Experiment) else getattr(record, "experiment_id", None)
+        if experiment_id is not None:
+            self.versions[experiment_id] += 1
 
     def _index(self, record: Record) -> None:
         match record:
@@ -200,6 +214,14 @@ class Draft:
         if reference in self._puts:
             return cast("R", self._puts[reference])
         return None if reference in self._deletes else self._base.find(kind, record_id)
+
+    def all_of(self, kind: type[R]) -> Iterable[R]:
+        new = {reference[1]: record for reference, record in self._puts.items() if reference[0] is kind}
+        for record in self._base.all_of(kind):
+            record_id = id_of(cast("Record", record))
+            if record_id not in new and (kind, record_id) not in self._deletes:
+                yield record
+        yield from cast("Iterable[R]", new.values())
 
     def trials_of(self, experiment_id: int) -> list[Trial]:
         trials = {trial.id: trial for trial in self._base.trials_of(experiment_id)}

@@ -1,11 +1,13 @@
 """What the ranks say while they train, to where it belongs: spool, scheduler, /metrics.
 
 Owns which message goes where: metrics, progress and logs are recorded; validation, progress and checkpoints of the
-chief also go to the scheduler, which decides by them. How a rank ends is the crew's.
+chief also go to the scheduler, which decides by them. Progress goes there at most every few seconds, and before
+anything else that it hears. How a rank ends is the crew's.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from gangline.v1 import rank_pb2, runner_pb2, types_pb2
@@ -14,13 +16,22 @@ from services.trial_runner.recorder import Recorder
 from services.trial_runner.report import Reporter
 
 CHIEF = 0
+# Ranks tell their progress every second, for people who watch. The scheduler only estimates ends by it, and each report
+# costs time of the cores that train.
+PROGRESS_SECONDS = 5.0
 
 
 class Relay:
-    """on_first_step: called once with the time at which the first optimizer step of this machine ended."""
+    """on_first_step: called once with the time at which the first optimizer step of this machine ended. clock: in
+    seconds."""
 
     def __init__(
-        self, trial: types_pb2.Trial, recorder: Recorder, reporter: Reporter, on_first_step: Callable[[float], None]
+        self,
+        trial: types_pb2.Trial,
+        recorder: Recorder,
+        reporter: Reporter,
+        on_first_step: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trial = trial
         self._recorder = recorder
@@ -28,6 +39,9 @@ class Relay:
         self._on_first_step = on_first_step
         self._has_stepped = False
         self._batches = trial.batches_completed
+        self._clock = clock
+        self._held: runner_pb2.ProgressReport | None = None
+        self._told_at = float("-inf")
 
     def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
         match message.WhichOneof("message"):
@@ -43,6 +57,12 @@ class Relay:
                     self._has_stepped = True
                     self._on_first_step(message.first_step.at)
 
+    def tell_rest(self) -> None:
+        """The newest progress, if the scheduler has not heard it. Called when the ranks have ended."""
+        if self._held is not None:
+            self._reporter.add(runner_pb2.TrialReport(progress=self._held))
+            self._held, self._told_at = None, self._clock()
+
     def _on_metrics(self, rank: int, point: rank_pb2.RankMetrics) -> None:
         values = dict(point.metrics)
         self._recorder.record_metrics(point.group, point.batches_completed, values)
@@ -50,6 +70,7 @@ class Relay:
             if name in values:
                 metrics.loss.labels(group="validation" if point.group == "validation" else "training").set(values[name])
         if point.group == "validation" and rank == CHIEF:
+            self.tell_rest()
             report = runner_pb2.ValidationReport(batches_completed=point.batches_completed, metrics=values)
             self._reporter.add(runner_pb2.TrialReport(validation=report))
 
@@ -58,13 +79,15 @@ class Relay:
         self._recorder.record_progress(completed, total, progress.samples_per_second)
         metrics.observe_progress(completed, self._batches, progress.seconds_per_batch, progress.samples_per_second)
         self._batches = completed
-        report = runner_pb2.ProgressReport(
+        self._held = runner_pb2.ProgressReport(
             batches_completed=completed, batches_total=total, seconds_per_batch=progress.seconds_per_batch
         )
-        self._reporter.add(runner_pb2.TrialReport(progress=report))
+        if self._clock() - self._told_at >= PROGRESS_SECONDS:
+            self.tell_rest()
 
     def _on_checkpoint(self, checkpoint: types_pb2.Checkpoint) -> None:
         """A rank need not know whose it is."""
         checkpoint.trial_id = self._trial.id
         checkpoint.experiment_id = self._trial.experiment_id
+        self.tell_rest()
         self._reporter.add(runner_pb2.TrialReport(checkpoint=checkpoint))

@@ -152,7 +152,7 @@ class TrialRunner:
         except RendezvousFailed as error:
             return self._report(error.kind, error.message)
         except (GanglineError, OSError) as error:
-            report = self._report(ExitKind.START_FAILED, str(error))
+            report = self._report(_kind_of(error), str(error))
             self._gang.tell_failure(Failure(report.kind, report.message, None, report.agent_id, report.failed_at))
             return report
         # 3. Watch, until every rank has ended.
@@ -235,6 +235,7 @@ class TrialRunner:
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
             await self._preparation.nursery.close()
         await self._link.close()
+        self._relay.tell_rest()
         undelivered = await self._outlet.close(self._drain_seconds())
         exit_file.write_exit(self._directory, self._spec.allocation.id, report, undelivered)
         log.info("the runner ends", kind=report.kind, message=report.message)
@@ -286,6 +287,12 @@ class TrialRunner:
             ranks_up=self._timeline.ranks_up_at,
             first_step=self._timeline.first_step_at,
         )
+
+
+def _kind_of(error: Exception) -> ExitKind:
+    """No other attempt finds other bytes under the same sha256."""
+    is_lasting = isinstance(error, GanglineError) and error.code in ("code.corrupt", "code.unsafe")
+    return ExitKind.CONFIGURATION_ERROR if is_lasting else ExitKind.START_FAILED
 
 
 def _threads_per_rank(spec: runner_pb2.RunnerSpec, local_world_size: int) -> int:

@@ -9,6 +9,7 @@ fail calls or to lose its connections in the middle of a stream.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,8 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.break_after: int | None = None
         self.codes: dict[str, bytes] = {}
         self.requests: list[pb.CreateExperimentRequest] = []
+        self.updates: list[pb.UpdateExperimentRequest] = []
+        self.agent_updates: list[pb.UpdateAgentRequest] = []
         self.warnings: list[str] = []
         self.experiments: dict[int, types_pb2.Experiment] = {}
         self.views: dict[int, list[pb.ExperimentView]] = {}
@@ -55,6 +58,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.checkpoints: list[types_pb2.Checkpoint] = []
         self.files: dict[str, bytes] = {}
         self.preview = types_pb2.SearchPreview()
+        self.snapshot_json = "{}"
         self.cluster = pb.GetClusterResponse(version="0.1.0")
         self.address = ""
         self._server: grpc.Server | None = None
@@ -138,7 +142,13 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         def handle() -> pb.UpdateExperimentResponse:
             assert request.request_id
             experiment = self._experiment(request.experiment_id)
-            experiment.state = _STATE_AFTER[request.action]
+            self.updates.append(request)
+            if request.action:
+                experiment.state = _STATE_AFTER[request.action]
+            elif request.HasField("resources"):
+                _change_resources(experiment, request.resources)
+            else:
+                self._experiment(request.move.anchor_experiment_id)
             return pb.UpdateExperimentResponse(experiment=experiment)
 
         return self._answer("UpdateExperiment", context, handle)
@@ -178,10 +188,35 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         yield from self._stream("StreamMetrics", context, handle)
 
     def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
-        return self._answer("ListTasks", context, lambda: pb.ListTasksResponse(tasks=self.tasks))
+        wanted = [task for task in self.tasks if request.experiment_id in (0, task.trial.experiment_id)]
+        return self._answer("ListTasks", context, lambda: pb.ListTasksResponse(tasks=wanted))
 
     def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:
         return self._answer("ListAgents", context, lambda: pb.ListAgentsResponse(agents=self.agents))
+
+    def UpdateAgent(self, request: pb.UpdateAgentRequest, context: Any) -> pb.UpdateAgentResponse:
+        def handle() -> pb.UpdateAgentResponse:
+            assert request.request_id
+            self.agent_updates.append(request)
+            agent = next((view.agent for view in self.agents if view.agent.id == request.agent_id), None)
+            if agent is None:
+                raise not_found("agent.unknown", f"there is no agent {request.agent_id!r}")
+            changed = [slot for slot in agent.slots if slot.id in request.slot_ids] if request.slot_ids else [agent]
+            for item in changed:
+                item.availability = request.availability
+            return pb.UpdateAgentResponse(agent=agent)
+
+        return self._answer("UpdateAgent", context, handle)
+
+    def GetSnapshot(
+        self, request: pb.GatewayServiceGetSnapshotRequest, context: Any
+    ) -> pb.GatewayServiceGetSnapshotResponse:
+        def handle() -> pb.GatewayServiceGetSnapshotResponse:
+            if request.pool not in ("", "default"):
+                raise not_found("pool.unknown", f"there is no pool {request.pool!r}")
+            return pb.GatewayServiceGetSnapshotResponse(snapshot_json=self.snapshot_json)
+
+        return self._answer("GetSnapshot", context, handle)
 
     def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Any) -> pb.ListCheckpointsResponse:
         def handle() -> pb.ListCheckpointsResponse:
@@ -251,6 +286,12 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             raise unauthenticated("auth.wrong_token", "nobody holds this token; look into the admin.token file")
         if self.failures:
             raise self.failures.pop(0)
+
+
+def _change_resources(experiment: types_pb2.Experiment, change: types_pb2.ResourceChange) -> None:
+    config = json.loads(experiment.config_json)
+    given = {field.name: value for field, value in change.ListFields()}
+    experiment.config_json = json.dumps(config | {"resources": config.get("resources", {}) | given})
 
 
 def _abort(context: Any, error: GanglineError) -> NoReturn:

@@ -4,6 +4,7 @@ as the leader would, and can be told to refuse, to stand by or to keep quiet."""
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,11 +13,11 @@ import grpc.aio
 from gangline import wire
 from gangline.domain.allocation import Reason, Request
 from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.resource import ServiceInstance
+from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
-from gangline.domain.state import Outcome, ReasonCode, State
+from gangline.domain.state import Availability, Outcome, ReasonCode, State
 from gangline.errors import ErrorKind, GanglineError, not_found
-from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
 from services.common.etcd import Delete, EtcdClient, Put
 from services.common.security import is_same_token
@@ -30,6 +31,8 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, etcd: EtcdClient, cluster_token: str) -> None:
         self.submissions: list[scheduler_pb2.SubmitExperimentRequest] = []
+        self.agent_changes: list[scheduler_pb2.ChangeAgentRequest] = []
+        self.experiment_changes: list[scheduler_pb2.ChangeExperimentRequest] = []
         self.num_pending_calls = 0
         self.is_standby = False
         self.is_quiet = False
@@ -91,8 +94,15 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._admit()
         assert request.request_id
         experiment = await self._find(Experiment, keys.experiment(request.experiment_id))
-        state = {1: State.PAUSED, 2: State.QUEUED, 3: State.STOPPING}[request.action]
-        changed = replace(experiment, state=state, reason=f"{state.lower()} by {request.user}")
+        self.experiment_changes.append(request)
+        if request.HasField("resources"):
+            changed = replace(experiment, config_json=_with_resources(experiment.config_json, request.resources))
+        elif request.HasField("move"):
+            anchor = await self._find(Experiment, keys.experiment(request.move.anchor_experiment_id))
+            changed = replace(experiment, queue_position=anchor.id + (0.5 if request.move.is_behind else -0.5))
+        else:
+            state = {1: State.PAUSED, 2: State.QUEUED, 3: State.STOPPING}[request.action]
+            changed = replace(experiment, state=state, reason=f"{state.lower()} by {request.user}")
         revision = await self._put(keys.experiment(changed.id), changed)
         return scheduler_pb2.ChangeExperimentResponse(experiment=wire.to_proto(changed), revision=revision)
 
@@ -105,6 +115,27 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         ended = replace(trial, state=State.TERMINAL, outcome=Outcome.CANCELED, reason=f"killed by {request.user}")
         revision = await self._put(keys.trial(ended.id), ended)
         return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(ended), revision=revision)
+
+    async def ChangeAgent(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.ChangeAgentRequest, context: Any
+    ) -> scheduler_pb2.ChangeAgentResponse:
+        await self._admit()
+        assert request.request_id
+        self.agent_changes.append(request)
+        agent = await self._find(Agent, keys.agent(request.agent_id))
+        availability = wire.enum_member(Availability, request.availability) or Availability.ENABLED
+        slots = tuple(
+            replace(slot, availability=availability) if slot.id in request.slot_ids else slot for slot in agent.slots
+        )
+        changed = replace(agent, slots=slots) if request.slot_ids else replace(agent, availability=availability)
+        revision = await self._put(keys.agent(changed.id), changed)
+        return scheduler_pb2.ChangeAgentResponse(agent=wire.to_proto(changed), revision=revision)
+
+    async def GetSnapshot(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.GetSnapshotRequest, context: Any
+    ) -> scheduler_pb2.GetSnapshotResponse:
+        await self._admit()
+        return scheduler_pb2.GetSnapshotResponse(snapshot_json=json.dumps({"pool": request.pool or "default"}))
 
     async def PreviewSearch(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.PreviewSearchRequest, context: Any
@@ -176,3 +207,9 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         assert token is not None
         assert is_same_token(token, self._cluster_token)
         return Principal(kind="cluster", name="cluster")
+
+
+def _with_resources(config_json: str, change: types_pb2.ResourceChange) -> str:
+    config = json.loads(config_json)
+    given = {field.name: value for field, value in change.ListFields()}
+    return json.dumps(config | {"resources": config.get("resources", {}) | given})

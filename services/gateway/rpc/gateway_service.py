@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gangline import wire
-from gangline.domain.state import ExperimentAction
+from gangline.domain.state import Availability
 from gangline.errors import invalid
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
@@ -68,9 +68,8 @@ class GatewayService(GatewayServiceServicer):
     async def UpdateExperiment(
         self, request: pb.UpdateExperimentRequest, context: Context
     ) -> pb.UpdateExperimentResponse:
-        action = wire.enum_member(ExperimentAction, request.action)
         experiment = await self._usecases.experiments.change(
-            current_principal(), request.request_id, request.experiment_id, action
+            current_principal(), request.request_id, request.experiment_id, mapping.changes_from_proto(request)
         )
         return pb.UpdateExperimentResponse(experiment=wire.to_proto(experiment))
 
@@ -102,12 +101,22 @@ class GatewayService(GatewayServiceServicer):
             yield pb.StreamMetricsResponse(metrics=[mapping.metrics_to_proto(row) for row in page])
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
-        tasks = await self._usecases.clusters.list_tasks(current_principal())
+        tasks = await self._usecases.queue.list_tasks(current_principal(), request.experiment_id)
         return pb.ListTasksResponse(tasks=[mapping.task_to_proto(task) for task in tasks])
 
     async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
-        views = self._usecases.clusters.list_agents(current_principal())
+        views = self._usecases.agents.list(current_principal())
         return pb.ListAgentsResponse(agents=[mapping.agent_view_to_proto(view) for view in views])
+
+    async def UpdateAgent(self, request: pb.UpdateAgentRequest, context: Context) -> pb.UpdateAgentResponse:
+        agent = await self._usecases.agents.change(
+            current_principal(),
+            request.request_id,
+            request.agent_id,
+            request.slot_ids,
+            wire.enum_member(Availability, request.availability),
+        )
+        return pb.UpdateAgentResponse(agent=wire.to_proto(agent))
 
     async def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsResponse:
         found = self._usecases.checkpoints.list(current_principal(), request.experiment_id)
@@ -123,6 +132,12 @@ class GatewayService(GatewayServiceServicer):
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
         return mapping.cluster_to_proto(self._usecases.clusters.describe(current_principal()))
+
+    async def GetSnapshot(
+        self, request: pb.GatewayServiceGetSnapshotRequest, context: Context
+    ) -> pb.GatewayServiceGetSnapshotResponse:
+        snapshot_json = await self._usecases.queue.snapshot(current_principal(), request.pool)
+        return pb.GatewayServiceGetSnapshotResponse(snapshot_json=snapshot_json)
 
 
 async def _chunks(first: pb.UploadCodeRequest, following: AsyncIterator[pb.UploadCodeRequest]) -> AsyncIterator[bytes]:

@@ -10,6 +10,7 @@ from services.gateway.history.writer import Writer
 from services.gateway.leader import Leader
 from services.gateway.mirror import Watched
 from services.gateway.storage import Storage
+from services.gateway.usecase.agent import Agents
 from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.cluster import Clusters
 from services.gateway.usecase.code import Code
@@ -18,6 +19,7 @@ from services.gateway.usecase.following import Following
 from services.gateway.usecase.history import Records
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.pending import Pending
+from services.gateway.usecase.queue import Queue
 from services.gateway.usecase.view import Views
 
 
@@ -35,6 +37,8 @@ class History:
 class UseCases:
     experiments: Experiments
     records: Records
+    queue: Queue
+    agents: Agents
     clusters: Clusters
     checkpoints: Checkpoints
     code: Code
@@ -49,7 +53,9 @@ def assemble(mirror: Watched, leader: Leader, history: History, storage: Storage
     return UseCases(
         experiments=Experiments(mirror, leader, views, code, history.following),
         records=Records(mirror, views, history.reader, ingest, history.following),
-        clusters=Clusters(mirror, pending),
+        queue=Queue(mirror, leader, views, pending),
+        agents=Agents(mirror, leader),
+        clusters=Clusters(mirror),
         checkpoints=Checkpoints(mirror, storage, views),
         code=code,
         ingest=ingest,

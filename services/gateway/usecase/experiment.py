@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import structlog
+from collections.abc import AsyncIterator, Sequence
 
 from gangline import wire
-from gangline.config import check_config
+from gangline.config import check_config, check_resource_change
 from gangline.config.searcher import MAX_TRIALS
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, State
 from gangline.errors import invalid
@@ -22,18 +20,17 @@ from services.gateway.mirror import LEADER_BELL, Watched
 from services.gateway.record import ExperimentView, TrialView
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
+from services.gateway.usecase.settling import check_request_id, settle
 from services.gateway.usecase.view import Views
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
-# How long an answer waits for the mirror to show what was just written.
-MIRROR_SECONDS = 5.0
 # A watcher gets at most so many views a second, and looks at waiting trials' reasons and at what other gateways
 # ingested this often without being woken.
 MIN_INTERVAL_SECONDS = 0.1
 LOOK_AGAIN_SECONDS = 1.0
 
-log = structlog.get_logger(__name__)
+ExperimentChange = ExperimentAction | ResourceChange | QueueMove
 
 
 class Experiments:
@@ -49,7 +46,7 @@ class Experiments:
     ) -> tuple[Experiment, list[str]]:
         """The experiment and the scheduler's warnings. The same request id gives the same experiment again."""
         check_user(principal)
-        _check_request_id(request_id)
+        check_request_id(request_id)
         check_config(config_json)
         await self._code.check_stored(code_sha256)
         answer = await self._leader.submit(
@@ -57,42 +54,51 @@ class Experiments:
                 request_id=request_id, owner=principal.name, config_json=config_json, code_sha256=code_sha256
             )
         )
-        await self._wait(answer.revision)
+        await settle(self._mirror, answer.revision)
         return wire.from_proto(Experiment, answer.experiment), list(answer.warnings)
 
     async def kill(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
         check_user(principal)
-        _check_request_id(request_id)
+        check_request_id(request_id)
         answer = await self._leader.end(
             scheduler_pb2.EndExperimentRequest(request_id=request_id, experiment_id=experiment_id, user=principal.name)
         )
-        await self._wait(answer.revision)
+        await settle(self._mirror, answer.revision)
         return wire.from_proto(Experiment, answer.experiment)
 
     async def change(
-        self, principal: Principal, request_id: str, experiment_id: int, action: ExperimentAction | None
+        self, principal: Principal, request_id: str, experiment_id: int, changes: Sequence[ExperimentChange | None]
     ) -> Experiment:
-        """Pauses, activates or cancels it. action: None for one that this version does not know."""
+        """Pauses, activates or cancels it, changes its resources or moves it in its queue.
+
+        changes: one, which is None where it is an action that this version does not know.
+        """
         check_user(principal)
-        _check_request_id(request_id)
-        if action is None:
-            raise invalid("request.action", "this version knows no such action; it can PAUSE, ACTIVATE and CANCEL")
+        check_request_id(request_id)
+        change = _only(changes)
         request = scheduler_pb2.ChangeExperimentRequest(
             request_id=request_id, experiment_id=experiment_id, user=principal.name
         )
-        request.action = wire.enum_number(action)  # type: ignore[assignment]  # protobuf takes the number
+        match change:
+            case ExperimentAction():
+                request.action = wire.enum_number(change)  # type: ignore[assignment]  # protobuf takes the number
+            case ResourceChange():
+                check_resource_change(change)
+                request.resources.CopyFrom(wire.to_proto(change))
+            case QueueMove():
+                request.move.CopyFrom(wire.to_proto(change))
         answer = await self._leader.change(request)
-        await self._wait(answer.revision)
+        await settle(self._mirror, answer.revision)
         return wire.from_proto(Experiment, answer.experiment)
 
     async def kill_trial(self, principal: Principal, request_id: str, trial_id: str) -> Trial:
         """The others of its experiment go on."""
         check_user(principal)
-        _check_request_id(request_id)
+        check_request_id(request_id)
         answer = await self._leader.end_trial(
             scheduler_pb2.EndTrialRequest(request_id=request_id, trial_id=trial_id, user=principal.name)
         )
-        await self._wait(answer.revision)
+        await settle(self._mirror, answer.revision)
         return wire.from_proto(Trial, answer.trial)
 
     async def preview_search(self, principal: Principal, config_json: str, limit: int) -> SearchPreview:
@@ -137,12 +143,13 @@ class Experiments:
                 await asyncio.sleep(MIN_INTERVAL_SECONDS)
                 await self._following.wait(changed, LOOK_AGAIN_SECONDS)
 
-    async def _wait(self, revision: int) -> None:
-        """So that who wrote something can read it. The write is done either way."""
-        if not await self._mirror.wait_for_revision(revision, MIRROR_SECONDS):
-            log.warning("the mirror is behind", revision=revision, mirrored=self._mirror.state.revision)
 
-
-def _check_request_id(request_id: str) -> None:
-    if not request_id:
-        raise invalid("request.no_id", "this change has no request id; make one up (a UUID), and repeat it on a retry")
+def _only(changes: Sequence[ExperimentChange | None]) -> ExperimentChange:
+    """Raises GanglineError `request.one_change`, `request.action`."""
+    if len(changes) != 1:
+        raise invalid(
+            "request.one_change", f"give exactly one of action, resources and move; there are {len(changes)} of them"
+        )
+    if changes[0] is None:
+        raise invalid("request.action", "this version knows no such action; it can PAUSE, ACTIVATE and CANCEL")
+    return changes[0]

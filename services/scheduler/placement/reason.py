@@ -71,6 +71,15 @@ class Explanation:
     def _rooms(self) -> list[Bin]:
         return sorted(self._ledger.room.bins, key=lambda bin_: (-bin_.free, bin_.agent.id))
 
+    @cached_property
+    def _holders(self) -> dict[str, tuple[str, ...]]:
+        """By group, what it runs."""
+        holders: dict[str, list[str]] = {}
+        for work in self._ledger.view.running:
+            if work.slots:
+                holders.setdefault(work.group, []).append(work.allocation_id)
+        return {group: tuple(found) for group, found in holders.items()}
+
     def _sentence(self, waiting: Waiting) -> _Sentence:
         """What names the request itself is told anew for each."""
         if waiting.cause in ("held", "backoff", "quota", "claim"):
@@ -89,6 +98,8 @@ class Explanation:
     def _blocking(self, waiting: Waiting, changes: Sequence[Change]) -> tuple[str, ...]:
         if waiting.cause == "claim":
             return self._ledger.claims[waiting.request.trial_id]
+        if waiting.cause == "quota":
+            return self._holders.get(waiting.request.group, ())
         reservation = self._ledger.reservation
         if waiting.cause == "behind" and reservation is not None:
             return (reservation.trial_id,)
@@ -127,6 +138,8 @@ class Explanation:
         usable = [agent.slots for agent in allowed if agent.is_usable]
         away = [_absence(agent) for agent in allowed if not agent.is_usable or agent.disabled]
         named = ", ".join(away[:4]) + (f" and {len(away) - 4} more" if len(away) > 4 else "")
+        if not usable:
+            return ReasonCode.AGENTS_UNHEALTHY, f"{_needs(request)}; only {named} could hold it"
         held = f"the agents that are well, {describe_agents(usable)}, cannot hold it without {named}"
         return ReasonCode.AGENTS_UNHEALTHY, f"{_needs(request)}; {held}"
 

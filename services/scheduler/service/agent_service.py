@@ -16,7 +16,7 @@ import structlog
 
 from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport
-from gangline.domain.resource import Agent
+from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import State
 from gangline.errors import conflict, invalid
 from gangline.v1 import agent_pb2, agent_pb2_grpc
@@ -25,7 +25,7 @@ from services.scheduler.seat import Seat
 from services.scheduler.service.access import require_cluster
 from services.scheduler.session import Session
 from services.scheduler.term import Term
-from services.scheduler.transition.agent import registered, unended_on
+from services.scheduler.transition.agent import registered, slots_changed, unended_on
 from services.scheduler.transition.exit import unended_agents
 
 _log = structlog.get_logger(__name__)
@@ -45,7 +45,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         hello = await _read_hello(request_iterator)
         agent = wire.from_proto(Agent, _with_state(hello.agent))
         session = _admit(term, agent)
-        await term.store.commit(lambda records: registered(records, agent, time.time()))
+        rules = term.conditions.rules
+        await term.store.commit(lambda records: registered(records, agent, rules, time.time()))
+        # From here on it may be told to stop what it has.
+        session.known |= {status.allocation_id for status in hello.allocations}
         session.send(_welcome(term))
         term.sessions.add(session)
         term.leases.renew(agent.id, time.monotonic())
@@ -104,6 +107,8 @@ async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requ
             term.leases.renew(session.agent_id, time.monotonic())
             if request.HasField("status"):
                 await _on_status(term, session, request.status)
+            elif request.HasField("slots"):
+                await _on_slots(term, session, request.slots)
     except asyncio.CancelledError:
         raise
     except Exception:  # noqa: BLE001 - the agent comes back with a hello, which sets things right
@@ -117,8 +122,6 @@ async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) 
     journal = [_reported(session, status) for status in hello.allocations]
     expected = unended_on(term.state, session.agent_id)
     difference = compare(session.agent_id, journal, expected, time.time())
-    session.known |= {entry.allocation_id for entry in difference.present}
-    session.known |= {allocation_id for allocation_id, _ in difference.ended}
     # 1. What ended while no leader listened, with the reports that could not be delivered.
     for status in hello.allocations:
         await _take_undelivered(term, status)
@@ -138,6 +141,18 @@ def _settle_strangers(term: Term, session: Session, difference: Difference) -> N
         term.dispatch.forget(session, allocation_id)
     for allocation_id in difference.strangers:
         term.dispatch.end_stranger(session, allocation_id)
+
+
+async def _on_slots(term: Term, session: Session, message: agent_pb2.AgentSlots) -> None:
+    """The health of a slot has changed, or a slot is gone."""
+    slots = [wire.from_proto(Slot, slot) for slot in message.slots]
+    rules = term.conditions.rules
+    change = await term.store.commit(
+        lambda records: slots_changed(records, session.agent_id, slots, rules, time.time())
+    )
+    if change:
+        sick = {slot.id: slot.problem for slot in slots if not slot.is_healthy}
+        _log.info("slots changed", agent_id=session.agent_id, slots=len(slots), unhealthy=sick)
 
 
 async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationStatus) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from typing import Any
@@ -10,18 +11,20 @@ from typing import Any
 import structlog
 
 from gangline import wire
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.resource import Agent
-from gangline.domain.state import ExperimentAction
+from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.admission import admit, preview
+from services.scheduler.admission import admit, find_pool, preview
+from services.scheduler.placement.simulation_file import dump_simulation
 from services.scheduler.pursuit import warm_up_if_drawn
 from services.scheduler.records import get
 from services.scheduler.seat import Seat
 from services.scheduler.service.access import require_cluster
 from services.scheduler.store import Transition
 from services.scheduler.term import Term
+from services.scheduler.transition.availability import change_availability
 from services.scheduler.transition.end import (
     activate_experiment,
     cancel_experiment,
@@ -29,6 +32,8 @@ from services.scheduler.transition.end import (
     kill_trial,
     pause_experiment,
 )
+from services.scheduler.transition.queue_move import move_experiment
+from services.scheduler.transition.resource import change_resources
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.submit import submit
 
@@ -83,7 +88,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.ChangeExperimentResponse:
         require_cluster()
         term = self._seat.require()
-        change = await term.store.commit(_change_of(request, term.conditions.rules, time.time()))
+        change = await term.store.commit(_change_of(request, term, time.time()))
         experiment = get(term.state, Experiment, request.experiment_id)
         if change:
             _log.info("experiment is changed", experiment_id=experiment.id, state=str(experiment.state))
@@ -102,6 +107,43 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             _log.info("trial is ended", trial_id=request.trial_id, reason=reason)
         trial = get(term.state, Trial, request.trial_id)
         return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(trial), revision=term.state.revision)
+
+    async def ChangeAgent(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.ChangeAgentRequest, _context: Any
+    ) -> scheduler_pb2.ChangeAgentResponse:
+        require_cluster()
+        term = self._seat.require()
+        availability = wire.enum_member(Availability, request.availability)
+        if availability is None:
+            raise invalid("request.availability", f"{request.availability} is no availability that this version knows")
+        rules, now = term.conditions.rules, time.time()
+        change = await term.store.commit(
+            lambda records: change_availability(
+                records, request.agent_id, request.slot_ids, availability, rules=rules, now=now
+            )
+        )
+        if change:
+            _log.info(
+                "availability is changed",
+                agent_id=request.agent_id,
+                slot_ids=list(request.slot_ids),
+                availability=str(availability),
+                user=request.user,
+            )
+        agent = get(term.state, Agent, request.agent_id)
+        return scheduler_pb2.ChangeAgentResponse(agent=wire.to_proto(agent), revision=term.state.revision)
+
+    async def GetSnapshot(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.GetSnapshotRequest, _context: Any
+    ) -> scheduler_pb2.GetSnapshotResponse:
+        require_cluster()
+        term = self._seat.require()
+        pool = find_pool(request.pool, term.pools)
+        now = time.time()
+        snapshot = term.loop.take_snapshot(now)
+        # Of a large cluster it is megabytes.
+        text = await asyncio.to_thread(lambda: json.dumps(dump_simulation(snapshot, pool.name, now)))
+        return scheduler_pb2.GetSnapshotResponse(snapshot_json=text)
 
     async def PreviewSearch(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.PreviewSearchRequest, _context: Any
@@ -123,7 +165,29 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.ListPendingResponse(pending=pending)
 
 
-def _change_of(request: scheduler_pb2.ChangeExperimentRequest, rules: Rules, now: float) -> Transition:
+def _change_of(request: scheduler_pb2.ChangeExperimentRequest, term: Term, now: float) -> Transition:
+    """Raises GanglineError `request.not_one` unless it says exactly one thing."""
+    said = ["action"] if request.action else []
+    said += [name for name in ("resources", "move") if request.HasField(name)]
+    if len(said) != 1:
+        raise invalid(
+            "request.not_one",
+            f"a change is one of action, resources and move; this one has {' and '.join(said) or 'none'}",
+        )
+    experiment_id, rules = request.experiment_id, term.conditions.rules
+    if request.HasField("resources"):
+        resources = wire.from_proto(ResourceChange, request.resources)
+        return lambda records: change_resources(records, experiment_id, resources, rules)
+    if request.HasField("move"):
+        move = wire.from_proto(QueueMove, request.move)
+        policies = {pool.name: pool.policy for pool in term.pools}
+        return lambda records: move_experiment(
+            records, experiment_id, move, policy_by_pool=policies, rules=rules, now=now
+        )
+    return _acting(request, rules, now)
+
+
+def _acting(request: scheduler_pb2.ChangeExperimentRequest, rules: Rules, now: float) -> Transition:
     experiment_id, user = request.experiment_id, request.user or "a user"
     match wire.enum_member(ExperimentAction, request.action):
         case ExperimentAction.PAUSE:

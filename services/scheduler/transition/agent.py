@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gangline.domain.allocation import Allocation
-from gangline.domain.resource import Agent
+from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import AgentState
 from services.scheduler.records import Change, Draft, Records
+from services.scheduler.transition.availability import clear_agent, keep_availability
 from services.scheduler.transition.exit import unended_agents
+from services.scheduler.transition.rules import Rules
 
 
-def registered(records: Records, agent: Agent, now: float) -> Change:
+def registered(records: Records, agent: Agent, rules: Rules, now: float) -> Change:
     """An agent has said hello with what it has now. Nothing is written when that is known already."""
     known = records.find(Agent, agent.id)
     registered_at = known.registered_at if known else now
-    draft = Draft(records)
-    draft.put(replace(agent, state=AgentState.ALIVE, registered_at=registered_at, lost_at=0.0))
-    return draft.change
+    agent = keep_availability(agent, known)
+    agent = replace(agent, state=AgentState.ALIVE, registered_at=registered_at, lost_at=0.0)
+    return _known(records, agent, rules, now)
+
+
+def slots_changed(records: Records, agent_id: str, slots: Sequence[Slot], rules: Rules, now: float) -> Change:
+    """A connected agent tells all of its slots again. One that counts as lost says hello first."""
+    known = records.find(Agent, agent_id)
+    if known is None or known.state is AgentState.LOST:
+        return Change()
+    return _known(records, keep_availability(replace(known, slots=tuple(slots)), known), rules, now)
 
 
 def lost(records: Records, agent_id: str, now: float) -> Change:
@@ -26,6 +37,13 @@ def lost(records: Records, agent_id: str, now: float) -> Change:
     if agent is None or agent.state is AgentState.LOST:
         return Change()
     return Change(puts=(replace(agent, state=AgentState.LOST, lost_at=now),))
+
+
+def _known(records: Records, agent: Agent, rules: Rules, now: float) -> Change:
+    draft = Draft(records)
+    draft.put(agent)
+    clear_agent(draft, agent, rules, now)
+    return draft.change
 
 
 def unended_on(records: Records, agent_id: str) -> list[Allocation]:

@@ -13,17 +13,17 @@ from gangline.domain.allocation import Allocation, Member, Request, Timeline
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.id import allocation_id
 from gangline.domain.resource import Agent
-from gangline.domain.state import AgentState, State
-from services.scheduler.hold import find_hold
+from gangline.domain.state import AgentState, Availability, State
+from services.scheduler.hold import may_start
 from services.scheduler.records import Change, Draft, Records, get
 from services.scheduler.transition.experiment import follow_allocation
 from services.scheduler.transition.rules import Rules
 
 
 def free_slot_ids(records: Records, agent: Agent) -> list[str]:
-    """Healthy slots that no live allocation holds, in the agent's order."""
+    """Open slots that no live allocation holds, in the agent's order."""
     taken = taken_slot_ids(records, agent.id)
-    return [slot.id for slot in agent.slots if slot.is_healthy and slot.id not in taken]
+    return [slot.id for slot in agent.slots if slot.is_open and slot.id not in taken]
 
 
 def taken_slot_ids(records: Records, agent_id: str) -> set[str]:
@@ -44,7 +44,7 @@ def place(
     request = records.find(Request, trial_id)
     if request is None or sum(slots_by_agent.values()) != request.slots or request.not_before_at > now:
         return Change()
-    if find_hold(records, get(records, Experiment, request.experiment_id), request.slots) is not None:
+    if not may_start(records, get(records, Experiment, request.experiment_id), request.slots):
         return Change()
     members = _members(records, slots_by_agent)
     if members is None:
@@ -76,7 +76,7 @@ def _members(records: Records, slots_by_agent: Mapping[str, int]) -> tuple[Membe
     order = sorted(slots_by_agent.items(), key=lambda item: (-item[1], item[0]))
     for node_rank, (agent_id, slots) in enumerate(order):
         agent = records.find(Agent, agent_id)
-        if agent is None or agent.state is not AgentState.ALIVE:
+        if agent is None or agent.state is not AgentState.ALIVE or agent.availability is not Availability.ENABLED:
             return None
         free = free_slot_ids(records, agent)
         if len(free) < slots:

@@ -103,7 +103,7 @@ def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
 
 def _after_setback(failure: ExitReport, restarts: int, setbacks: int, rules: Rules) -> Decision:
     if setbacks >= rules.max_infrastructure_failures:
-        reason = f"{setbacks} attempts in a row failed for reasons outside of the trial; last, {describe(failure)}"
+        reason = f"{_in_a_row(setbacks)} failed for reasons outside of the trial; last, {describe(failure)}"
         return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
     return Decision(None, describe(failure), restarts, setbacks, rules.backoff(setbacks), failure)
 
@@ -113,6 +113,10 @@ def _after_error(failure: ExitReport, restarts: int, max_restarts: int, rules: R
         reason = describe(failure) + _used_up(max_restarts)
         return Decision(Outcome.FAILED, reason, restarts, 0, failure=failure)
     return Decision(None, describe(failure), restarts + 1, 0, rules.backoff(restarts + 1), failure)
+
+
+def _in_a_row(attempts: int) -> str:
+    return "its only attempt" if attempts == 1 else f"{attempts} attempts in a row"
 
 
 def _used_up(max_restarts: int) -> str:

@@ -33,8 +33,10 @@ UNARY_CALLS = {
     "PreviewSearch": pb.GatewayServicePreviewSearchRequest(),
     "ListTasks": pb.ListTasksRequest(),
     "ListAgents": pb.ListAgentsRequest(),
+    "UpdateAgent": pb.UpdateAgentRequest(),
     "ListCheckpoints": pb.ListCheckpointsRequest(),
     "GetCluster": pb.GetClusterRequest(),
+    "GetSnapshot": pb.GatewayServiceGetSnapshotRequest(),
 }
 STREAMING_CALLS = {
     "WatchExperiment": pb.WatchExperimentRequest(),

@@ -86,10 +86,10 @@ async def test_a_corrupted_archive_is_one_clear_line(world: World) -> None:
     ((sha256, content),) = world.gateway.archives.items()
     world.gateway.archives[sha256] = content[:-20] + b"x" * 20
     report = await world.launch(0).wait()
-    assert report.kind is ExitKind.START_FAILED
+    assert report.kind is ExitKind.CONFIGURATION_ERROR
     assert report.message.startswith(f"the code archive {sha256[:12]} is corrupt: its bytes have sha256")
     assert "\n" not in report.message
-    assert world.gateway.lines("runner") == [f"START_FAILED: {report.message}"]
+    assert world.gateway.lines("runner") == [f"CONFIGURATION_ERROR: {report.message}"]
 
 
 async def test_a_missing_archive_is_one_clear_line(world: World) -> None:

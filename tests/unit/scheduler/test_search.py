@@ -13,11 +13,13 @@ from gangline.domain.experiment import Checkpoint
 from gangline.domain.search import SearchEvent, SearchLog
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, SearchEventKind, State
 from gangline.errors import GanglineError
-from services.scheduler.hold import find_held
+from services.scheduler.estimate import Progress
+from services.scheduler.hold import held_reason
 from services.scheduler.records import get
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
 from services.scheduler.searcher.registry import SEARCHERS
 from services.scheduler.transition.end import (
+    MAX_TRIALS,
     activate_experiment,
     cancel_experiment,
     end_experiment,
@@ -114,19 +116,34 @@ def test_the_log_goes_on_on_the_next_page() -> None:
     assert [event.trial_number for page in pages for event in page.events] == list(range(71))
 
 
+def test_what_is_being_ended_starts_nothing_more() -> None:
+    """More trials than one transaction ends: those whose turn comes later must not start before it."""
+    world = SearchWorld(config_of({"name": "random", "max_trials": 50, "max_concurrent_trials": 0}))
+    world.pursue()
+    assert len(world.trials) == 50
+    world.apply(cancel_experiment(world.records, 1, "canceled by ann", RULES, world.now))
+    left = list(world.records.all_of(Request))
+    assert len(left) == 50 - MAX_TRIALS
+    assert not world.place()
+    assert not world.try_to_place(left[0].trial_id)
+    told = held_reason(world.experiment, world.plan().reasons[left[0].trial_id])
+    assert told.message == "experiment 1 is being ended: canceled by ann"
+    world.pursue()
+    assert world.experiment.outcome is Outcome.CANCELED
+
+
 def test_max_slots_holds_requests_and_says_why() -> None:
     world = SearchWorld(
         config_of({"name": "random", "max_trials": 9}, resources={"slots_per_trial": 2, "max_slots": 5})
     )
     assert world.place() == ["1.1", "1.2"]
     assert not world.try_to_place("1.3"), "a plan from before cannot break it either"
-    held = find_held(world.records, world.records.all_of(Request))
-    assert len(held) == 7
-    reason = held["1.3"]
+    reasons = world.plan().reasons
+    assert len(reasons) == 7
+    reason = reasons["1.3"]
     assert reason.code is ReasonCode.QUOTA_EXCEEDED
-    assert reason.message == (
-        "needs 2 of the 5 slots that experiment 1 may hold at once (resources.max_slots), and it holds 4"
-    )
+    assert reason.message == "needs 2 slots; experiment 1 holds or was promised 4 of its max_slots 5"
+    assert reason.would_start_if == "max_slots of experiment 1 is raised to 6"
     assert reason.blocking_ids == ("1.1.1", "1.2.1")
     world.exit("1.1", ExitKind.COMPLETED)
     assert world.place() == ["1.3"]
@@ -155,9 +172,11 @@ def test_pause_takes_a_checkpoint_and_activate_goes_on() -> None:
     world.change_leader()
     world.pursue()
     assert world.place() == []
-    held = find_held(world.records, world.records.all_of(Request))
-    assert {reason.message for reason in held.values()} == {"experiment 1 is paused by ann"}
-    assert {reason.code for reason in held.values()} == {ReasonCode.PAUSED}
+    reasons = world.plan().reasons
+    assert {reason.code for reason in reasons.values()} == {ReasonCode.PAUSED}
+    told = held_reason(world.experiment, reasons["1.1"])
+    assert told.message == "experiment 1 is paused by ann"
+    assert told.would_start_if == "it is activated (gangline experiment activate 1)"
     assert not world.try_to_place("1.1")
     world.apply(activate_experiment(world.records, 1, world.now))
     assert (world.experiment.state, world.experiment.reason) == (State.QUEUED, "")
@@ -296,7 +315,7 @@ def test_a_searcher_closes_a_trial_by_its_validations(monkeypatch: pytest.Monkey
     world = SearchWorld(config_of({"name": "single"}))
     world.place()
     world.run("1.2")
-    world.apply(progressed(world.records, "1.2", 4, RULES, world.now))
+    world.apply(progressed(world.records, "1.2", Progress(4, 9, 1.0, world.now), RULES, world.now))
     for number, loss in ((1, 0.2), (2, 0.7)):
         world.change_leader()
         world.apply(validated(world.records, f"1.{number}", 5, json.dumps({"loss": loss}), rules=RULES, now=world.now))

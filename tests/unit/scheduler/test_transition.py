@@ -9,11 +9,12 @@ from gangline.domain.allocation import Allocation, ExitReport, Request, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import AgentState, ExitKind, Outcome, ReasonCode, State
+from services.scheduler.estimate import Progress
 from services.scheduler.facts import facts_of
 from services.scheduler.placement import PoolConfig, plan
 from services.scheduler.records import Change, get
 from services.scheduler.records import State as Records
-from services.scheduler.snapshot import Progress, take_snapshot
+from services.scheduler.snapshot import take_snapshot
 from services.scheduler.transition.agent import registered
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
 from services.scheduler.transition.end import end_experiment
@@ -43,7 +44,7 @@ class World:
         self.records = Records()
         for agent_id in ("a1", "a2"):
             slots = tuple(Slot(f"{agent_id}/{number}") for number in range(2))
-            self.apply(registered(self.records, Agent(agent_id, slots=slots), 1.0))
+            self.apply(registered(self.records, Agent(agent_id, slots=slots), RULES, 1.0))
         submission = Submission("r", "ann", facts_of(CONFIG), CONFIG, "0", 7)
         self.apply(submit(self.records, submission, RULES, 10.0))
 
@@ -202,13 +203,13 @@ def test_checkpoints_lead_only_forward_and_forgive_the_machines() -> None:
     trial = world.trial
     assert (trial.latest_checkpoint_id, trial.batches_completed, trial.infrastructure_failures) == ("c1", 10, 0)
     assert world.records.count(Checkpoint) == 2
-    assert not progressed(world.records, "1.1", 10, RULES, 20.0)
+    assert not progressed(world.records, "1.1", Progress(10, 0, 0.0, 20.0), RULES, 20.0)
 
 
 def test_snapshot_counts_healthy_and_held_slots() -> None:
     world = _placed()
     sick = Agent("a1", slots=(Slot("a1/0"), Slot("a1/1", is_healthy=False)))
-    world.apply(registered(world.records, sick, 30.0))
+    world.apply(registered(world.records, sick, RULES, 30.0))
     progress = {"1.1": Progress(10, 110, 0.5, at=40.0)}
     snapshot = take_snapshot(world.records, (PoolConfig("default"),), {"a2": "not connected"}, progress, now=50.0)
     rooms = {room.id: room for room in snapshot.agents}
@@ -221,7 +222,8 @@ def test_snapshot_counts_healthy_and_held_slots() -> None:
 
 def test_a_pool_that_only_agents_name_places_too() -> None:
     world = World()
-    world.apply(Change(puts=(Agent("b1", pool="lab", slots=(Slot("b1/0"),)), Request("2.1", 1, "lab", 1))))
+    lab = Agent("b1", pool="lab", slots=(Slot("b1/0"),))
+    world.apply(Change(puts=(lab, Trial("2.1", 1, 2), Request("2.1", 1, "lab", 1))))
     snapshot = take_snapshot(world.records, (PoolConfig("default"),), {}, {}, now=50.0)
     assert [one.trial_id for one in plan(snapshot, 0.0).assignments] == ["1.1", "2.1"]
     assert ReasonCode.NO_MATCHING_POOL not in {reason.code for reason in plan(snapshot, 0.0).reasons.values()}

@@ -1,0 +1,96 @@
+"""An etcd and a scheduler of their own for one benchmark, without gateway and agents.
+
+Both are the real programs, as `gangline up` starts them, in a temporary folder and on free ports; both are ended by
+their pid. etcd syncs every write to the disk.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from gangline.local.etcd import find_etcd_binary, start_etcd
+from gangline.local.layout import Layout
+from gangline.local.plan import ClusterPlan
+from gangline.local.port import find_free_ports
+from gangline.local.program import Program, make_programs
+
+READY_SECONDS = 60.0
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """address: of the scheduler's gRPC server. token: the cluster's."""
+
+    address: str
+    etcd_address: str
+    token: str
+    scheduler: psutil.Process
+    etcd: psutil.Process
+
+    def processor_seconds(self) -> dict[str, float]:
+        """What each process has used so far, by name."""
+        return {
+            name: sum(process.cpu_times()[:2])
+            for name, process in (("scheduler", self.scheduler), ("etcd", self.etcd), ("load", psutil.Process()))
+        }
+
+
+@contextmanager
+def running_control_plane() -> Iterator[ControlPlane]:
+    """Serves while the context lasts. Raises SystemExit with the scheduler's last words when it does not start."""
+    with tempfile.TemporaryDirectory(prefix="gl-bench-") as folder:
+        layout = Layout(Path(folder))
+        layout.create()
+        etcd = start_etcd(find_etcd_binary(), layout.root / "etcd")
+        try:
+            program = _scheduler(layout, etcd.address)
+            with layout.log("scheduler").open("ab") as log:
+                scheduler = subprocess.Popen(program.arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            try:
+                _wait_ready(layout, scheduler)
+                yield ControlPlane(
+                    address=program.addresses["grpc"],
+                    etcd_address=etcd.address,
+                    token=layout.cluster_token.read_text().strip(),
+                    scheduler=psutil.Process(scheduler.pid),
+                    etcd=psutil.Process(etcd.pid),
+                )
+            finally:
+                _stop(scheduler)
+        finally:
+            etcd.stop()
+
+
+def _scheduler(layout: Layout, etcd_address: str) -> Program:
+    plan = ClusterPlan(num_agents=0, slots="1")
+    ports = dict(zip(plan.port_names, find_free_ports(len(plan.port_names)), strict=True))
+    ports["etcd.client"] = int(etcd_address.rpartition(":")[2])
+    programs = make_programs(layout, replace(plan, port_by_name=ports), sys.executable, find_etcd_binary())
+    return next(program for program in programs if program.kind == "scheduler")
+
+
+def _wait_ready(layout: Layout, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while not layout.ready("scheduler").exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the scheduler does not serve: {layout.log('scheduler').read_text()[-2000:]}")
+        time.sleep(0.05)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,63 @@
+"""The machines of the cluster: what they have, what holds it, and whether it is given out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gangline import wire
+from gangline.domain.resource import Agent
+from gangline.domain.state import Availability
+from gangline.errors import invalid, not_found
+from gangline.v1 import scheduler_pb2
+from services.common.server import Principal
+from services.gateway.auth import check_admin, check_user
+from services.gateway.leader import Leader
+from services.gateway.mirror import Watched
+from services.gateway.record import AgentView
+from services.gateway.usecase.settling import check_request_id, settle
+
+
+class Agents:
+    def __init__(self, mirror: Watched, leader: Leader) -> None:
+        self._mirror = mirror
+        self._leader = leader
+
+    def list(self, principal: Principal) -> list[AgentView]:
+        """By id."""
+        check_user(principal)
+        holders = self._mirror.state.allocation_id_by_slot_id()
+        return [
+            AgentView(agent, {slot.id: holders[slot.id] for slot in agent.slots if slot.id in holders})
+            for agent in sorted(self._mirror.state.agents.all(), key=lambda agent: agent.id)
+        ]
+
+    def view(self, principal: Principal, agent_id: str) -> AgentView:
+        """Raises GanglineError `agent.unknown`."""
+        for view in self.list(principal):
+            if view.agent.id == agent_id:
+                return view
+        raise not_found("agent.unknown", f"there is no agent {agent_id!r}; list them with: gangline agent list")
+
+    async def change(
+        self,
+        principal: Principal,
+        request_id: str,
+        agent_id: str,
+        slot_ids: Sequence[str],
+        availability: Availability | None,
+    ) -> Agent:
+        """Enables, drains or disables it, or these of its slots. availability: None for one that is not known here.
+
+        For administrators only, because it stops or holds back the work of all.
+        """
+        check_admin(principal, "enable, drain or disable agents and slots")
+        check_request_id(request_id)
+        if availability is None:
+            raise invalid("request.availability", "say whether it is to be ENABLED, DRAINING or DISABLED")
+        request = scheduler_pb2.ChangeAgentRequest(
+            request_id=request_id, agent_id=agent_id, slot_ids=slot_ids, user=principal.name
+        )
+        request.availability = wire.enum_number(availability)  # type: ignore[assignment]  # protobuf takes the number
+        answer = await self._leader.change_agent(request)
+        await settle(self._mirror, answer.revision)
+        return wire.from_proto(Agent, answer.agent)

@@ -1,0 +1,97 @@
+"""What runs and what waits, why, and what the planner looks at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+
+from gangline.domain.allocation import Allocation, Request
+from gangline.domain.explanation import Explanation, explain
+from gangline.domain.id import parse_job_id
+from gangline.domain.state import State
+from gangline.domain.task import Task
+from gangline.v1 import scheduler_pb2
+from services.common import keys
+from services.common.server import Principal
+from services.gateway.auth import check_user
+from services.gateway.leader import Leader
+from services.gateway.mirror import Watched
+from services.gateway.usecase.pending import Pending, Standing
+from services.gateway.usecase.view import Views
+
+
+class Queue:
+    def __init__(self, mirror: Watched, leader: Leader, views: Views, pending: Pending) -> None:
+        self._mirror = mirror
+        self._leader = leader
+        self._views = views
+        self._pending = pending
+
+    async def list_tasks(self, principal: Principal, experiment_id: int = 0) -> list[Task]:
+        """What holds slots, oldest first; then what waits, in the order in which the planner looks at it.
+
+        experiment_id: 0 for all of them. Raises GanglineError `experiment.unknown`.
+        """
+        check_user(principal)
+        if experiment_id:
+            self._views.experiment(experiment_id)
+        waiting = [request.trial_id for request in self._mirror.state.requests.all()]
+        standings = await self._pending.standings(waiting) if waiting else {}
+        found: list[Allocation | Request] = [*self._running(), *self._waiting(standings)]
+        wanted = [one for one in found if experiment_id in (0, one.experiment_id)]
+        tasks = (self._task(one, standings.get(one.trial_id)) for one in wanted)
+        return [task for task in tasks if task is not None]
+
+    async def explain(self, principal: Principal, job_id: str) -> Explanation:
+        """job_id: of an experiment ("7") or of a trial ("7.1")."""
+        experiment_id, trial_id = parse_job_id(job_id)
+        tasks = await self.list_tasks(principal)
+        view = await self._views.view_experiment(experiment_id)
+        trials = [trial.trial for trial in view.trials]
+        agents = self._mirror.state.agents.all()
+        return explain(view.experiment, view.reason, trials, tasks, agents, trial_id=trial_id)
+
+    async def snapshot(self, principal: Principal, pool: str = "") -> str:
+        """What the planner would look at now, as `gangline simulate` reads it. pool: empty when there is one only."""
+        check_user(principal)
+        answer = await self._leader.snapshot(scheduler_pb2.GetSnapshotRequest(pool=pool))
+        return answer.snapshot_json
+
+    def _running(self) -> list[Allocation]:
+        live = (one for one in self._mirror.state.allocations.all() if one.state is not State.TERMINAL)
+        return sorted(live, key=lambda allocation: allocation.created_at)
+
+    def _waiting(self, standings: Mapping[str, Standing]) -> list[Request]:
+        position = {trial_id: place for place, trial_id in enumerate(standings)}
+        return sorted(
+            self._mirror.state.requests.all(),
+            key=lambda request: (position.get(request.trial_id, len(position)), request.submitted_at),
+        )
+
+    def _task(self, one: Allocation | Request, standing: Standing | None) -> Task | None:
+        """None for what has gone meanwhile."""
+        trial = self._mirror.state.trials.find(keys.trial(one.trial_id))
+        experiment = self._mirror.state.experiments.find(keys.experiment(one.experiment_id))
+        if trial is None:
+            return None
+        name = experiment.name if experiment is not None else ""
+        priority, weight = _configured_urgency(experiment.config_json if experiment is not None else "")
+        if isinstance(one, Allocation):
+            return Task(trial, name, allocation=one, priority=priority, weight=weight)
+        return Task(
+            trial,
+            name,
+            request=one,
+            reason=standing.reason if standing else None,
+            queue_place=standing.queue_place if standing else 0,
+            priority=one.priority,
+            weight=weight,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _configured_urgency(config_json: str) -> tuple[int | None, float]:
+    """Priority and weight as the configuration has them; a priority that it does not name is the pool's default."""
+    resources = json.loads(config_json or "{}").get("resources") or {}
+    return resources.get("priority"), resources.get("weight", 1.0)

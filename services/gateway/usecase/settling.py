@@ -1,0 +1,25 @@
+"""What every change has in common: the client's id of it, and that whoever wrote something can read it afterwards."""
+
+from __future__ import annotations
+
+import structlog
+
+from gangline.errors import invalid
+from services.gateway.mirror import Watched
+
+# How long an answer waits for the mirror to show what was just written.
+MIRROR_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises GanglineError `request.no_id`."""
+    if not request_id:
+        raise invalid("request.no_id", "this change has no request id; make one up (a UUID), and repeat it on a retry")
+
+
+async def settle(mirror: Watched, revision: int) -> None:
+    """Waits until the mirror shows this revision. The write is done either way, so being late is no error."""
+    if not await mirror.wait_for_revision(revision, MIRROR_SECONDS):
+        log.warning("the mirror is behind", revision=revision, mirrored=mirror.state.revision)

@@ -1,0 +1,134 @@
+"""PURE: an operator's word on an agent or on some of its slots, and what may not stay there because of it.
+
+The leader owns availability; what an agent says of it counts for nothing. What is disabled is emptied: its work
+checkpoints, gives all of its slots back and waits again. Work on slots that the agent no longer has is ended as a
+failure of the machine. A transaction holds only so many of them, so `clear` does the next ones and is called until it
+changes nothing; since what is wanted is on record, any leader can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gangline.domain.allocation import Allocation, ExitReport
+from gangline.domain.experiment import Experiment
+from gangline.domain.resource import Agent, Slot
+from gangline.domain.state import Availability, ExitKind, State
+from gangline.errors import GanglineError, not_found
+from services.scheduler.facts import facts_of
+from services.scheduler.nearest import describe_known
+from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.transition.exit import unended_agents
+from services.scheduler.transition.retry import describe
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.stop import StopOrder, stop_allocation
+
+# Three operations each, of the 128 that etcd takes.
+MAX_CLEARED = 32
+
+
+def change_availability(
+    records: Records,
+    agent_id: str,
+    slot_ids: Sequence[str],
+    availability: Availability,
+    *,
+    rules: Rules,
+    now: float,
+) -> Change:
+    """slot_ids: empty for the agent itself, whose slots keep their own. Asking for what is so changes nothing.
+
+    Raises GanglineError `agent.not_found` or `slot.not_found`, naming what there is."""
+    agent = find_agent(records, agent_id)
+    unknown = [slot_id for slot_id in slot_ids if slot_id not in {slot.id for slot in agent.slots}]
+    if unknown:
+        raise _no_slot(agent, unknown[0])
+    if slot_ids:
+        wanted = set(slot_ids)
+        slots = (replace(slot, availability=availability) if slot.id in wanted else slot for slot in agent.slots)
+        agent = replace(agent, slots=tuple(slots))
+    else:
+        agent = replace(agent, availability=availability)
+    draft = Draft(records)
+    draft.put(agent)
+    clear_agent(draft, agent, rules, now)
+    return draft.change
+
+
+def find_agent(records: Records, agent_id: str) -> Agent:
+    """Raises GanglineError `agent.not_found`, naming those that there are."""
+    agent = records.find(Agent, agent_id)
+    if agent is None:
+        known = describe_known("agent", agent_id, [one.id for one in records.all_of(Agent)])
+        raise not_found("agent.not_found", f"there is no agent {agent_id!r}; {known}")
+    return agent
+
+
+def keep_availability(agent: Agent, known: Agent | None) -> Agent:
+    """The agent as it describes itself, with what operators have said of it and of its slots."""
+    said = {slot.id: slot.availability for slot in known.slots} if known else {}
+    return replace(
+        agent,
+        availability=known.availability if known else Availability.ENABLED,
+        slots=tuple(replace(slot, availability=said.get(slot.id, Availability.ENABLED)) for slot in agent.slots),
+    )
+
+
+def clear(records: Records, agent_id: str, rules: Rules, now: float) -> Change:
+    """The next allocations that may not stay on this agent are stopped; empty when none is left."""
+    draft = Draft(records)
+    agent = records.find(Agent, agent_id)
+    if agent is not None:
+        clear_agent(draft, agent, rules, now)
+    return draft.change
+
+
+def clear_agent(draft: Draft, agent: Agent, rules: Rules, now: float) -> None:
+    """The same on a draft, with the agent as it is to be."""
+    slot_by_id = {slot.id: slot for slot in agent.slots}
+    found = [one for one in draft.allocations_on(agent.id) if one.state is not State.STOPPING]
+    orders = ((one, _order_for(draft, one, agent, slot_by_id, rules=rules, now=now)) for one in found)
+    due = [(one, order) for one, order in orders if order is not None]
+    for allocation, order in due[:MAX_CLEARED]:
+        stop_allocation(draft, allocation, order, now)
+
+
+def _order_for(
+    draft: Draft, allocation: Allocation, agent: Agent, slot_by_id: dict[str, Slot], *, rules: Rules, now: float
+) -> StopOrder | None:
+    """None for what may stay, or has ended here already."""
+    if agent.id not in unended_agents(allocation):
+        return None
+    held = [slot_id for one in allocation.members if one.agent_id == agent.id for slot_id in one.slot_ids]
+    gone = [slot_id for slot_id in held if slot_id not in slot_by_id]
+    if gone:
+        failure = _without_slots(allocation, agent, gone, now)
+        return StopOrder(
+            ExitKind.KILLED, describe(failure), now + rules.kill_grace_seconds + rules.force_seconds, failure
+        )
+    disabled = [slot_id for slot_id in held if slot_by_id[slot_id].availability is Availability.DISABLED]
+    if not disabled and agent.availability is not Availability.DISABLED:
+        return None
+    what = f"agent {agent.id}" if agent.availability is Availability.DISABLED else _slots(disabled)
+    facts = facts_of(get(draft, Experiment, allocation.experiment_id).config_json)
+    deadline_at = now + facts.preemption_timeout_seconds + rules.force_seconds
+    return StopOrder(ExitKind.PREEMPTED, f"{what} {_is(what)} disabled", deadline_at)
+
+
+def _without_slots(allocation: Allocation, agent: Agent, gone: Sequence[str], now: float) -> ExitReport:
+    message = f"no longer has {_slots(gone)}, held by {allocation.id}"
+    return ExitReport(agent.id, ExitKind.AGENT_LOST, message, failed_at=now, ended_at=now)
+
+
+def _slots(slot_ids: Sequence[str]) -> str:
+    return f"slot{'' if len(slot_ids) == 1 else 's'} {', '.join(slot_ids)}"
+
+
+def _is(what: str) -> str:
+    return "are" if what.startswith("slots ") else "is"
+
+
+def _no_slot(agent: Agent, slot_id: str) -> GanglineError:
+    known = describe_known("slot", slot_id, [slot.id for slot in agent.slots])
+    return not_found("slot.not_found", f"agent {agent.id} has no slot {slot_id!r}; {known}")

@@ -1,0 +1,86 @@
+"""What a runner tells the scheduler of what its ranks say, and how often."""
+
+from __future__ import annotations
+
+from gangline.v1 import rank_pb2, runner_pb2, types_pb2
+from services.trial_runner.relay import PROGRESS_SECONDS, Relay
+
+
+class Told:
+    """Stands in for the reporter and the recorder."""
+
+    def __init__(self) -> None:
+        self.reports: list[runner_pb2.TrialReport] = []
+        self.recorded: list[int] = []
+
+    def add(self, report: runner_pb2.TrialReport) -> None:
+        self.reports.append(report)
+
+    def record_progress(self, completed: int, _total: int, _samples_per_second: float) -> None:
+        self.recorded.append(completed)
+
+    def record_metrics(self, *_: object) -> None:
+        pass
+
+    @property
+    def batches(self) -> list[int]:
+        return [report.progress.batches_completed for report in self.reports if report.HasField("progress")]
+
+    @property
+    def kinds(self) -> list[str | None]:
+        return [report.WhichOneof("report") for report in self.reports]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_relay() -> tuple[Relay, Told, Clock]:
+    told, clock = Told(), Clock()
+    trial = types_pb2.Trial(id="7.1", experiment_id=7)
+    return Relay(trial, told, told, lambda _at: None, clock), told, clock  # type: ignore[arg-type]  # a stand-in
+
+
+def progress(batches: int) -> rank_pb2.RankMessage:
+    return rank_pb2.RankMessage(progress=rank_pb2.RankProgress(batches_completed=batches, batches_total=100))
+
+
+def test_all_progress_is_recorded_and_the_scheduler_hears_it_every_few_seconds() -> None:
+    relay, told, clock = make_relay()
+    for second in range(12):
+        clock.now = 100.0 + second
+        relay.on_message(0, progress(second))
+    assert told.recorded == list(range(12))
+    assert told.batches == [0, int(PROGRESS_SECONDS), 2 * int(PROGRESS_SECONDS)]
+
+
+def test_the_newest_progress_goes_before_a_checkpoint_and_a_validation() -> None:
+    relay, told, _ = make_relay()
+    relay.on_message(0, progress(1))
+    relay.on_message(0, progress(2))
+    relay.on_message(0, rank_pb2.RankMessage(checkpoint=types_pb2.Checkpoint(id="c1")))
+    relay.on_message(0, progress(3))
+    metrics = rank_pb2.RankMetrics(group="validation", batches_completed=3, metrics={"loss": 0.5})
+    relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
+    assert told.kinds == ["progress", "progress", "checkpoint", "progress", "validation"]
+    assert told.batches == [1, 2, 3]
+
+
+def test_the_rest_is_told_once_when_the_ranks_have_ended() -> None:
+    relay, told, _ = make_relay()
+    relay.on_message(0, progress(1))
+    relay.on_message(0, progress(2))
+    relay.tell_rest()
+    relay.tell_rest()
+    assert told.batches == [1, 2]
+
+
+def test_only_the_chief_tells_progress() -> None:
+    relay, told, _ = make_relay()
+    relay.on_message(1, progress(5))
+    relay.tell_rest()
+    assert told.reports == []
