@@ -36,7 +36,6 @@ NO_EFFECT: dict[str, str] = {
     "integrations": _LATER,
     "internal": "it belongs to Determined's own harness",
     "log_policies": _LATER,
-    "optimizations.auto_tune_tensor_fusion": _LATER,
     "optimizations.grad_updates_size_file": "it belongs to Horovod",
     "optimizations.tensor_fusion_cycle_time": "buckets are sent as soon as they are full, there is no cycle",
     "pbs": "Gangline schedules by itself",

@@ -1,4 +1,4 @@
-"""Where records of tuning are kept: a folder of this user, where no cluster keeps them.
+"""Where records of tuning are kept: by the cluster, or off it in a folder of this user.
 
 Chief only; the others hear from the chief. A record that cannot be read or written is no reason to fail a training:
 it is as if there were none.
@@ -14,9 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from gangline.core.link import Link
 from gangline.domain.fusion import FusionRecord
+from gangline.wire import from_proto, to_proto
 
 FOLDER_KEY = "GANGLINE_FUSION_DIR"
+# The runner answers sooner, also when it finds no scheduler.
+_ANSWER_SECONDS = 10.0
 _log = logging.getLogger("gangline")
 
 
@@ -57,6 +61,22 @@ class FolderMemory:
             (self._folder / f"{key}.json").unlink(missing_ok=True)
         except OSError as error:
             _log.warning("fusion: the record is not forgotten: %s", error)
+
+
+class ClusterMemory:
+    """Kept by the scheduler, for all trials of the cluster; the trial runner passes everything on."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def find(self, family: str) -> list[FusionRecord]:
+        return [from_proto(FusionRecord, message) for message in self._link.find_fusion(family, _ANSWER_SECONDS)]
+
+    def keep(self, record: FusionRecord) -> None:
+        self._link.send_fusion(to_proto(record))
+
+    def forget(self, key: str) -> None:
+        self._link.forget_fusion(key)
 
 
 def local_memory(environment: Mapping[str, str]) -> FolderMemory:

@@ -19,7 +19,7 @@ from gangline.pytorch.fusion.agreement import agree_on_any
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.fusion.clock import clock_of
 from gangline.pytorch.fusion.course import Course
-from gangline.pytorch.fusion.memory import FusionMemory, local_memory, record_from
+from gangline.pytorch.fusion.memory import ClusterMemory, FusionMemory, local_memory, record_from
 from gangline.pytorch.fusion.meter import Meter
 from gangline.pytorch.fusion.situation import Recall, Situation, recall
 from gangline.pytorch.fusion.summary import line_of, metrics_of
@@ -95,7 +95,7 @@ def _make_tuner(
     meter.listen_to_last(0)
     course = Course(model, meter, distributed, device)
     situation = _situation(context, model, batch_size)
-    memory = local_memory(os.environ)
+    memory = ClusterMemory(context.core.link) if context.core.info else local_memory(os.environ)
     found = _recall(context, situation, memory, saved)
     is_nccl = situation.backend.startswith("nccl")
     terms = Terms(

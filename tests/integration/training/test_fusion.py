@@ -1,7 +1,8 @@
-"""Tensor fusion tuned in real ranks under torchrun: nothing that is learned changes, and what was found is recalled.
+"""Tensor fusion tuned in real ranks: nothing that is learned changes, what was found is recalled, and all ranks agree
+whatever disturbs them.
 
-How long a step takes is given to the tuner, so that it finds the same buckets on every machine; buckets, exchanges and
-training are real.
+How long a step takes is given to the tuner where the outcome matters, so that it finds the same buckets on every
+machine; buckets, exchanges and training are real.
 """
 
 from __future__ import annotations
@@ -12,226 +13,144 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.support.fused_trial import FUSED, SCRIPTED, fused_config
+from tests.support.rank import RunningTrial, Trial, run_trial, start_trial
 from tests.support.wait import until
 
+pytestmark = pytest.mark.timeout(300)
 _ROOT = str(Path(__file__).parents[3])
 _STEPS = 60
-_SECONDS = 100.0
-# 1.3 MiB: one bucket of 1 MiB and a rest by default.
-_SCRIPT = """
-import hashlib, json, logging, os, sys, time
-import torch
-from torch import nn
-from gangline import pytorch
-from gangline.pytorch.fusion import probe
-from gangline.pytorch.fusion.bucketed import BucketedModel
-from gangline.pytorch.fusion.cost import LinkCost
-from gangline.pytorch.fusion.meter import Meter
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS
-from gangline.pytorch.loop import TrainingLoop
-
-logging.basicConfig(level=logging.INFO, format="%(message)s")
-torch.set_num_threads(1)
-options = json.loads(sys.argv[1])
-
-
-def say(line):
-    # In one piece, as both ranks write into one file.
-    os.write(1, f"{line}\\n".encode())
-
-
-class Trial(pytorch.PyTorchTrial):
-    def __init__(self, context):
-        self.context = context
-        torch.manual_seed(1)
-        net = nn.Sequential(*(nn.Sequential(nn.Linear(96, 96), nn.Tanh()) for _ in range(36)))
-        self.model = context.wrap_model(net)
-        self.optimizer = context.wrap_optimizer(torch.optim.AdamW(net.parameters(), lr=0.001))
-        self.random = torch.Generator().manual_seed(context.distributed.rank)
-
-    def build_training_data_loader(self):
-        return pytorch.DataLoader(torch.utils.data.TensorDataset(torch.zeros(64, 1)), batch_size=1)
-
-    build_validation_data_loader = build_training_data_loader
-
-    def train_batch(self, batch, epoch_idx, batch_idx):
-        rank = self.context.distributed.rank
-        say(f"rank {rank} step {batch_idx} begins")
-        if rank == 1 and options.get("straggles"):
-            time.sleep(float(torch.rand((), generator=self.random)) * 0.01)
-        loss = self.model(torch.randn(4, 96, generator=self.random)).square().mean()
-        self.context.backward(loss)
-        self.context.step_optimizer(self.optimizer)
-        if batch_idx in (3, options["steps"] - 1):
-            buckets = self.context.strategy._wrappers[0]._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-            say(f"rank {rank} step {batch_idx} buckets {buckets}")
-        return {"loss": loss}
-
-    def evaluate_batch(self, batch):
-        return {"loss": 0.0}
-
-
-real_end_step, real_rewrap = Meter.end_step, BucketedModel.rewrap
-applied = [DEFAULT_CAPS]
-
-
-def noting_rewrap(model, caps):
-    applied.append(caps)
-    real_rewrap(model, caps)
-
-
-def scripted_end_step(meter):
-    # Under the default's two buckets a step takes twice as long as with any others.
-    step = real_end_step(meter)
-    step.begin, step.end = 0.0, 0.02 if applied[-1] == DEFAULT_CAPS else 0.01
-    step.gradients = [(parameter, 1e-4 * place) for place, (parameter, _) in enumerate(step.gradients)]
-    return step
-
-
-with pytorch.init(
-    exp_conf={"optimizations": options["optimizations"]}, enable_tensorboard_logging=False
-) as context:
-    # As long as a trial must be to be tuned; it ends when the test has seen enough.
-    TrainingLoop._steps_left = lambda loop: 20_000
-    if options.get("scripted", True):
-        Meter.end_step, BucketedModel.rewrap = scripted_end_step, noting_rewrap
-        probe.measure_link = probe.measure_link_quickly = lambda *arguments: LinkCost(1e-5, 2e8)
-    trial = Trial(context)
-    pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(options["steps"]))
-    states = [value for state in trial.optimizer.state.values() for value in state.values()]
-    digest = hashlib.sha256()
-    for value in [*trial.model.parameters(), *states]:
-        digest.update(value.detach().float().numpy().tobytes())
-    say(f"rank {context.distributed.rank} digest {digest.hexdigest()}")
-"""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one trial in two ranks. buckets: by rank and step, the bytes of each as torch made them."""
-
-    output: str
-
-    @property
-    def digests(self) -> list[str]:
-        return [found for _, found in sorted(re.findall(r"rank (\d) digest (\w+)", self.output))]
-
-    def buckets(self, step: int) -> list[str]:
-        return [found for _, found in sorted(re.findall(rf"rank (\d) step {step} buckets (.+)", self.output))]
-
-    @property
-    def fusion_lines(self) -> list[str]:
-        return re.findall(r"^fusion: .*$", self.output, re.MULTILINE)
-
-
-def _start(directory: Path, memory: Path, **options: object) -> subprocess.Popen[str]:
-    script = directory / "train.py"
-    script.write_text(_SCRIPT)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("GANGLINE_")}
-    environment = {
-        **kept,
-        "PYTHONPATH": _ROOT,
-        "GANGLINE_FUSION_DIR": str(memory),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    with (directory / "output").open("w") as output:
-        return subprocess.Popen(
-            [*torchrun, json.dumps({"steps": _STEPS, "optimizations": {}, **options})],
-            cwd=directory,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-
-def _run(directory: Path, memory: Path, **options: object) -> Outcome:
-    directory.mkdir()
-    process = _start(directory, memory, **options)
-    code = process.wait(_SECONDS)
-    outcome = Outcome((directory / "output").read_text())
-    assert code == 0, outcome.output[-3000:]
-    return outcome
-
-
+_SECONDS = 140.0
 _TUNED = {"auto_tune_tensor_fusion": True}
+_SCRIPT = (
+    SCRIPTED
+    + """
+hparams = {"steps": int(sys.argv[1]), "straggles": False}
+configuration = {"optimizations": {"auto_tune_tensor_fusion": True}}
+with pytorch.init(hparams=hparams, exp_conf=configuration, enable_tensorboard_logging=False) as context:
+    pytorch.Trainer(FusedTrial(context), context).fit(max_length=pytorch.Batch(hparams["steps"]))
+"""
+)
+
+
+def _trial(optimizations: Mapping[str, object], steps: int = _STEPS, code: str = SCRIPTED, **more: object) -> Trial:
+    hparams = {"steps": steps, "straggles": more.pop("straggles", False)}
+    return Trial({"model_def.py": code}, fused_config(steps, optimizations), hparams, 2, **more)  # type: ignore[arg-type]  # by name
+
+
+def _buckets(output: str, step: int) -> str:
+    """The bytes of each, as torch made them."""
+    return str(re.findall(rf"step {step} buckets (.+)", output)[-1])
+
+
+def _digest(output: str) -> str:
+    return str(re.findall(r"digest (\w+)", output)[-1])
+
+
+def _fusion_lines(output: str) -> list[str]:
+    return re.findall(r"fusion: .*$", output, re.MULTILINE)
+
+
+def _outputs(running: RunningTrial) -> list[str]:
+    return [running.output(rank) for rank in range(2)]
 
 
 def test_tuned_trial_learns_the_same_bit_for_bit(tmp_path: Path) -> None:
-    plain = _run(tmp_path / "plain", tmp_path / "memory")
-    assert plain.fusion_lines == []
-    tuned = _run(tmp_path / "tuned", tmp_path / "memory", optimizations=_TUNED)
-    assert len(tuned.fusion_lines) == 1
-    assert "2.00x default" in tuned.fusion_lines[0]
-    first, last = tuned.buckets(3), tuned.buckets(_STEPS - 1)
-    assert first == plain.buckets(3) == plain.buckets(_STEPS - 1)
-    assert last[0] == last[1] != first[0]
-    assert tuned.digests == plain.digests
-    assert len(tuned.digests) == 2
+    plain, codes = run_trial(tmp_path / "plain", _trial({}))
+    assert codes == [0, 0], _outputs(plain)
+    tuned, codes = run_trial(tmp_path / "tuned", _trial(_TUNED))
+    assert codes == [0, 0], _outputs(tuned)
+    assert [_digest(output) for output in _outputs(tuned)] == [_digest(output) for output in _outputs(plain)]
+    default = {_buckets(output, step) for output in _outputs(plain) for step in (3, _STEPS - 1)}
+    assert {_buckets(output, 3) for output in _outputs(tuned)} == default
+    (last,) = {_buckets(output, _STEPS - 1) for output in _outputs(tuned)}
+    assert {last} != default
+    assert _fusion_lines(plain.output(0)) == []
+    (line,) = _fusion_lines(tuned.output(0))
+    assert re.fullmatch(r"fusion: .*, 2.00x default, \d+ steps", line)
+    assert _fusion_lines(tuned.output(1)) == []
+    assert tuned.runner.metric("fusion", "gain_ratio").popitem()[1] == pytest.approx(2.0)
 
 
 def test_next_trial_has_the_buckets_from_its_first_step(tmp_path: Path) -> None:
-    memory = tmp_path / "memory"
-    tuned = _run(tmp_path / "tuned", memory, optimizations=_TUNED)
-    again = _run(tmp_path / "again", memory, optimizations=_TUNED, steps=20)
-    assert again.buckets(3) == again.buckets(19) == tuned.buckets(_STEPS - 1)
-    (line,) = again.fusion_lines
-    assert re.fullmatch(r"fusion: .*, 2.00x default, recalled from an earlier trial, which took \d+ steps", line)
+    tuned, _ = run_trial(tmp_path / "tuned", _trial(_TUNED))
+    records = tuned.runner.of(0, "fusion_record")
+    assert len(records) == 1
+    again, codes = run_trial(tmp_path / "again", _trial(_TUNED, steps=20, fusion=records))
+    assert codes == [0, 0], _outputs(again)
+    found = {_buckets(output, step) for output in _outputs(again) for step in (3, 19)}
+    assert found == {_buckets(tuned.output(0), _STEPS - 1)}
+    (line,) = _fusion_lines(again.output(0))
+    assert re.fullmatch(r"fusion: .*, 2.00x default, recalled from trial 7.1, which took \d+ steps", line)
+    assert again.runner.of(0, "fusion_record") == []
+    # Being told what was recalled is no step.
+    assert again.runner.of(0, "first_step")[0].at > 0
 
 
 def test_explicit_cap_turns_tuning_off(tmp_path: Path) -> None:
-    outcome = _run(
-        tmp_path / "fixed", tmp_path / "memory", steps=5, optimizations={**_TUNED, "tensor_fusion_threshold": 1}
-    )
-    assert outcome.fusion_lines == [
-        "fusion: not tuned: optimizations.tensor_fusion_threshold fixes the buckets at 1 MiB"
-    ]
+    fixed, codes = run_trial(tmp_path, _trial({**_TUNED, "tensor_fusion_threshold": 1}, steps=5))
+    assert codes == [0, 0], _outputs(fixed)
+    expected = "fusion: not tuned: optimizations.tensor_fusion_threshold fixes the buckets at 1 MiB"
+    assert _fusion_lines(fixed.output(0)) == [expected]
+    assert fixed.runner.of(0, "fusion_query") == []
 
 
 async def test_straggler_and_a_pause_in_mid_tuning_end_with_one_partition(tmp_path: Path) -> None:
     """With times as they are: which buckets win is not foreseen, but all ranks have the same."""
-    directory = tmp_path / "disturbed"
-    directory.mkdir()
-    process = _start(directory, tmp_path / "memory", optimizations=_TUNED, straggles=True, scripted=False)
+    with start_trial(tmp_path, _trial(_TUNED, code=FUSED, straggles=True)) as running:
 
-    def output() -> str:
-        return (directory / "output").read_text()
+        def newest_step(rank: int) -> int:
+            return max(map(int, re.findall(r"step (\d+) begins", running.output(rank))), default=-1)
 
-    def newest_step(rank: int) -> int:
-        return max(map(int, re.findall(rf"rank {rank} step (\d+) begins", output())), default=-1)
-
-    await until(lambda: newest_step(1) >= 8, "rank 1 tunes", _SECONDS)
-    pid = _pid_of_rank(process.pid, 1)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        # Rank 0 begins the step after rank 1's and can get no further: the pause is felt.
-        await until(lambda: newest_step(0) >= newest_step(1), "rank 0 waits", _SECONDS)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    await until(lambda: process.poll() is not None, "the end of training", _SECONDS)
-    assert process.returncode == 0, output()[-3000:]
-    outcome = Outcome(output())
-    last = outcome.buckets(_STEPS - 1)
-    assert len(last) == 2
-    assert last[0] == last[1]
-    assert len(outcome.fusion_lines) == 1
-    assert outcome.digests[0] == outcome.digests[1]
-
-
-def _pid_of_rank(parent: int, rank: int) -> int:
-    """Of torchrun's child with this RANK."""
-    for folder in Path("/proc").glob("[0-9]*"):
+        running.runner.wait_for(lambda: len(running.runner.of(1, "hello")) == 1, "rank 1 says hello")
+        await until(lambda: newest_step(1) >= 8, "rank 1 tunes", _SECONDS)
+        pid = running.runner.of(1, "hello")[0].pid
+        os.kill(pid, signal.SIGSTOP)
         try:
-            is_child = f"\nPPid:\t{parent}\n" in (folder / "status").read_text()
-            if is_child and f"RANK={rank}" in (folder / "environ").read_text().split("\0"):
-                return int(folder.name)
-        except OSError:
-            continue
-    pytest.fail(f"rank {rank} is not among the children of {parent}")
+            # Rank 0 begins the step in which rank 1 stands, or the one after it, and can get no further.
+            await until(lambda: newest_step(0) >= newest_step(1), "rank 0 waits", _SECONDS)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert running.wait() == [0, 0], _outputs(running)
+        assert len({_buckets(output, _STEPS - 1) for output in _outputs(running)}) == 1
+        assert len({_digest(output) for output in _outputs(running)}) == 1
+        assert len(_fusion_lines(running.output(0))) == 1
+        assert len(running.runner.of(0, "fusion_record")) == 1
+
+
+def test_under_torchrun_the_record_lies_in_a_folder(tmp_path: Path) -> None:
+    tuned = _torchrun(tmp_path, steps=_STEPS)
+    (path,) = (tmp_path / "memory").iterdir()
+    assert json.loads(path.read_text())["key"] == path.stem
+    again = _torchrun(tmp_path, steps=5)
+    assert _buckets(again, 3) == _buckets(tuned, _STEPS - 1)
+    (line,) = _fusion_lines(again)
+    assert "2.00x default, recalled from an earlier trial" in line
+
+
+def _torchrun(directory: Path, steps: int) -> str:
+    (directory / "train.py").write_text(_SCRIPT)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GANGLINE_")}
+    environment = {**kept, "PYTHONPATH": _ROOT, "GANGLINE_FUSION_DIR": str(directory / "memory")}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            "train.py",
+            str(steps),
+        ],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
