@@ -15,8 +15,7 @@ KEPT_STEPS = 2
 TURN_STEPS = DROPPED_STEPS + KEPT_STEPS
 
 _LEAST_TRIAL_STEPS = 400
-_MOST_STEPS = 60
-_MOST_STEPS_OF_FIRST_RACE = 40
+_MOST_STEPS = 40
 _MOST_SHARE = 0.05
 _MOST_CHALLENGERS = 3
 
@@ -43,14 +42,9 @@ class Budget:
         return max(0, self.steps - WARMUP_STEPS - PROFILE_STEPS)
 
     @property
-    def first_race_steps(self) -> int:
-        """A second race, around a winner that nobody expected, may take what the first one leaves."""
-        return max(0, min(self.steps, _MOST_STEPS_OF_FIRST_RACE) - WARMUP_STEPS - PROFILE_STEPS)
-
-    @property
     def num_challengers(self) -> int:
         """As many as leave time for two rounds."""
-        return max(0, min(_MOST_CHALLENGERS, self.first_race_steps // (2 * TURN_STEPS) - 1))
+        return max(0, min(_MOST_CHALLENGERS, self.race_steps // (2 * TURN_STEPS) - 1))
 
 
 def budget_of(steps_left: int) -> Budget:

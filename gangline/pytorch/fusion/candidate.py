@@ -120,16 +120,18 @@ def choose(model: Model, proposals: Sequence[Candidate], count: int) -> list[Can
     return chosen
 
 
-def refine(model: Model, winner: Candidate) -> list[Candidate]:
-    """Half and twice the winner's buckets, where those are other partitions."""
+def refine(model: Model, winner: Candidate, expected: Candidate) -> Candidate | None:
+    """The winner's neighbour on the far side of what was expected to win: half or twice as many buckets. None where
+    that is no other partition."""
     if not model.can_divide:
-        return []
-    num_bytes = model.gradients.num_bytes
-    around = [merge_pairs(winner.partition), split_halves(num_bytes, winner.partition)]
-    return _distinct(
-        [replace(_like(model, winner, partition), kind="refined") for partition in around],
-        {winner.partition, model.default().partition},
+        return None
+    has_fewer = winner.num_buckets < expected.num_buckets
+    partition = (
+        merge_pairs(winner.partition) if has_fewer else split_halves(model.gradients.num_bytes, winner.partition)
     )
+    if partition in (winner.partition, model.default().partition):
+        return None
+    return replace(_like(model, winner, partition), kind="refined")
 
 
 def _like(model: Model, origin: Candidate, partition: Partition) -> Candidate:

@@ -70,7 +70,7 @@ def open_fusion(context: PyTorchTrialContext, steps_left: int, batch_size: int, 
         if context.distributed.is_chief:
             _log.info("fusion: not tuned: %s", obstacle)
         return Untuned()
-    return _make_tuner(context, model, steps_left, batch_size, saved)
+    return make_tuner(context, model, steps_left, batch_size, saved)
 
 
 def _obstacle(context: PyTorchTrialContext, model: BucketedModel | None) -> str | None:
@@ -86,7 +86,7 @@ def _obstacle(context: PyTorchTrialContext, model: BucketedModel | None) -> str 
     return "a GPU has no memory left for new buckets" if agree_on_any(context.distributed, is_full) else None
 
 
-def _make_tuner(
+def make_tuner(
     context: PyTorchTrialContext, model: BucketedModel, steps_left: int, batch_size: int, saved: Mapping[str, Any]
 ) -> Tuner:
     distributed, device = context.distributed, context.device

@@ -59,12 +59,14 @@ class Race:
         self.steps_used += len(self.live) * self.turn_steps
         self.num_rounds += 1
         self._drop()
+        if not self._has_steps_for(len(self.live)) and self._has_steps_for(2):
+            self.live = [DEFAULT, self.best_challenger] if len(self.live) > 1 else self.live
 
     @property
     def is_over(self) -> bool:
         if self.live == [DEFAULT] or self.num_rounds >= MOST_ROUNDS:
             return True
-        if self.steps_used + len(self.live) * self.turn_steps > self.steps:
+        if not self._has_steps_for(len(self.live)):
             return True
         return self.num_rounds >= _LEAST_ROUNDS and len(self.live) == 2 and self._is_clear()
 
@@ -104,6 +106,9 @@ class Race:
         fastest = min(self.seconds(arm) for arm in challengers)
         if all(self.seconds(arm) <= (1 + _INDIFFERENT_RATIO) * fastest for arm in challengers):
             self.live = [DEFAULT, self.best_challenger]
+
+    def _has_steps_for(self, num_arms: int) -> bool:
+        return self.steps_used + num_arms * self.turn_steps <= self.steps
 
     def _is_clear(self) -> bool:
         """Whether the default and the one challenger are further apart than noise."""

@@ -21,6 +21,8 @@ _BATCH_RATIO = 1.5
 _LARGE_RATIO = 2.0
 _SMALL_RATIO = 4.0
 _SMALL_BYTES = 64 * 1024
+# A link over which all gradients go within this part of a step is like any other such link.
+_UNFELT_RATIO = 0.03
 _HEX_DIGITS = 16
 
 
@@ -84,12 +86,16 @@ def _fits(situation: Situation, record: FusionRecord) -> bool:
     link = situation.link
     if link is None or record.flags != situation.flags:
         return False
-    known = link_of(record)
-    return (
-        _is_near(record.batch_size, situation.batch_size, _BATCH_RATIO)
-        and _is_near(known.seconds(record.total_bytes), link.seconds(record.total_bytes), _LARGE_RATIO)
-        and _is_near(known.seconds(_SMALL_BYTES), link.seconds(_SMALL_BYTES), _SMALL_RATIO)
-    )
+    is_like_batch = _is_near(record.batch_size, situation.batch_size, _BATCH_RATIO)
+    return is_like_batch and _is_like_link(record, link_of(record), link)
+
+
+def _is_like_link(record: FusionRecord, known: LinkCost, felt: LinkCost) -> bool:
+    before, now = known.seconds(record.total_bytes), felt.seconds(record.total_bytes)
+    if max(before, now) < _UNFELT_RATIO * record.default_step_seconds:
+        return True
+    is_like_small = _is_near(known.seconds(_SMALL_BYTES), felt.seconds(_SMALL_BYTES), _SMALL_RATIO)
+    return is_like_small and _is_near(before, now, _LARGE_RATIO)
 
 
 def link_of(record: FusionRecord) -> LinkCost:

@@ -41,6 +41,8 @@ from gangline.pytorch.fusion.watch import Watch
 _GUARD_AFTER_STEPS = 20
 _WATCH_STEPS = 100
 _MODEL_OFF_RATIO = 1.10
+# One round of three arms, and one of the default and the best.
+_SECOND_RACE_STEPS = 5 * TURN_STEPS
 _LEAST_PROBE_SECONDS = 0.3
 _log = logging.getLogger("gangline")
 
@@ -162,16 +164,25 @@ class Tuner:
     def _race_and_refine(
         self, model: Model, arms: Sequence[Candidate], budget: Budget
     ) -> Generator[None, None, tuple[Candidate, Race]]:
-        """The first of the arms is the default."""
-        race = yield from self._race(arms, budget.first_race_steps)
-        best = arms[race.best_challenger]
-        steps_left = budget.race_steps - race.steps_used
-        if best is not arms[DEFAULT] and _is_model_off(race, arms):
-            around = [arms[DEFAULT], best, *refine(model, best)]
-            if len(around) > 2 and 2 * len(around) * TURN_STEPS <= steps_left:
-                arms, race = around, (yield from self._race(around, steps_left))
+        """What was chosen, and the race that chose it. The first of the arms is the default.
+
+        A second race, with a neighbour of a winner that nobody expected, takes the steps that the first one leaves. It
+        counts when it proves something.
+        """
+        race = yield from self._race(arms, budget.race_steps)
         winner = agree_on_choice(self._course.distributed, race.winner())
-        return arms[winner], race
+        steps_left = budget.race_steps - race.steps_used
+        if winner == DEFAULT or steps_left < _SECOND_RACE_STEPS:
+            return arms[winner], race
+        expected = min(range(1, len(arms)), key=lambda arm: arms[arm].expected_seconds)
+        is_model_off = race.seconds(expected) > _MODEL_OFF_RATIO * race.seconds(winner)
+        neighbour = refine(model, arms[winner], arms[expected]) if is_model_off else None
+        if neighbour is None:
+            return arms[winner], race
+        around = [arms[DEFAULT], arms[winner], neighbour]
+        second = yield from self._race(around, steps_left)
+        proven = agree_on_choice(self._course.distributed, second.winner())
+        return (arms[winner], race) if proven == DEFAULT else (around[proven], second)
 
     def _race(self, arms: Sequence[Candidate], steps: int) -> Generator[None, None, Race]:
         race = Race([arm.num_buckets for arm in arms], TURN_STEPS, steps)
@@ -262,9 +273,3 @@ class Tuner:
     def _rng(self) -> Random:
         """The same on all ranks."""
         return Random(f"{self._situation.family}/{self._course.num_steps}")  # noqa: S311  an order, no secret
-
-
-def _is_model_off(race: Race, arms: Sequence[Candidate]) -> bool:
-    """Whether the arm that was expected to be the fastest is far behind the one that is."""
-    expected = min(range(1, len(arms)), key=lambda arm: arms[arm].expected_seconds)
-    return race.seconds(expected) > _MODEL_OFF_RATIO * race.seconds(race.best_challenger)

@@ -106,6 +106,12 @@ def test_record_is_recalled_only_where_it_fits() -> None:
     assert (other_batch.exact, other_batch.related) == (None, (record(),))
 
 
+def test_links_that_no_step_feels_are_alike() -> None:
+    unfelt = record(alpha_seconds=1e-6, bytes_per_second=1e12)
+    slower = situation(link=LinkCost(1e-4, 1e10))
+    assert recall(slower, [unfelt], now=2000.0).exact == unfelt
+
+
 def test_newest_of_several_records_is_recalled() -> None:
     newer = replace(record(), created_at=1500.0)
     assert recall(situation(link=LINK), [record(), newer], now=2000.0).exact == newer

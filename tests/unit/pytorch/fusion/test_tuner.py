@@ -10,7 +10,7 @@ import pytest
 from gangline.core import DistributedContext
 from gangline.pytorch.fusion import probe
 from gangline.pytorch.fusion.cost import LinkCost
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS
+from gangline.pytorch.fusion.partition import DEFAULT_CAPS, partition_by_caps
 from gangline.pytorch.fusion.situation import Recall
 from tests.support.fusion import LINK, NEVER, NUM_TENSORS, TENSOR_BYTES, ScriptedTrial, record
 from tests.support.world import in_ranks
@@ -131,8 +131,7 @@ def test_recalled_buckets_are_there_before_the_first_step_and_compared_once() ->
 
 def test_recalled_buckets_that_are_slower_here_are_forgotten_and_tuned_anew() -> None:
     def seconds(caps: tuple[int, ...]) -> float:
-        by_caps: dict[tuple[int, ...], float] = {DEFAULT_CAPS: 2.0, _FOUR: 2.2}
-        return by_caps.get(caps, 1.5)
+        return 2.0 if caps == DEFAULT_CAPS else 2.2 if caps == _FOUR else 1.5
 
     def play(trial: ScriptedTrial) -> ScriptedTrial:
         trial.train(100)
@@ -155,7 +154,7 @@ def test_record_of_a_related_trial_takes_part_in_the_race() -> None:
     odd = (5 * TENSOR_BYTES, 3 * TENSOR_BYTES)
 
     def seconds(caps: tuple[int, ...]) -> float:
-        return {DEFAULT_CAPS: 2.0, odd: 1.2}.get(caps, 1.5)
+        return 2.0 if caps == DEFAULT_CAPS else 1.2 if caps == odd else 1.5
 
     chief, _ = _on_two_ranks(_decided, seconds_of=seconds, recall=Recall(None, (record(bucket_bytes=odd),)))
     assert chief.model.caps == odd
@@ -180,3 +179,20 @@ def test_rare_exchange_needs_a_larger_gain(monkeypatch: pytest.MonkeyPatch) -> N
     assert chief.num_steps > 6
     rare, _ = _on_two_ranks(_decided, aggregation_frequency=8)
     assert rare.num_steps == 6
+
+
+def test_winner_that_nobody_expected_is_raced_against_a_neighbour() -> None:
+    """Many buckets are expected to be best; here each of them costs."""
+
+    def count(caps: tuple[int, ...]) -> int:
+        return len(partition_by_caps([TENSOR_BYTES] * NUM_TENSORS, caps))
+
+    def seconds(caps: tuple[int, ...]) -> float:
+        return 3.0 if caps == DEFAULT_CAPS else 1.0 + 0.05 * count(caps)
+
+    chief, other = _on_two_ranks(_decided, seconds_of=seconds)
+    assert 24 < chief.num_steps <= 40
+    assert chief.model.applied == other.model.applied
+    challengers = {caps for caps in chief.model.applied[:4] if caps != DEFAULT_CAPS}
+    assert len(challengers) == 3
+    assert count(chief.model.caps) < min(count(caps) for caps in challengers)
