@@ -40,6 +40,13 @@ class GanglineError(Exception):
         return f"GanglineError({self.code!r}, {self.message!r}, {self.kind!r})"
 
 
+class InvalidHP(GanglineError):
+    """Hyperparameters that cannot be trained with. A trial raises it; it fails at once and is not tried again."""
+
+    def __init__(self, message: str = "these hyperparameters cannot be trained with") -> None:
+        super().__init__("trial.invalid_hp", message)
+
+
 def invalid(code: str, message: str) -> GanglineError:
     """Input that cannot be accepted as it is."""
     return GanglineError(code, message, ErrorKind.INVALID)

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from gangline.domain import allocation, experiment, resource, search
+from gangline.domain import allocation, experiment, fusion, resource, search
 from gangline.v1 import types_pb2
 
 _MESSAGE_BY_RECORD: dict[type, type[Message]] = {
@@ -35,6 +35,7 @@ _MESSAGE_BY_RECORD: dict[type, type[Message]] = {
         experiment.QueueMove,
         experiment.ResourceChange,
         experiment.Trial,
+        fusion.FusionRecord,
         resource.Agent,
         resource.Cluster,
         resource.Counter,

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import gangline
-from gangline.cli import agent, checkpoint, cluster, experiment, job, search, setting, simulate, task, trial
+from gangline.cli import agent, checkpoint, cluster, experiment, fusion, job, search, setting, simulate, task, trial
 from gangline.errors import ErrorKind, GanglineError
 
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
@@ -43,6 +43,7 @@ for _group, _name, _aliases in (
     (agent.app, "agent", ("a",)),
     (agent.slot_app, "slot", ("s",)),
     (checkpoint.app, "checkpoint", ("c",)),
+    (fusion.app, "fusion", ()),
 ):
     app.add_typer(_group, name=_name)
     for _alias in _aliases:

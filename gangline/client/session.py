@@ -28,6 +28,7 @@ from gangline.client.record import (
 from gangline.config import check_code, parse_config, parse_entrypoint
 from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation, explain
+from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import parse_job_id
 from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
@@ -263,6 +264,16 @@ class Client:
         check_target(folder)
         request = pb.DownloadCheckpointRequest(checkpoint_id=checkpoint_id)
         return write_files(self._connection.stream_once(self._stub.DownloadCheckpoint, request), folder)
+
+    def list_fusion(self) -> list[FusionRecord]:
+        """What tuning of tensor fusion has found, newest first."""
+        answer = self._connection.call(self._stub.ListFusion, pb.ListFusionRequest())
+        return [from_proto(FusionRecord, message) for message in answer.records]
+
+    def forget_fusion(self, key: str, request_id: str | None = None) -> bool:
+        """Has the next trial of this kind tune anew. False when nothing was remembered under this key."""
+        request = pb.GatewayServiceForgetFusionRequest(request_id=request_id or new_request_id(), key=key)
+        return self._connection.call(self._stub.ForgetFusion, request).is_forgotten
 
     def get_cluster(self) -> ClusterView:
         return view.cluster_view(self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.resource import Resources
+from gangline.config.spread import find_spread_conflict
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
 _LATER = "not built yet"
@@ -35,12 +36,8 @@ NO_EFFECT: dict[str, str] = {
     "integrations": _LATER,
     "internal": "it belongs to Determined's own harness",
     "log_policies": _LATER,
-    "optimizations.auto_tune_tensor_fusion": _LATER,
     "optimizations.grad_updates_size_file": "it belongs to Horovod",
-    "optimizations.gradient_compression": _LATER,
-    "optimizations.mixed_precision": "use torch.autocast in the trial",
-    "optimizations.tensor_fusion_cycle_time": _LATER,
-    "optimizations.tensor_fusion_threshold": _LATER,
+    "optimizations.tensor_fusion_cycle_time": "buckets are sent as soon as they are full, there is no cycle",
     "pbs": "Gangline schedules by itself",
     "profiling": _LATER,
     "project": _LATER,
@@ -74,13 +71,7 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
     if config.searcher.name not in SEARCHERS:
         text = f"{config.searcher.name} is {_LATER}; this version has the searchers {', '.join(SEARCHERS)}"
         return Complaint("not_supported", ("searcher", "name"), text)
-    if config.parallelism.strategy not in ("none", "ddp"):
-        text = f"{config.parallelism.strategy} is {_LATER}; this version trains with ddp, or none on one slot"
-        return Complaint("not_supported", ("parallelism",), text)
-    if config.parallelism.strategy == "none" and config.resources.slots_per_trial > 1:
-        text = f"none trains on one slot, but resources.slots_per_trial is {config.resources.slots_per_trial}; use ddp"
-        return Complaint("invalid_value", ("parallelism",), text)
-    return _find_impossible(config.resources)
+    return find_spread_conflict(config) or _find_impossible(config.resources)
 
 
 def _find_impossible(resources: Resources) -> Complaint | None:

@@ -15,8 +15,9 @@ from gangline.config.environment import BindMount, Environment, LogPolicy, Reten
 from gangline.config.grid import Grid, find_uncounted
 from gangline.config.hyperparameter import check_hyperparameters, possible_values
 from gangline.config.length import Length
+from gangline.config.optimization import Optimizations, compression_conflict
 from gangline.config.parallelism import Parallelism
-from gangline.config.resource import Optimizations, Profiling, Reproducibility, Resources
+from gangline.config.resource import Profiling, Reproducibility, Resources
 from gangline.config.searcher import MAX_TRIALS, Searcher
 from gangline.config.section import Section, fault, wrong_type
 from gangline.config.storage import CheckpointStorage
@@ -27,7 +28,8 @@ class ExperimentConfig(Section):
 
     scheduling_unit: batches between two reports of training metrics and two looks for a preemption.
     max_restarts: failed attempts of a trial after which it runs again. preemption_timeout: seconds for the checkpoint
-    of an orderly stop. The fields after parallelism are Determined's, without effect here.
+    of an orderly stop. async_checkpoints: training goes on while a checkpoint is written. The fields after parallelism
+    are Determined's, without effect here.
     """
 
     name: str = ""
@@ -45,6 +47,7 @@ class ExperimentConfig(Section):
     min_validation_period: Length = Length(batches=0)
     min_checkpoint_period: Length = Length(batches=0)
     checkpoint_policy: Literal["best", "all", "none"] = "best"
+    async_checkpoints: bool = True
     checkpoint_storage: CheckpointStorage = CheckpointStorage()
     max_restarts: int = Field(default=5, ge=0)
     preemption_timeout: int = Field(default=3600, ge=1)
@@ -106,6 +109,13 @@ class ExperimentConfig(Section):
         if num_points > MAX_TRIALS:
             text = f"has {num_points} points, and a search has at most {MAX_TRIALS} trials; lower a count"
             raise fault("invalid_value", text, "hyperparameters")
+        return self
+
+    @model_validator(mode="after")
+    def _compression_fits(self) -> Self:
+        conflict = compression_conflict(self.optimizations.gradient_compression, self.parallelism.strategy)
+        if conflict is not None:
+            raise fault("invalid_value", conflict, "optimizations", "gradient_compression")
         return self
 
     @model_validator(mode="after")

@@ -9,17 +9,33 @@ from pydantic import Field, model_validator
 from gangline.config.section import Section, fault, wrong_type
 
 Strategy = Literal["auto", "none", "ddp", "zero1", "zero2", "zero3", "hsdp", "pipeline"]
-_PIPELINE_ONLY = ("stages", "microbatches", "schedule", "split")
+# Which strategies an option belongs to; auto may choose any of them.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "stages": ("pipeline",),
+    "microbatches": ("pipeline",),
+    "schedule": ("pipeline",),
+    "split": ("pipeline",),
+    "find_unused_parameters": ("ddp", "zero1"),
+    "static_graph": ("ddp", "zero1"),
+    "blocks": ("zero2", "zero3", "hsdp"),
+}
 
 
 class Parallelism(Section):
-    """stages, microbatches, schedule and split belong to pipeline (and to auto, which may choose it)."""
+    """stages, microbatches, schedule and split belong to pipeline.
+
+    find_unused_parameters, static_graph: as in torch's DistributedDataParallel. blocks: names of module classes whose
+    instances are gathered one at a time; None finds them, an empty list gathers the whole model at once.
+    """
 
     strategy: Strategy = "ddp"
     stages: int | None = Field(default=None, ge=1)
     microbatches: int | None = Field(default=None, ge=1)
     schedule: str | None = None
     split: list[str] | None = None
+    find_unused_parameters: bool | None = None
+    static_graph: bool | None = None
+    blocks: list[str] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -32,9 +48,8 @@ class Parallelism(Section):
 
     @model_validator(mode="after")
     def _fits_strategy(self) -> Self:
-        if self.strategy in ("pipeline", "auto"):
-            return self
-        for key in _PIPELINE_ONLY:
-            if getattr(self, key) is not None:
-                raise fault("invalid_value", f"belongs to pipeline, but the strategy is {self.strategy}", key)
+        for key, owners in OPTIONS.items():
+            if getattr(self, key) is not None and self.strategy not in (*owners, "auto"):
+                words = " and ".join((", ".join(owners[:-1]), owners[-1])) if len(owners) > 1 else owners[0]
+                raise fault("invalid_value", f"belongs to {words}, but the strategy is {self.strategy}", key)
         return self

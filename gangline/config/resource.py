@@ -1,9 +1,9 @@
-"""PURE: the sections `resources`, `optimizations`, `reproducibility` and `profiling`."""
+"""PURE: the sections `resources`, `reproducibility` and `profiling`."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -37,23 +37,6 @@ class Resources(Section):
         if is_size or (isinstance(value, int) and not isinstance(value, bool)):
             return value
         raise wrong_type("a size in bytes, or one as 4GiB", value)
-
-
-class Optimizations(Section):
-    """aggregation_frequency: batches whose gradients are summed before one optimizer step.
-
-    tensor_fusion_threshold is in MB, tensor_fusion_cycle_time in milliseconds.
-    """
-
-    aggregation_frequency: int = Field(default=1, ge=1)
-    average_aggregated_gradients: bool = True
-    average_training_metrics: bool = True
-    gradient_compression: bool = False
-    mixed_precision: Literal["O0", "O1", "O2", "O3"] = "O0"
-    tensor_fusion_threshold: int = Field(default=64, ge=0)
-    tensor_fusion_cycle_time: int = Field(default=1, ge=0)
-    auto_tune_tensor_fusion: bool = False
-    grad_updates_size_file: str | None = None
 
 
 class Reproducibility(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gangline.config.experiment import ExperimentConfig
+from gangline.config.optimization import HOOKS
 
 _LENGTH_AS_NUMBER = {"type": "integer", "minimum": 0, "description": "batches"}
 
@@ -15,6 +16,7 @@ def export_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     _allow(definitions, "Length", _LENGTH_AS_NUMBER)
     _allow(definitions, "Parallelism", {"$ref": "#/$defs/Parallelism/anyOf/0/properties/strategy"})
+    _allow(definitions, "Compression", {"enum": [True, False, *HOOKS]})
     _allow(definitions, "EnvironmentVariables", {"type": "array", "items": {"type": "string"}})
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Gangline experiment"

@@ -5,15 +5,25 @@ from gangline.core.checkpoint import CheckpointContext, DownloadMode
 from gangline.core.context import Context, init
 from gangline.core.distributed import DistributedContext
 from gangline.core.preempt import PreemptContext, PreemptMode
-from gangline.core.train import TrainContext
+from gangline.core.profiler import ProfilerContext
+from gangline.core.searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
+from gangline.core.tensorboard import TensorboardMode
+from gangline.core.train import EarlyExitReason, TrainContext
 
 __all__ = [
     "CheckpointContext",
     "Context",
     "DistributedContext",
     "DownloadMode",
+    "EarlyExitReason",
     "PreemptContext",
     "PreemptMode",
+    "ProfilerContext",
+    "SearcherContext",
+    "SearcherMode",
+    "SearcherOperation",
+    "TensorboardMode",
     "TrainContext",
+    "Unit",
     "init",
 ]

@@ -19,9 +19,10 @@ from typing import Any
 
 from gangline.cluster_info import ClusterInfo
 from gangline.core.distributed import DistributedContext
+from gangline.core.draft import CheckpointDraft
 from gangline.core.link import Link
 from gangline.core.storage import CheckpointStore, StoredFile, checkpoint_url, describe_files, list_files, verify
-from gangline.errors import conflict, invalid
+from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
 STEPS_COMPLETED = "steps_completed"
@@ -91,11 +92,12 @@ class CheckpointContext:
         selector: Callable[[str], bool] | None = None,
     ) -> None:
         """Copies a checkpoint into a folder and compares it with its manifest."""
-        if self._is_downloader(download_mode):
+
+        def fetch() -> None:
             Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
             self._store.download(storage_id, Path(ckpt_dir), self._select(storage_id, selector))
-        if download_mode is DownloadMode.LocalWorkersShareDownload:
-            self._distributed.broadcast_local()
+
+        self._once(download_mode, storage_id, fetch)
 
     @contextmanager
     def restore_path(
@@ -109,8 +111,7 @@ class CheckpointContext:
         local = self._store.local_path(storage_id)
         if local is not None:
             self._store.load_metadata(storage_id)
-            if self._is_downloader(download_mode):
-                verify(local, self._select(storage_id, selector))
+            self._once(download_mode, storage_id, lambda: verify(local, self._select(storage_id, selector)))
             yield local
             return
         with self._download_directory(download_mode) as directory:
@@ -126,6 +127,14 @@ class CheckpointContext:
         """Chief only."""
         self._store.delete(storage_id)
 
+    def draft(self, storage_id: str) -> CheckpointDraft:
+        """For ranks that write a checkpoint's files themselves, perhaps in the background; then the chief commits."""
+        return CheckpointDraft(self._store, storage_id)
+
+    def commit(self, storage_id: str, files: Mapping[str, StoredFile], metadata: Mapping[str, Any]) -> None:
+        """Makes a checkpoint of what the drafts of all ranks have written, and tells the cluster. Chief only."""
+        self._report(storage_id, self._store.commit(storage_id, metadata, files), files, metadata)
+
     def _check_caller(self, shard: bool) -> None:
         if not shard and not self._distributed.is_chief:
             raise invalid(
@@ -140,6 +149,23 @@ class CheckpointContext:
 
     def _is_downloader(self, mode: DownloadMode) -> bool:
         return mode is DownloadMode.NoSharedDownload or self._distributed.local_rank == 0
+
+    def _once(self, mode: DownloadMode, storage_id: str, work: Callable[[], object]) -> None:
+        """Work of whoever downloads. Where that is one rank for several, the others wait for it and raise what it
+        raises, before any of them reads a file that may be damaged."""
+        failure: tuple[str, str, ErrorKind] | None = None
+        if self._is_downloader(mode):
+            try:
+                work()
+            except GanglineError as error:
+                failure = (error.code, error.message, error.kind)
+            except OSError as error:
+                text = f"checkpoint {storage_id} could not be read from {self._store.url}: {error}"
+                failure = ("checkpoint.storage", text, ErrorKind.UNAVAILABLE)
+        if mode is DownloadMode.LocalWorkersShareDownload:
+            failure = self._distributed.broadcast_local(failure)
+        if failure is not None:
+            raise GanglineError(*failure)
 
     def _select(self, storage_id: str, selector: Callable[[str], bool] | None) -> list[str] | None:
         if selector is None:
@@ -176,7 +202,7 @@ class CheckpointContext:
         if shard:
             self._distributed.allgather(None)
         if self._distributed.is_chief:
-            self._report(storage_id, self._store.commit(storage_id, merged, files), files, merged)
+            self.commit(storage_id, files, merged)
         if shard:
             self._distributed.allgather(None)
 

@@ -6,16 +6,22 @@ and keep checkpoints in a folder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link, connect
 from gangline.core.preempt import PreemptContext, PreemptMode
+from gangline.core.profiler import ProfilerContext
+from gangline.core.searcher import SearcherContext
 from gangline.core.storage import CheckpointStore
+from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
+from gangline.errors import invalid
 
 
 class Context:
@@ -28,6 +34,9 @@ class Context:
         train: TrainContext,
         checkpoint: CheckpointContext,
         preempt: PreemptContext,
+        searcher: SearcherContext,
+        profiler: ProfilerContext,
+        tensorboard: TensorboardFolder,
         info: ClusterInfo | None,
         link: Link,
     ) -> None:
@@ -35,6 +44,9 @@ class Context:
         self.train = train
         self.checkpoint = checkpoint
         self.preempt = preempt
+        self.searcher = searcher
+        self.profiler = profiler
+        self._tensorboard = tensorboard
         self.info = info
         self.link = link
 
@@ -44,30 +56,60 @@ class Context:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what runs in the background; the last files and reports are on their way when it returns."""
+        self.profiler.off()
+        self._tensorboard.close()
         self.link.flush()
 
 
 def init(
     *,
     distributed: DistributedContext | None = None,
-    checkpoint_storage: str | None = None,
+    checkpoint_storage: str | Mapping[str, Any] | None = None,
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
 ) -> Context:
     """Makes the Core API's context; use it as `with core.init() as context:`. Every rank calls it.
 
     distributed: where this rank stands; by default it is read from the environment that the trial runner and torchrun
     set. checkpoint_storage: a folder or an fsspec URL, by default the experiment's storage, or the working directory
-    off the cluster. Checkpoints lie in its folder `checkpoints`.
+    off the cluster; a mapping as in an experiment file may name a shared_fs or a directory. Checkpoints lie in its
+    folder `checkpoints`, files for TensorBoard in `tensorboard`.
     """
     cluster = get_cluster_info()
     link = connect()
     distributed = distributed or DistributedContext.from_environment()
-    storage_url = checkpoint_storage or (cluster.storage_url if cluster else str(Path.cwd()))
+    storage_url = _url_of(checkpoint_storage) or (cluster.storage_url if cluster else str(Path.cwd()))
+    trial_id = cluster.trial.trial_id if cluster else ""
+    tensorboard = TensorboardFolder(storage_url, trial_id, distributed.rank, tensorboard_mode)
+    train = TrainContext(distributed, link, cluster, tensorboard)
+    max_length = (cluster.trial.config.get("searcher") or {}).get("max_length") if cluster else None
     return Context(
         distributed=distributed,
-        train=TrainContext(distributed, link, cluster),
+        train=train,
+        searcher=SearcherContext(distributed, train, max_length, is_local=cluster is None),
+        profiler=ProfilerContext(distributed, link),
+        tensorboard=tensorboard,
         checkpoint=CheckpointContext(distributed, link, CheckpointStore(storage_url), cluster),
         preempt=PreemptContext(distributed, link, preempt_mode),
         info=cluster,
         link=link,
     )
+
+
+def _url_of(storage: str | Mapping[str, Any] | None) -> str | None:
+    if not isinstance(storage, Mapping):
+        return storage
+    match storage.get("type"):
+        case "shared_fs":
+            return str(Path(storage.get("host_path", "/")) / (storage.get("storage_path") or ""))
+        case "directory":
+            return str(storage.get("container_path"))
+        case kind:
+            raise invalid(
+                "core.storage",
+                f"checkpoint_storage of type {kind!r}: give an fsspec URL instead, as in s3://bucket/prefix",
+            )

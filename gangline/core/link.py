@@ -29,7 +29,7 @@ _FLUSH_SECONDS = 10.0
 
 
 class Link(Protocol):
-    """What a rank may tell its trial runner, and the one thing that it may be asked.
+    """What a rank may tell its trial runner, and what it may be asked or ask.
 
     batches_completed: the newest count that was sent. is_preempted: whether this rank gave in to a preemption.
     """
@@ -54,6 +54,18 @@ class Link(Protocol):
 
     def send_first_step(self) -> None:
         """Only the first call has an effect."""
+        ...
+
+    def find_fusion(self, family: str, timeout_seconds: float) -> list[Any]:
+        """Chief only: the types.proto FusionRecords of this family, none when nobody answers in time."""
+        ...
+
+    def send_fusion(self, record: Any) -> None:
+        """Chief only. record: a types.proto FusionRecord, to be kept for later trials."""
+        ...
+
+    def forget_fusion(self, key: str) -> None:
+        """Chief only: the record of this key does not hold."""
         ...
 
     def send_failure(self, kind: ExitKind, message: str, traceback: str) -> None: ...
@@ -90,6 +102,15 @@ class LocalLink:
     def send_first_step(self) -> None:
         pass
 
+    def find_fusion(self, family: str, timeout_seconds: float) -> list[Any]:
+        return []
+
+    def send_fusion(self, record: Any) -> None:
+        pass
+
+    def forget_fusion(self, key: str) -> None:
+        pass
+
     def send_failure(self, kind: ExitKind, message: str, traceback: str) -> None:
         pass
 
@@ -110,6 +131,7 @@ class RunnerLink:
         self.batches_completed = 0
         self.is_preempted = False
         self._preemption: str | None = None
+        self._fusion: rank_pb2.FusionAnswer | None = None
         self._has_stepped = False
         self._on_lost = on_lost or _end_process
         self._pending = bytearray()
@@ -152,6 +174,23 @@ class RunnerLink:
         if not self._has_stepped:
             self._has_stepped = True
             self._send(first_step=rank_pb2.RankFirstStep(at=time.time()))
+
+    def find_fusion(self, family: str, timeout_seconds: float) -> list[Any]:
+        self._send(fusion_query=rank_pb2.RankFusionQuery(family=family))
+
+        def is_answered() -> bool:
+            return self._fusion is not None and self._fusion.family == family
+
+        with self._lock:
+            self._lock.wait_for(is_answered, timeout_seconds)
+            answer = self._fusion
+        return list(answer.records) if answer is not None and answer.family == family else []
+
+    def send_fusion(self, record: Any) -> None:
+        self._send(fusion_record=record)
+
+    def forget_fusion(self, key: str) -> None:
+        self._send(fusion_forget=rank_pb2.RankFusionForget(key=key))
 
     def send_failure(self, kind: ExitKind, message: str, traceback: str) -> None:
         self._send(
@@ -250,6 +289,10 @@ class RunnerLink:
             del received[:end]
             if message.HasField("preempt"):
                 self._preemption = message.preempt.reason or "preempted"
+            elif message.HasField("fusion_answer"):
+                with self._lock:
+                    self._fusion = message.fusion_answer
+                    self._lock.notify_all()
 
 
 def _end_process() -> None:

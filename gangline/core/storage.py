@@ -11,13 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import fsspec
 
+from gangline.core.stream import DigestStream
 from gangline.errors import GanglineError, invalid, not_found
 
 METADATA_FILE = "metadata.json"
@@ -73,6 +75,24 @@ class CheckpointStore:
             filesystem.put_file(str(directory / path), destination)
             if self._can_rename(filesystem):
                 _sync(Path(destination))
+
+    @contextmanager
+    def open_file(self, storage_id: str, path: str) -> Iterator[DigestStream]:
+        """A new file where `commit` will find it, as upload_files."""
+        filesystem, target = self._open(self._staging_url(storage_id))
+        destination = f"{target}/{path}"
+        filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
+        with filesystem.open(destination, "wb") as file:
+            yield DigestStream(file)
+        if self._can_rename(filesystem):
+            _sync(Path(destination))
+
+    def discard(self, storage_id: str) -> None:
+        """Removes files that were never committed; none may be there."""
+        filesystem, staging = self._open(self._staging_url(storage_id))
+        is_committed = not self._can_rename(filesystem) and filesystem.exists(f"{staging}/{METADATA_FILE}")
+        if filesystem.exists(staging) and not is_committed:
+            filesystem.rm(staging, recursive=True)
 
     def commit(self, storage_id: str, metadata: Mapping[str, Any], files: Mapping[str, StoredFile]) -> str:
         """Makes uploaded files a checkpoint, at once and entirely. One rank calls it. Returns its URL."""

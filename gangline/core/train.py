@@ -6,26 +6,46 @@ Owns what a report may hold and who may send it. On the cluster reports go to th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from gangline.cluster_info import ClusterInfo
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link
-from gangline.errors import invalid
+from gangline.core.tensorboard import TensorboardFolder, keep_name, take_all
+from gangline.errors import InvalidHP, invalid
+from gangline.lacking import Lacking
 
 TRAINING = "training"
 VALIDATION = "validation"
 _log = logging.getLogger("gangline")
 
 
-class TrainContext:
-    """Chief only, all of it. steps_completed: batches since the trial began, over all restarts."""
+class EarlyExitReason(Enum):
+    """INVALID_HP: these hyperparameters cannot be trained with. USER_REQUESTED_STOP: the script has enough."""
 
-    def __init__(self, distributed: DistributedContext, link: Link, cluster: ClusterInfo | None) -> None:
+    INVALID_HP = "INVALID_HP"
+    USER_REQUESTED_STOP = "USER_REQUESTED_STOP"
+
+
+class TrainContext(Lacking):
+    """Chief only, except for TensorBoard. steps_completed: batches since the trial began, over all restarts."""
+
+    lacks = ("get_experiment_best_validation", "get_metadata", "report_metadata", "set_metadata")
+
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        link: Link,
+        cluster: ClusterInfo | None,
+        tensorboard: TensorboardFolder,
+    ) -> None:
         self._distributed = distributed
         self._link = link
         self._is_local = cluster is None
+        self._tensorboard = tensorboard
         self._dropped: set[str] = set()
 
     def report_training_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
@@ -58,6 +78,29 @@ class TrainContext:
         """What the trial is doing, in a word or two; it goes to the trial's log."""
         self._check_chief("set_status")
         _log.info("status: %s", status)
+
+    def report_early_exit(self, reason: EarlyExitReason) -> None:
+        """Before the script ends early by itself. INVALID_HP raises InvalidHP: the trial fails with that word and is
+        not tried again."""
+        self._check_chief("report_early_exit")
+        if reason is EarlyExitReason.INVALID_HP:
+            raise InvalidHP("the script reported that these hyperparameters cannot be trained with")
+        _log.info("the script ends early because it was asked to")
+
+    def get_tensorboard_path(self) -> Path:
+        """Any rank: a folder of its own; what is written there gets to the trial's storage."""
+        return self._tensorboard.path
+
+    def upload_tensorboard_files(
+        self,
+        selector: Callable[[Path], bool] = take_all,
+        mangler: Callable[[Path, int], Path] = keep_name,
+    ) -> None:
+        """Any rank: copies its TensorBoard files to storage now; with TensorboardMode.MANUAL nothing else does.
+
+        selector, mangler: which files, by their path inside the folder, and under which path in storage.
+        """
+        self._tensorboard.upload(selector, mangler)
 
     def _check_chief(self, call: str) -> None:
         if not self._distributed.is_chief:

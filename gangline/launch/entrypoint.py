@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gangline import alias
 from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.config.entrypoint import Command, Entrypoint, Module, Script, TrialClass, parse_entrypoint
 from gangline.core.link import Link, connect
@@ -45,6 +46,7 @@ def run() -> int:
 def _prepare(cluster: ClusterInfo) -> None:
     """torch was loaded before this rank's environment was known, so what it reads on loading is told to it here."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    alias.install()
     if cluster.code_directory not in sys.path:
         sys.path.insert(0, cluster.code_directory)
     if os.environ.get("RANK", "0") == "0":

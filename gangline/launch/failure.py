@@ -13,7 +13,7 @@ from types import TracebackType
 
 import gangline
 from gangline.domain.state import ExitKind
-from gangline.errors import GanglineError
+from gangline.errors import ErrorKind, GanglineError
 
 _OWN_FOLDER = str(Path(gangline.__file__).parent)
 _PASSED_OVER = ("<frozen runpy>", "<frozen importlib", "<string>")
@@ -33,7 +33,10 @@ class Failure:
 def describe(error: BaseException) -> Failure:
     """Of an exception that left the user's code."""
     if isinstance(error, GanglineError):
-        return Failure(ExitKind.CONFIGURATION_ERROR, error.message, _text_of(error))
+        # What others must do first, as storage that is full, may have been done by the next attempt.
+        may_pass = error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)
+        kind = ExitKind.USER_ERROR if may_pass else ExitKind.CONFIGURATION_ERROR
+        return Failure(kind, error.message, _text_of(error))
     words = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
     return Failure(_kind_of(error), message, _text_of(error))
@@ -58,8 +61,17 @@ def _kind_of(error: BaseException) -> ExitKind:
 def _text_of(error: BaseException) -> str:
     start = _first_user_frame(error.__traceback__)
     if start is None and isinstance(error, GanglineError):
-        return f"error: {error.message}\n"
+        return f"{_cause_in_user_code(error)}error: {error.message}\n"
     return "".join(traceback.format_exception(type(error), error, start or error.__traceback__))
+
+
+def _cause_in_user_code(error: GanglineError) -> str:
+    """Where in the user's code torch raised what the error explains; empty where it came from elsewhere."""
+    cause = error.__cause__
+    start = _first_user_frame(cause.__traceback__) if cause is not None else None
+    if cause is None or start is None:
+        return ""
+    return "".join(traceback.format_exception(type(cause), cause, start))
 
 
 def _first_user_frame(trace: TracebackType | None) -> TracebackType | None:

@@ -11,12 +11,14 @@ import argparse
 import os
 import sys
 
+from gangline import alias
 from gangline.config.entrypoint import Command, Module, Script, TrialClass, parse_entrypoint
 from gangline.errors import GanglineError, invalid
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
+    alias.install()
     words = [options.trial] if options.trial else [word for word in options.command if word != "--"]
     try:
         return _run_here(words) if "RANK" in os.environ else _run_torchrun(words, options.nproc_per_node)

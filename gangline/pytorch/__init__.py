@@ -4,12 +4,16 @@ Importing it loads torch, but starts no thread and touches no GPU, so that ranks
 imported it.
 """
 
+from gangline.pytorch.batch import TorchData
 from gangline.pytorch.callback import PyTorchCallback
-from gangline.pytorch.context import LRScheduler, PyTorchTrialContext
+from gangline.pytorch.checkpoint import load_checkpoint
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.experimental import PyTorchExperimentalContext
 from gangline.pytorch.loader import DataLoader
 from gangline.pytorch.metric import Reducer
+from gangline.pytorch.reducer import MetricReducer
+from gangline.pytorch.scheduler import LRScheduler
 from gangline.pytorch.setup import init
-from gangline.pytorch.state import load_checkpoint
 from gangline.pytorch.trainer import Trainer
 from gangline.pytorch.trial import PyTorchTrial
 from gangline.pytorch.unit import Batch, Epoch, Record, TrainUnit
@@ -19,11 +23,14 @@ __all__ = [
     "DataLoader",
     "Epoch",
     "LRScheduler",
+    "MetricReducer",
     "PyTorchCallback",
+    "PyTorchExperimentalContext",
     "PyTorchTrial",
     "PyTorchTrialContext",
     "Record",
     "Reducer",
+    "TorchData",
     "TrainUnit",
     "Trainer",
     "init",

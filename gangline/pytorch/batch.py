@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+
+TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
+"""What batches mostly are; nests of these work as well."""
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The same nest of mappings, lists and tuples with its tensors on the device. What is no tensor stays."""
+    """The same nest of mappings, lists and tuples with its tensors on the device; arrays of numbers become tensors.
+    What is neither stays."""
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True) if isinstance(batch, torch.Tensor) else batch.to(device)
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biufc":
+        return torch.as_tensor(batch).to(device)
     if isinstance(batch, Mapping):
         return {key: move(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -22,9 +29,9 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def count_records(batch: Any) -> int:
-    """The first dimension of the first tensor found; 0 when there is none."""
-    if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.dim() else 1
+    """The first dimension of the first tensor or array found; 0 when there is none."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        return int(batch.shape[0]) if batch.ndim else 1
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
     for value in values:
         count = count_records(value)

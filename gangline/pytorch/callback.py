@@ -29,7 +29,8 @@ class PyTorchCallback:
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
         """At each report. avg_metrics: over all ranks. batch_metrics: this rank's, one entry a batch."""
 
-    def on_validation_start(self) -> None: ...
+    def on_validation_start(self) -> None:
+        self.on_validation_step_start()
 
     def on_validation_epoch_start(self) -> None: ...
 
@@ -38,6 +39,7 @@ class PyTorchCallback:
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         """metrics: reduced over all ranks."""
+        self.on_validation_step_end(metrics)
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
         """Chief only: the state about to be saved; add what belongs to it."""
@@ -47,9 +49,18 @@ class PyTorchCallback:
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
         """Chief only: the files are written, but not yet in storage. More files may be put into the folder."""
+        self.on_checkpoint_end(checkpoint_dir)
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
         """Chief only: the checkpoint is in storage."""
+
+    # Earlier names of hooks above, which call them unless they are overridden themselves.
+
+    def on_validation_step_start(self) -> None: ...
+
+    def on_validation_step_end(self, metrics: dict[str, Any]) -> None: ...
+
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
         """What the checkpoint shall keep: tensors, numbers, strings, lists and dictionaries of them."""

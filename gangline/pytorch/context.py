@@ -1,14 +1,15 @@
-"""What a trial may ask of the trainer, and what it hands over to it: models, optimizers, schedulers.
+"""What a trial may ask of the trainer, and what it hands over to it: models, optimizers, schedulers, reducers.
 
-Owns the optimizer step and its rules (aggregation, clipping, scaling). It knows where training stands, but never moves
-it: that is the loop's business.
+Knows where training stands, but never moves it: that is the loop's business. How gradients become a step is told in
+gangline.pytorch.update.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from enum import Enum
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,53 +19,68 @@ from torch.optim import Optimizer
 from gangline.config.batch import BatchSplit, split_batch
 from gangline.core import Context, DistributedContext
 from gangline.errors import invalid
+from gangline.lacking import Lacking
 from gangline.pytorch import batch as batches
+from gangline.pytorch.experimental import PyTorchExperimentalContext
 from gangline.pytorch.parallel import Strategy
+from gangline.pytorch.precision import Precision, check_one_scaler
+from gangline.pytorch.profile.clock import StepClock
+from gangline.pytorch.profile.profile import ProfileSetting
+from gangline.pytorch.profile.trace import Trace
+from gangline.pytorch.reducer import MetricReducer, Reducers
+from gangline.pytorch.scheduler import LRScheduler
 from gangline.pytorch.setting import TrialSetting
 from gangline.pytorch.unit import Position
+from gangline.pytorch.update import ParameterUpdate
+from gangline.pytorch.writer import make_writer
 
 _log = logging.getLogger("gangline")
 
 
-class LRScheduler:
-    """A learning-rate scheduler with the moment at which the trainer steps it, every `frequency` of them."""
-
-    class StepMode(Enum):
-        STEP_EVERY_BATCH = 1
-        STEP_EVERY_OPTIMIZER_STEP = 2
-        STEP_EVERY_EPOCH = 3
-        MANUAL_STEP = 4
-
-    def __init__(self, scheduler: Any, step_mode: StepMode, frequency: int = 1) -> None:
-        if frequency < 1:
-            raise invalid("pytorch.lr_scheduler", f"wrap_lr_scheduler: frequency is {frequency}; it must be at least 1")
-        self.scheduler = scheduler
-        self.step_mode = step_mode
-        self.frequency = frequency
-
-
-class PyTorchTrialContext:
+class PyTorchTrialContext(Lacking):
     """Made by gangline.pytorch.init or by the cluster; one for each rank.
 
-    models, optimizers, lr_schedulers, scalers: what was wrapped, in that order.
+    models, optimizers, lr_schedulers, scalers: what was wrapped, in that order. experimental: the switches that
+    Determined keeps there.
     """
 
-    def __init__(self, core: Context, setting: TrialSetting, strategy: Strategy, device: torch.device) -> None:
+    lacks = ("from_config",)
+
+    def __init__(
+        self,
+        core: Context,
+        setting: TrialSetting,
+        strategy: Strategy,
+        device: torch.device,
+        writes_tensorboard: bool = True,
+    ) -> None:
         self.core = core
         self.device = device
         self.setting = setting
         self.strategy = strategy
+        self.experimental = PyTorchExperimentalContext(self)
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
-        self.scalers: list[Any] = []
+        self.reducers = Reducers(core.distributed)
+        self.clock = StepClock()
+        self.trace = Trace()
+        self.profile_setting = ProfileSetting()
         self.position = Position(epoch_length=1, records_per_batch=0)
+        self.writes_tensorboard = writes_tensorboard
+        self.initial_batch = 0
+        self._writer: Any = None
         self._stop_requested = False
         self._has_warned_of_batch_size = False
+        self._set_precision(setting.optimizations.autocast_type)
 
     @property
     def distributed(self) -> DistributedContext:
         return self.core.distributed
+
+    @property
+    def scalers(self) -> list[Any]:
+        return self.update.scalers
 
     # What the experiment says.
 
@@ -112,8 +128,9 @@ class PyTorchTrialContext:
         self.models.append(wrapped)
         return wrapped
 
-    def wrap_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """After the models whose parameters it holds."""
+    def wrap_optimizer(self, optimizer: Optimizer, backward_passes_per_step: int = 1) -> Optimizer:
+        """After the models whose parameters it holds. backward_passes_per_step: accepted, as any number of backward
+        passes may come before a step."""
         wrapped = self.strategy.prepare_optimizer(optimizer)
         self.optimizers.append(wrapped)
         return wrapped
@@ -124,9 +141,45 @@ class PyTorchTrialContext:
         return lr_scheduler
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """A torch.amp.GradScaler, whose state is kept in checkpoints; pass it to step_optimizer."""
+        """A torch.amp.GradScaler of the trial's own, whose state is kept in checkpoints; pass it to step_optimizer.
+        The trial scales the loss with it before context.backward. mixed_precision fp16 does all this by itself."""
+        check_one_scaler(self.update.own_scaler is not None, has_wrapped=True)
         self.scalers.append(scaler)
         return scaler
+
+    def wrap_reducer(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> MetricReducer:
+        """Adds metrics that are computed from what all ranks saw. In __init__, on all ranks alike.
+
+        reducer: a MetricReducer, or a function of the list of all values that any rank passes to the returned
+        reducer's update(value). name: of the one metric that it returns; without a name it returns a dictionary of
+        metrics. for_training, for_validation: which reports it takes part in.
+        """
+        return self.reducers.wrap(reducer, name, for_training, for_validation)
+
+    def configure_apex_amp(
+        self, models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", **_options: Any
+    ) -> Any:
+        """For trials written for apex: turns fp16 autocast on, unless opt_level is O0. Returns what it was given."""
+        if enabled and opt_level != "O0":
+            self.use_amp()
+            _log.info("configure_apex_amp: apex is not used; %s becomes torch.autocast with fp16", opt_level)
+        return models if optimizers is None else (models, optimizers)
+
+    def use_amp(self) -> None:
+        """As optimizations.mixed_precision fp16. In __init__."""
+        if self.precision.kind is None:
+            check_one_scaler(True, has_wrapped=bool(self.scalers))
+            self._set_precision("fp16")
+
+    def set_profiler(self, *arguments: Any, **options: Any) -> None:
+        """Arguments of torch.profiler.profile. The trainer steps it after every batch; its traces go to TensorBoard."""
+        self.trace.configure(*arguments, **options)
 
     # What train_batch calls.
 
@@ -135,9 +188,7 @@ class PyTorchTrialContext:
     ) -> None:
         """As loss.backward. Where gradients are aggregated over several batches they become a mean, unless
         optimizations.average_aggregated_gradients is off."""
-        if self.setting.aggregation_frequency > 1 and self.setting.average_aggregated_gradients:
-            loss = loss / self.setting.aggregation_frequency
-        loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.update.backward(loss, gradient, retain_graph, create_graph)
 
     def step_optimizer(
         self,
@@ -150,29 +201,37 @@ class PyTorchTrialContext:
         """Updates the parameters and clears their gradients, once in aggregation_frequency batches.
 
         clip_grads: called with the optimizer's parameters before the update. auto_zero_grads: False leaves clearing
-        the gradients to the caller. scaler: a wrapped GradScaler.
+        the gradients to the caller. scaler: a wrapped GradScaler; it is updated at the end of the batch, unless the
+        trial does so itself.
         """
-        if not self.is_step_batch:
-            return
-        if clip_grads is not None:
-            if scaler is not None:
-                scaler.unscale_(optimizer)
-            clip_grads(parameter for group in optimizer.param_groups for parameter in group["params"])
-        if scaler is not None:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step(closure) if closure is not None else optimizer.step()
-        if auto_zero_grads:
-            optimizer.zero_grad()
+        self.update.step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
+
+    def clip_grad_norm(
+        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+    ) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_, for step_optimizer's clip_grads: clip_grads=lambda parameters:
+        context.clip_grad_norm(parameters, 1.0). Returns the norm over all ranks' parts as a plain tensor, whatever the
+        strategy. All ranks call it in step."""
+        return self.strategy.clip_gradients(parameters, max_norm, norm_type)
+
+    def get_full_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """A wrapped model's state_dict, whole and on the CPU, also where ranks hold parts of it. It fits the bare
+        model. All ranks call it in step; each gets all of it."""
+        return self.strategy.full_model_state(model)
 
     @property
     def is_step_batch(self) -> bool:
         """Whether the running batch ends with an optimizer step."""
-        return (self.position.batches + 1) % self.setting.aggregation_frequency == 0
+        return (self.position.batches + 1) % self.setting.optimizations.aggregation_frequency == 0
 
-    def to_device(self, data: Any) -> Any:
-        """The same data with its tensors on this rank's device. Batches that the trainer passes are there already."""
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The region of mixed_precision, for forward passes outside of train_batch and evaluate_batch; without mixed
+        precision it does nothing."""
+        return self.precision.autocast()
+
+    def to_device(self, data: Any, warned_types: Any = None) -> Any:
+        """The same data with its tensors and arrays on this rank's device. Batches that the trainer passes are there
+        already. warned_types: accepted, no effect."""
         return batches.move(data, self.device)
 
     # Where training stands.
@@ -192,12 +251,58 @@ class PyTorchTrialContext:
         """Counts all batches of the trial."""
         return self.position.batches
 
+    def get_initial_batch(self) -> int:
+        """Batches of the trial that lie behind when this process begins; for loaders that skip by themselves."""
+        return self.initial_batch
+
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ends training early and in order, with a checkpoint, as soon as all ranks have noticed. Any rank may ask."""
+        if not isinstance(stop_requested, bool):
+            raise invalid("pytorch.stop_requested", f"set_stop_requested({stop_requested!r}): expected True or False")
         self._stop_requested = stop_requested
 
     def get_stop_requested(self) -> bool:
         return self._stop_requested
+
+    # TensorBoard.
+
+    def get_tensorboard_path(self) -> Path:
+        """A folder of this rank; what is written there goes to the trial's storage."""
+        return self.core.train.get_tensorboard_path()
+
+    def get_tensorboard_writer(self) -> Any:
+        """A SummaryWriter on that folder, the same at each call. The chief's own metrics are written with it too."""
+        if self._writer is None:
+            self._writer = make_writer(self.get_tensorboard_path())
+        return self._writer
+
+    def get_enable_tensorboard_logging(self) -> bool:
+        return self.writes_tensorboard
+
+    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
+        """Whether the trainer writes the metrics that it reports to TensorBoard as well."""
+        self.writes_tensorboard = enable_tensorboard_logging
+
+    def log_to_tensorboard(self, group: str, steps_completed: int, metrics: dict[str, float]) -> None:
+        """Chief only; the trainer calls it with what it reports."""
+        if self.writes_tensorboard:
+            writer = self.get_tensorboard_writer()
+            for name, value in metrics.items():
+                writer.add_scalar(f"{group}/{name}", value, steps_completed)
+
+    def close_writer(self) -> None:
+        """The trainer calls it at the end; a later get_tensorboard_writer opens another one."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _set_precision(self, kind: str | None) -> None:
+        self.precision = Precision(self.device, kind)
+        self.update = ParameterUpdate(self.setting.optimizations, self.strategy, self.precision, self.clock)
+        scaler = self.precision.make_scaler()
+        if scaler is not None:
+            self.update.own_scaler = scaler
+            self.scalers.append(scaler)
 
     def _split_batch(self) -> BatchSplit:
         size = self.get_hparam("global_batch_size")

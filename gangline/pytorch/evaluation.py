@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from gangline.errors import invalid
+from gangline.pytorch import reducer
 from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.foreign_loader import ForeignLoader
 from gangline.pytorch.loader import DataLoader
 from gangline.pytorch.metric import ValidationMetrics, check_metrics
 from gangline.pytorch.trial import PyTorchTrial
@@ -27,7 +29,7 @@ class Evaluation:
         trial: PyTorchTrial,
         context: PyTorchTrialContext,
         callbacks: Mapping[str, PyTorchCallback],
-        loader: DataLoader,
+        loader: DataLoader | ForeignLoader,
         max_batches: int | None = None,
     ) -> None:
         self._trial = trial
@@ -44,8 +46,12 @@ class Evaluation:
             callback.on_validation_start()
         for model in self._context.models:
             model.eval()
+        self._context.strategy.share_buffers(self._context.models)
+        self._context.reducers.reset(is_training=False)
         with torch.no_grad():
             metrics = self._by_batch() if self._is_by_batch else self._full()
+        method = "evaluate_batch" if self._is_by_batch else "evaluate_full_dataset"
+        metrics = reducer.join(metrics, self._context.reducers.reduce(is_training=False), method)
         for model in self._context.models:
             model.train()
         for callback in self._callbacks:
@@ -57,6 +63,8 @@ class Evaluation:
             callback.on_validation_epoch_start()
         distributed = self._context.distributed
         loader = self._loader.get_data_loader(num_replicas=distributed.size, rank=distributed.rank)
+        if self._context.strategy.needs_all_ranks:
+            self._make_up_for(loader)
         found = ValidationMetrics(self._trial.evaluation_reducer())
         outputs = []
         for index, batch in enumerate(loader):
@@ -68,18 +76,33 @@ class Evaluation:
             callback.on_validation_epoch_end(outputs)
         return found.combine(distributed.allgather(found.totals()))
 
+    def _make_up_for(self, loader: Any) -> None:
+        """Evaluates a batch in advance for each that another rank has more, as all ranks run the model as often. What
+        that finds is forgotten."""
+        own = len(loader) if self._max_batches is None else min(len(loader), self._max_batches)
+        (most,) = self._context.distributed.maximum([own])
+        for _ in range(most - own):
+            # Of this rank's data, or of anybody's where it has none.
+            self._evaluate(next(iter(loader if own else self._loader.get_data_loader())), 0)
+        self._context.reducers.reset(is_training=False)
+
     def _evaluate(self, batch: Any, index: int) -> dict[str, Any]:
-        moved = self._context.to_device(batch)
+        moved = self._context.to_device(batch) if self._context.experimental.moves_batches else batch
         arguments = (moved, index) if self._takes_index else (moved,)
-        return check_metrics(self._trial.evaluate_batch(*arguments), "evaluate_batch")
+        with self._context.autocast():
+            return check_metrics(self._trial.evaluate_batch(*arguments), "evaluate_batch")
 
     def _full(self) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        if self._context.distributed.is_chief:
-            result = self._trial.evaluate_full_dataset(self._loader.get_data_loader())
-            metrics = {name: float(value) for name, value in check_metrics(result, "evaluate_full_dataset").items()}
-        found: dict[str, float] = self._context.distributed.broadcast(metrics)
+        with self._context.strategy.gather():
+            found: dict[str, float] = self._context.distributed.broadcast(self._full_on_chief())
         return found
+
+    def _full_on_chief(self) -> dict[str, float]:
+        if not self._context.distributed.is_chief:
+            return {}
+        with self._context.autocast():
+            result = self._trial.evaluate_full_dataset(self._loader.get_data_loader())
+        return {name: float(value) for name, value in check_metrics(result, "evaluate_full_dataset").items()}
 
 
 def _is_by_batch(trial: PyTorchTrial) -> bool:

@@ -9,20 +9,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from gangline.pytorch import metric, seed, state
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch import metric, reducer, seed
 from gangline.pytorch.callback import PyTorchCallback
-from gangline.pytorch.context import LRScheduler, PyTorchTrialContext
+from gangline.pytorch.checkpoint import Keeper, Source
+from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
+from gangline.pytorch.foreign_loader import ForeignLoader
+from gangline.pytorch.fusion.opening import Fusion, Untuned, open_fusion
 from gangline.pytorch.loader import DataLoader
 from gangline.pytorch.pace import Pace
+from gangline.pytorch.profile.profile import Profile, mean
 from gangline.pytorch.schedule import BestValidation, Schedule
+from gangline.pytorch.torch_error import explain
 from gangline.pytorch.trial import PyTorchTrial
 from gangline.pytorch.unit import Position
 
-_StepMode = LRScheduler.StepMode
 _PROGRESS_SECONDS = 1.0
 _log = logging.getLogger("gangline")
 
@@ -37,8 +42,9 @@ class TrainingLoop:
         context: PyTorchTrialContext,
         callbacks: Mapping[str, PyTorchCallback],
         schedule: Schedule,
-        loader: DataLoader,
+        loader: DataLoader | ForeignLoader,
         evaluation: Evaluation,
+        profile: Profile,
     ) -> None:
         self.is_preempted = False
         self._trial = trial
@@ -49,14 +55,18 @@ class TrainingLoop:
         self._schedule = schedule
         self._loader = loader
         self._evaluation = evaluation
+        self._profile = profile
         self._best = BestValidation(context.setting.metric, context.setting.smaller_is_better)
         self._has_warned_of_metric = False
         self._sums = metric.MetricSums()
         self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
         self._batch_metrics: list[dict[str, Any]] = []
+        self._keeper = Keeper(context, callbacks)
+        self._fusion: Fusion = Untuned()
+        self._saved_fusion: dict[str, Any] = {}
         self._pace = Pace()
         self._looked_at = self._told_at = (0, 0.0)
-        self._records = 0
+        self._records = self._reported_at = 0
         self._newest_checkpoint = self._newest_validation = -1
         self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size)
         context.position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
@@ -65,32 +75,39 @@ class TrainingLoop:
     def _position(self) -> Position:
         return self._context.position
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Goes on where a saved state was. All ranks call it in step, before `run`."""
-        state.restore(self._context, self._callbacks, saved)
-        progress = saved["progress"]
+    def restore(self, source: Source) -> None:
+        """Goes on where a checkpoint was saved. All ranks call it in step, before `run`."""
+        self._keeper.restore(source)
+        progress = source.trainer["progress"]
         position = self._position
         position.batches, position.epoch = progress["batches"], progress["epoch"]
         position.offset = _offset_here(progress, self._loader.batch_size, self._distributed.size)
         position.epoch += position.offset // position.epoch_length
         position.offset %= position.epoch_length
         self._best.value = progress["best_validation"]
+        self._saved_fusion = progress.get("fusion", {})
         self._newest_checkpoint, self._newest_validation = position.batches, progress["newest_validation"]
 
-    def run(self, saved: dict[str, Any] | None = None, validate_first: bool = False) -> None:
-        """saved: the state that was restored, for its random numbers; they start when everything else is in place."""
+    def run(self, source: Source | None = None, validate_first: bool = False) -> None:
+        """source: what was restored, for its random numbers; they start when everything else is in place."""
         for callback in self._callbacks.values():
             callback.on_training_start()
         for model in self._context.models:
             model.train()
         seed.seed_training(self._context.get_trial_seed(), self._distributed.rank)
-        if saved is not None:
-            state.restore_random(self._context, saved)
+        if source is not None:
+            self._keeper.restore_random(source)
         if validate_first and self._position.batches == 0:
             self._validate()
         self._pace.agree(self._position.batches, 1)
         self._looked_at = self._told_at = (self._position.batches, time.perf_counter())
-        self._train()
+        self._reported_at = self._position.batches
+        self._context.reducers.reset(is_training=True)
+        self._fusion = open_fusion(self._context, self._steps_left(), self._loader.batch_size or 0, self._saved_fusion)
+        try:
+            self._train()
+        finally:
+            self._fusion.close()
         self._end()
 
     def _train(self) -> None:
@@ -98,7 +115,10 @@ class TrainingLoop:
             return
         batches = self._batches()
         while not self._schedule.is_over(self._position):
-            self._train_batch(next(batches))
+            self._profile.begin_batch(self._position.batches)
+            with self._context.clock.phase("data"):
+                batch = next(batches)
+            self._train_batch(batch)
             self._after_batch()
             if self._position.batches >= self._pace.next_look and self._should_stop():
                 return
@@ -119,19 +139,33 @@ class TrainingLoop:
         if position.is_epoch_start:
             for callback in self._callbacks.values():
                 callback.on_training_epoch_start(position.epoch)
-        context = self._context
-        exchange = nullcontext() if context.is_step_batch else context.strategy.accumulate()
-        with exchange:
-            result = self._trial.train_batch(context.to_device(batch), position.epoch, position.batches)
-        metrics = metric.check_metrics(result, "train_batch")
+        metrics = metric.check_metrics(self._update_model(batch), "train_batch")
         self._sums.add(metrics)
         if self._keeps_batch_metrics:
             self._batch_metrics.append(metrics)
-        self._records += self._trial.get_batch_length(batch)
+        records = self._trial.get_batch_length(batch)
+        self._records += records
+        self._profile.end_batch(records, self._context.is_step_batch)
+        self._context.trace.step()
+
+    def _update_model(self, batch: Any) -> Any:
+        """What train_batch returns."""
+        context, position = self._context, self._position
+        is_step = context.is_step_batch
+        context.update.begin_batch(is_step)
+        with context.clock.phase("data"):
+            moved = context.to_device(batch) if context.experimental.moves_batches else batch
+        exchange = nullcontext() if is_step else context.strategy.accumulate()
+        with _explained(), exchange, context.clock.phase("forward"), context.autocast():
+            result = self._trial.train_batch(moved, position.epoch, position.batches)
+        context.update.end_batch()
+        return result
 
     def _after_batch(self) -> None:
         position = self._position
+        self._keeper.poll()
         if self._context.is_step_batch:
+            self._fusion.on_step()
             self._link.send_first_step()
         self._step_schedulers()
         position.advance()
@@ -148,15 +182,10 @@ class TrainingLoop:
 
     def _step_schedulers(self) -> None:
         position = self._position
-        batches, aggregation = position.batches + 1, self._context.setting.aggregation_frequency
+        batches, aggregation = position.batches + 1, self._context.setting.optimizations.aggregation_frequency
+        completed_epoch = position.epoch + 1 if position.is_epoch_end else None
         for wrapped in self._context.lr_schedulers:
-            is_due = {
-                _StepMode.STEP_EVERY_BATCH: batches % wrapped.frequency == 0,
-                _StepMode.STEP_EVERY_OPTIMIZER_STEP: batches % (aggregation * wrapped.frequency) == 0,
-                _StepMode.STEP_EVERY_EPOCH: position.is_epoch_end and (position.epoch + 1) % wrapped.frequency == 0,
-                _StepMode.MANUAL_STEP: False,
-            }
-            if is_due[wrapped.step_mode]:
+            if wrapped.is_due(batches, aggregation, completed_epoch):
                 wrapped.scheduler.step()
 
     def _should_stop(self) -> bool:
@@ -190,21 +219,49 @@ class TrainingLoop:
 
     def _report(self) -> None:
         """Training metrics since the last report, averaged over the batches of all ranks."""
+        self._reported_at = self._position.batches
         own = self._sums.take()
         setting = self._context.setting
-        by_rank = self._distributed.allgather(own) if setting.average_training_metrics else [own]
-        metrics = metric.average(by_rank)
+        by_rank = self._distributed.allgather(own) if setting.optimizations.average_training_metrics else [own]
+        metrics = reducer.join(metric.average(by_rank), self._context.reducers.reduce(is_training=True), "train_batch")
+        self._check_finite(metric.find_nonfinite_loss(metrics))
         if self._distributed.is_chief:
             self._context.core.train.report_training_metrics(self._position.batches, metrics)
+            self._context.log_to_tensorboard("training", self._position.batches, metrics)
+        self._report_profile()
         for callback in self._callbacks.values():
             callback.on_training_workload_end(metrics, self._batch_metrics)
         self._batch_metrics = []
 
+    def _report_profile(self) -> None:
+        if not self._context.profile_setting.is_enabled:
+            return
+        found = mean(self._distributed.allgather(self._profile.take()))
+        if found and self._distributed.is_chief:
+            self._context.core.train.report_metrics(self._profile.group, self._position.batches, found)
+            self._context.log_to_tensorboard(self._profile.group, self._position.batches, found)
+
+    def _check_finite(self, found: tuple[str, float] | None) -> None:
+        """A model whose loss is no number any more does not recover, and would take the place of a good checkpoint."""
+        if found is None or self._context.setting.optimizations.nonfinite_loss == "ignore":
+            return
+        name, value = found
+        newest = self._newest_checkpoint
+        saved = f"the newest checkpoint is of batch {newest}" if newest >= 0 else "there is no checkpoint yet"
+        raise invalid(
+            "training.nonfinite_loss",
+            f"{name} is {value} at batch {self._position.batches}; {saved}. Lower the learning rate or clip the "
+            "gradients; optimizations.nonfinite_loss: ignore trains on",
+        )
+
     def _validate(self) -> None:
+        if self._reported_at != self._position.batches and self._context.reducers.is_shared:
+            self._report()
         metrics = self._evaluation.run()
         self._newest_validation = self._position.batches
         if self._distributed.is_chief:
             self._context.core.train.report_validation_metrics(self._position.batches, metrics)
+            self._context.log_to_tensorboard("validation", self._position.batches, metrics)
         self._warn_of_metric(metrics)
         is_best = self._best.beats(metrics)
         if self._schedule.wants_checkpoint_of(is_best) and self._position.batches > 0:
@@ -225,18 +282,8 @@ class TrainingLoop:
     def _save(self) -> None:
         if self._newest_checkpoint == self._position.batches:
             return
-        saved = state.capture(self._context, self._callbacks, self._progress())
-        callbacks = self._callbacks.values()
-        if self._distributed.is_chief:
-            for callback in callbacks:
-                callback.on_checkpoint_save_start(saved)
-            metadata = state.metadata_of(self._context, self._position.batches)
-            with self._context.core.checkpoint.store_path(metadata) as (directory, storage_id):
-                state.write(directory, saved)
-                for callback in callbacks:
-                    callback.on_checkpoint_write_end(str(directory))
-            for callback in callbacks:
-                callback.on_checkpoint_upload_end(storage_id)
+        self._check_finite(self._sums.nonfinite_loss())
+        self._keeper.save(self._position.batches, self._progress())
         self._newest_checkpoint = self._position.batches
 
     def _progress(self) -> dict[str, Any]:
@@ -249,16 +296,34 @@ class TrainingLoop:
             "world_size": self._distributed.size,
             "best_validation": self._best.value,
             "newest_validation": self._newest_validation,
+            "fusion": self._fusion.state_dict(),
         }
+
+    def _steps_left(self) -> int:
+        batches = self._schedule.total_batches(self._position) - self._position.batches
+        return batches // self._context.setting.optimizations.aggregation_frequency
 
     def _end(self) -> None:
         """The last report and checkpoint, and unless the slots are needed the last validation."""
         self._send_progress()
-        if self._sums:
+        if self._reported_at != self._position.batches:
             self._report()
         if not self.is_preempted and self._newest_validation != self._position.batches:
             self._validate()
         self._save()
+        self._keeper.wait()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """torch's error in words about the trial, where there are better ones."""
+    try:
+        yield
+    except RuntimeError as error:
+        meaning: GanglineError | None = explain(error)
+        if meaning is None:
+            raise
+        raise meaning from error
 
 
 def _wants_batch_metrics(callback: PyTorchCallback) -> bool:

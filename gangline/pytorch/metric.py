@@ -6,7 +6,8 @@ batch alike, validation metrics every record. Called by the training loop and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -22,6 +23,10 @@ class Reducer(Enum):
     SUM = "sum"
     MAX = "max"
     MIN = "min"
+
+
+MetricReduction = Reducer | Callable[[list[float]], Any]
+"""Or a function of the values of all batches, ordered by rank."""
 
 
 class MetricSums:
@@ -42,6 +47,10 @@ class MetricSums:
         """Whether anything was added since the last `take`."""
         return bool(self._sums)
 
+    def nonfinite_loss(self) -> tuple[str, float] | None:
+        """The first loss whose sum is no finite number. Waits for the device."""
+        return find_nonfinite_loss({name: float(total) for name, total in self._sums.items() if _is_loss(name)})
+
     def take(self) -> dict[str, tuple[float, int]]:
         """Name -> sum and count since the last call."""
         found = {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
@@ -57,6 +66,15 @@ def average(by_rank: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, flo
             known = sums.get(name, (0.0, 0))
             sums[name] = (known[0] + total, known[1] + count)
     return {name: total / count for name, (total, count) in sums.items()}
+
+
+def find_nonfinite_loss(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    """Metrics are losses by their names; others may well be undefined, as a precision without positives."""
+    return next(((name, value) for name, value in metrics.items() if _is_loss(name) and not math.isfinite(value)), None)
+
+
+def _is_loss(name: str) -> bool:
+    return "loss" in name.lower()
 
 
 def check_metrics(result: Any, method: str) -> dict[str, Any]:
@@ -83,7 +101,8 @@ def _is_number(value: Any) -> bool:
 class ValidationMetrics:
     """Values of one rank's validation batches, each with its records; `combine` makes one of all ranks' totals."""
 
-    def __init__(self, reducer: Reducer | Mapping[str, Reducer]) -> None:
+    def __init__(self, reducer: MetricReduction | Mapping[str, MetricReduction]) -> None:
+        _check_reducer(reducer)
         self._reducer = reducer
         self._totals: dict[str, tuple[Any, int]] = {}
 
@@ -91,31 +110,53 @@ class ValidationMetrics:
         for name, value in metrics.items():
             number = value.detach() if isinstance(value, torch.Tensor) else value
             reducer = self.reducer_of(name)
-            entry = (number * records if reducer is Reducer.AVG else number, records)
+            entry = (_first_value(reducer, number, records), records)
             known = self._totals.get(name)
             self._totals[name] = entry if known is None else _join(reducer, known, entry)
 
-    def totals(self) -> dict[str, tuple[float, int]]:
-        return {name: (float(value), records) for name, (value, records) in self._totals.items()}
+    def totals(self) -> dict[str, tuple[Any, int]]:
+        """Plain numbers, or lists of them where a function reduces."""
+        return {name: (_plain(value), records) for name, (value, records) in self._totals.items()}
 
-    def combine(self, by_rank: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    def combine(self, by_rank: Iterable[Mapping[str, tuple[Any, int]]]) -> dict[str, float]:
         """A rank without any batch adds nothing."""
-        merged: dict[str, tuple[float, int]] = {}
+        merged: dict[str, tuple[Any, int]] = {}
         for totals in by_rank:
             for name, entry in totals.items():
                 merged[name] = _join(self.reducer_of(name), merged[name], entry) if name in merged else entry
-        return {
-            name: value / records if self.reducer_of(name) is Reducer.AVG and records else value
-            for name, (value, records) in merged.items()
-        }
+        return {name: _finish(self.reducer_of(name), name, *entry) for name, entry in merged.items()}
 
-    def reducer_of(self, name: str) -> Reducer:
-        if isinstance(self._reducer, Reducer):
-            return self._reducer
-        return self._reducer.get(name, Reducer.AVG)
+    def reducer_of(self, name: str) -> MetricReduction:
+        return self._reducer.get(name, Reducer.AVG) if isinstance(self._reducer, Mapping) else self._reducer
 
 
-def _join(reducer: Reducer, left: tuple[Any, int], right: tuple[Any, int]) -> tuple[Any, int]:
+def _check_reducer(reducer: Any) -> None:
+    for one in reducer.values() if isinstance(reducer, Mapping) else (reducer,):
+        if not isinstance(one, Reducer) and not callable(one):
+            raise invalid(
+                "pytorch.evaluation_reducer",
+                f"evaluation_reducer returned {one!r}; use Reducer.AVG, SUM, MAX or MIN, a function of a list of "
+                "values, or a dictionary of these by metric",
+            )
+
+
+def _first_value(reducer: MetricReduction, number: Any, records: int) -> Any:
+    if not isinstance(reducer, Reducer):
+        return [number]
+    return number * records if reducer is Reducer.AVG else number
+
+
+def _plain(value: Any) -> Any:
+    return [float(number) for number in value] if isinstance(value, list) else float(value)
+
+
+def _finish(reducer: MetricReduction, name: str, value: Any, records: int) -> float:
+    if not isinstance(reducer, Reducer):
+        return float(check_metrics({name: reducer(value)}, "evaluation_reducer's function")[name])
+    return float(value / records if reducer is Reducer.AVG and records else value)
+
+
+def _join(reducer: MetricReduction, left: tuple[Any, int], right: tuple[Any, int]) -> tuple[Any, int]:
     records = left[1] + right[1]
     if reducer is Reducer.MAX:
         return max(left[0], right[0]), records

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gangline.config.optimization import Optimizations, parse_optimizations
 from gangline.errors import invalid
 from gangline.pytorch.unit import Batch, TrainUnit, parse_unit
 
@@ -18,20 +19,13 @@ CHECKPOINT_POLICIES = ("best", "all", "none")
 
 @dataclass(frozen=True, slots=True)
 class TrialSetting:
-    """config: the experiment's configuration, perhaps only parts of it. hparams: this trial's hyperparameters."""
+    """config: the experiment's configuration, perhaps only parts of it. hparams: this trial's hyperparameters.
+    optimizations: that section, validated."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     hparams: Mapping[str, Any] = field(default_factory=dict)
-    aggregation_frequency: int = 1
+    optimizations: Optimizations = field(default_factory=Optimizations)
     trial_seed: int = 0
-
-    @property
-    def average_aggregated_gradients(self) -> bool:
-        return bool(self._optimization("average_aggregated_gradients", True))
-
-    @property
-    def average_training_metrics(self) -> bool:
-        return bool(self._optimization("average_training_metrics", True))
 
     @property
     def parallelism(self) -> Any:
@@ -58,6 +52,10 @@ class TrialSetting:
         return check_policy(str(self.config.get("checkpoint_policy") or "best"))
 
     @property
+    def saves_in_background(self) -> bool:
+        return self.config.get("async_checkpoints") is not False
+
+    @property
     def has_initial_validation(self) -> bool:
         return bool(self.config.get("perform_initial_validation"))
 
@@ -74,18 +72,20 @@ class TrialSetting:
     def _searcher(self) -> Mapping[str, Any]:
         return self.config.get("searcher") or {}
 
-    def _optimization(self, key: str, default: Any) -> Any:
-        value = (self.config.get("optimizations") or {}).get(key)
-        return default if value is None else value
 
-
-def aggregation_from(config: Mapping[str, Any], default: int) -> int:
-    """optimizations.aggregation_frequency, where the configuration says it."""
-    value = (config.get("optimizations") or {}).get("aggregation_frequency")
-    frequency = default if value is None else value
-    if not isinstance(frequency, int) or frequency < 1:
-        raise invalid("config.aggregation_frequency", f"optimizations.aggregation_frequency: {frequency!r} is below 1")
-    return frequency
+def optimizations_from(config: Mapping[str, Any], aggregation_frequency: int) -> Optimizations:
+    """aggregation_frequency: a script's own, which counts where the configuration leaves it at 1."""
+    if not isinstance(aggregation_frequency, int) or aggregation_frequency < 1:
+        raise invalid(
+            "pytorch.aggregation_frequency",
+            f"aggregation_frequency is {aggregation_frequency!r}; it must be at least 1",
+        )
+    found = parse_optimizations(config.get("optimizations"))
+    return (
+        found
+        if found.aggregation_frequency > 1
+        else found.model_copy(update={"aggregation_frequency": aggregation_frequency})
+    )
 
 
 def seed_from(config: Mapping[str, Any]) -> int:

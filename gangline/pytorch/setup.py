@@ -14,7 +14,7 @@ from gangline.core import DistributedContext
 from gangline.pytorch import group, seed
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel import choose_strategy
-from gangline.pytorch.setting import TrialSetting, aggregation_from, seed_from
+from gangline.pytorch.setting import TrialSetting, optimizations_from, seed_from
 
 
 @contextmanager
@@ -31,16 +31,18 @@ def init(
     hparams, exp_conf: hyperparameters and configuration off the cluster; on it the experiment's own come first, so
     that a search can vary them. distributed: for scripts that make their process group themselves; by default it is
     made here. aggregation_frequency: batches whose gradients make one optimizer step, where the configuration does not
-    say it. enable_tensorboard_logging: accepted, no effect yet.
+    say it. enable_tensorboard_logging: whether the metrics that are reported are written to TensorBoard as well.
     """
     device = group.choose_device()
     is_group_ours = group.open_group(device)
     core = gangline.core.init(distributed=distributed or _distributed())
     setting = make_setting(core.info, hparams or {}, exp_conf or {}, aggregation_frequency)
     seed.seed_build(setting.trial_seed)
-    strategy = choose_strategy(setting.parallelism, core.distributed.size, device)
+    strategy = choose_strategy(
+        setting.parallelism, core.distributed.size, device, setting.optimizations, core.distributed.cross_size
+    )
     with core:
-        yield PyTorchTrialContext(core, setting, strategy, device)
+        yield PyTorchTrialContext(core, setting, strategy, device, enable_tensorboard_logging)
     # Not after an exception: peers would fail too, and perhaps be heard first. Nor on the cluster, where the rank
     # leaves the group once it has told its end.
     if is_group_ours and core.info is None:
@@ -55,7 +57,7 @@ def make_setting(
     return TrialSetting(
         config=config,
         hparams={**hparams, **(cluster.trial.hparams if cluster else {})},
-        aggregation_frequency=aggregation_from(config, aggregation_frequency),
+        optimizations=optimizations_from(config, aggregation_frequency),
         trial_seed=cluster.trial.trial_seed if cluster else seed_from(config),
     )
 

@@ -6,16 +6,20 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from torch.utils import data
+
 from gangline.cluster_info import CheckpointInfo
-from gangline.core.checkpoint import CheckpointContext, location_of
+from gangline.core.checkpoint import STEPS_COMPLETED, CheckpointContext, location_of
 from gangline.core.storage import CheckpointStore
 from gangline.errors import invalid
-from gangline.pytorch import state
-from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.checkpoint import Source, open_source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
+from gangline.pytorch.foreign_loader import ForeignLoader
 from gangline.pytorch.loader import DataLoader
 from gangline.pytorch.loop import TrainingLoop
+from gangline.pytorch.profile.profile import ProfileSetting, open_profile
+from gangline.pytorch.profile.traffic import Traffic
 from gangline.pytorch.schedule import Schedule
 from gangline.pytorch.setting import check_policy
 from gangline.pytorch.trial import PyTorchTrial
@@ -50,9 +54,10 @@ class Trainer:
         at the end only, reports every 100 batches. checkpoint_policy: what to save after a validation: "best", "all"
         or "none". latest_checkpoint: what to go on from: an id, the URL of its folder, or
         get_cluster_info().latest_checkpoint; None starts anew. step_zero_validation: validate before the first batch.
-        test_mode: one batch of everything, to see whether the code works. profiling_enabled: accepted, no effect yet.
+        test_mode: one batch of everything, to see whether the code works. profiling_enabled: as profiling.enabled.
         """
         setting = self._context.setting
+        self._context.profile_setting = ProfileSetting.parse(setting.config.get("profiling"), profiling_enabled)
         schedule = Schedule(
             max_length=_length(max_length or setting.max_length, test_mode),
             reporting_period=Batch(1) if test_mode else reporting_period or setting.reporting_period,
@@ -60,23 +65,31 @@ class Trainer:
             checkpoint_period=checkpoint_period or setting.checkpoint_period,
             checkpoint_policy=check_policy(checkpoint_policy or setting.checkpoint_policy),
         )
-        if profiling_enabled:
-            _log.info("profiling_enabled has no effect yet")
         self._train(schedule, latest_checkpoint, step_zero_validation or setting.has_initial_validation, test_mode)
 
     def _train(
         self, schedule: Schedule, checkpoint: str | CheckpointInfo | None, validate_first: bool, test_mode: bool
     ) -> None:
         context = self._context
+        _check_wrapped(context)
+        context.initial_batch = self._batches_of(checkpoint)
         callbacks = self._trial.build_callbacks()
         evaluation = Evaluation(
             trial=self._trial,
             context=context,
             callbacks=callbacks,
-            loader=_loader_of(self._trial.build_validation_data_loader(), "build_validation_data_loader"),
+            loader=self._loader_of(self._trial.build_validation_data_loader(), "build_validation_data_loader"),
             max_batches=1 if test_mode else None,
         )
-        training = _loader_of(self._trial.build_training_data_loader(), "build_training_data_loader")
+        training = self._loader_of(self._trial.build_training_data_loader(), "build_training_data_loader")
+        profile = open_profile(
+            context.profile_setting,
+            clock=context.clock,
+            trace=context.trace,
+            traffic=Traffic(context.strategy.ddp_wrappers),
+            device=context.device,
+            batches=context.initial_batch,
+        )
         loop = TrainingLoop(
             trial=self._trial,
             context=context,
@@ -84,35 +97,61 @@ class Trainer:
             schedule=schedule,
             loader=training,
             evaluation=evaluation,
+            profile=profile,
         )
-        _check_wrapped(context)
         try:
-            saved = self._restore(loop, callbacks, checkpoint)
+            source = self._restore(loop, checkpoint)
             for callback in callbacks.values():
                 callback.on_trial_startup(context.position.batches, _id_of(checkpoint))
-            loop.run(saved, validate_first)
+            if context.trace.is_configured:
+                context.trace.start(context.get_tensorboard_path())
+            loop.run(source, validate_first)
         finally:
+            profile.close()
+            context.trace.stop()
+            context.close_writer()
             for callback in callbacks.values():
                 callback.on_trial_shutdown()
         context.core.link.is_preempted = loop.is_preempted
         context.core.link.batches_completed = context.position.batches
 
-    def _restore(
-        self, loop: TrainingLoop, callbacks: dict[str, PyTorchCallback], checkpoint: str | CheckpointInfo | None
-    ) -> dict[str, Any] | None:
+    def _batches_of(self, checkpoint: str | CheckpointInfo | None) -> int:
+        """How far training was when a checkpoint was saved."""
+        if checkpoint is None:
+            return 0
+        if isinstance(checkpoint, CheckpointInfo):
+            return checkpoint.batches_completed
+        storage_url, storage_id = location_of(checkpoint, self._context.core.checkpoint.storage_url)
+        return int(CheckpointStore(storage_url).load_metadata(storage_id).get(STEPS_COMPLETED, 0))
+
+    def _loader_of(self, loader: Any, method: str) -> DataLoader | ForeignLoader:
+        if isinstance(loader, DataLoader):
+            return loader
+        if isinstance(loader, data.DataLoader):
+            if self._context.experimental.takes_any_loader:
+                return ForeignLoader(loader)
+            raise invalid(
+                "pytorch.loader",
+                f"{method} returned a torch DataLoader, which knows nothing of the ranks; return a "
+                "gangline.pytorch.DataLoader, or divide the data in the trial and call "
+                "context.experimental.disable_dataset_reproducibility_checks()",
+            )
+        raise invalid(
+            "pytorch.loader", f"{method} returned a {type(loader).__name__}; return a gangline.pytorch.DataLoader"
+        )
+
+    def _restore(self, loop: TrainingLoop, checkpoint: str | CheckpointInfo | None) -> Source | None:
         if checkpoint is None:
             return None
         core = self._context.core
         place = checkpoint.url if isinstance(checkpoint, CheckpointInfo) else checkpoint
         storage_url, storage_id = location_of(place, core.checkpoint.storage_url)
-        source = CheckpointContext(core.distributed, core.link, CheckpointStore(storage_url), core.info)
-        with source.restore_path(storage_id) as directory:
-            saved = state.read(directory)
-        for callback in callbacks.values():
-            callback.on_checkpoint_load_start(saved)
-        loop.restore(saved)
+        stored = CheckpointContext(core.distributed, core.link, CheckpointStore(storage_url), core.info)
+        with stored.restore_path(storage_id) as directory:
+            source = open_source(directory)
+            loop.restore(source)
         _log.info("training goes on after batch %d of checkpoint %s", self._context.position.batches, storage_id)
-        return saved
+        return source
 
 
 def _length(length: TrainUnit | None, test_mode: bool) -> TrainUnit:
@@ -126,14 +165,6 @@ def _length(length: TrainUnit | None, test_mode: bool) -> TrainUnit:
         )
     length.length  # noqa: B018  raises where the length is no number
     return length
-
-
-def _loader_of(loader: Any, method: str) -> DataLoader:
-    if not isinstance(loader, DataLoader):
-        raise invalid(
-            "pytorch.loader", f"{method} returned a {type(loader).__name__}; return a gangline.pytorch.DataLoader"
-        )
-    return loader
 
 
 def _check_wrapped(context: PyTorchTrialContext) -> None:

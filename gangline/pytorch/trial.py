@@ -11,7 +11,7 @@ from gangline.pytorch.batch import count_records
 from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.loader import DataLoader
-from gangline.pytorch.metric import Reducer
+from gangline.pytorch.metric import MetricReduction, Reducer
 
 
 class PyTorchTrial(ABC):
@@ -46,8 +46,9 @@ class PyTorchTrial(ABC):
         """The metrics of the whole validation data. Runs on the chief alone, over all data; batches are on the CPU."""
         raise TypeError("this trial does not evaluate the full dataset at once")
 
-    def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
-        """How values of evaluate_batch become one: for all metrics, or by name."""
+    def evaluation_reducer(self) -> MetricReduction | dict[str, MetricReduction]:
+        """How values of evaluate_batch become one: for all metrics, or by name. A Reducer, or a function of the list of
+        all batches' values."""
         return Reducer.AVG
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:

@@ -901,3 +901,63 @@ class GatewayServiceGetSnapshotResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["snapshot_json", b"snapshot_json"]) -> None: ...
 
 Global___GatewayServiceGetSnapshotResponse: typing_extensions.TypeAlias = GatewayServiceGetSnapshotResponse
+
+@typing.final
+class ListFusionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ListFusionRequest: typing_extensions.TypeAlias = ListFusionRequest
+
+@typing.final
+class ListFusionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: builtins.int
+    @property
+    def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.FusionRecord]: ...
+    def __init__(
+        self,
+        *,
+        records: collections.abc.Iterable[gangline.v1.types_pb2.FusionRecord] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["records", b"records"]) -> None: ...
+
+Global___ListFusionResponse: typing_extensions.TypeAlias = ListFusionResponse
+
+@typing.final
+class GatewayServiceForgetFusionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    key: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        key: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "request_id", b"request_id"]) -> None: ...
+
+Global___GatewayServiceForgetFusionRequest: typing_extensions.TypeAlias = GatewayServiceForgetFusionRequest
+
+@typing.final
+class GatewayServiceForgetFusionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IS_FORGOTTEN_FIELD_NUMBER: builtins.int
+    is_forgotten: builtins.bool
+    """Whether it was there."""
+    def __init__(
+        self,
+        *,
+        is_forgotten: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_forgotten", b"is_forgotten"]) -> None: ...
+
+Global___GatewayServiceForgetFusionResponse: typing_extensions.TypeAlias = GatewayServiceForgetFusionResponse

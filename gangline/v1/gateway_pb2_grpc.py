@@ -124,6 +124,16 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotResponse.FromString,
                 _registered_method=True)
+        self.ListFusion = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListFusion',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.ListFusionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.ListFusionResponse.FromString,
+                _registered_method=True)
+        self.ForgetFusion = channel.unary_unary(
+                '/gangline.v1.GatewayService/ForgetFusion',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServiceServicer(object):
@@ -247,6 +257,20 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListFusion(self, request, context):
+        """What is remembered of tensor fusion, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetFusion(self, request, context):
+        """Has the next trial of this kind tune anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -339,6 +363,16 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.GetSnapshot,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotResponse.SerializeToString,
+            ),
+            'ListFusion': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFusion,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.ListFusionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.ListFusionResponse.SerializeToString,
+            ),
+            'ForgetFusion': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetFusion,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -827,6 +861,60 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/GetSnapshot',
             gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.GatewayServiceGetSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFusion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListFusion',
+            gangline_dot_v1_dot_gateway__pb2.ListFusionRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.ListFusionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetFusion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ForgetFusion',
+            gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -313,7 +313,39 @@ _GatewayServiceGetSnapshotType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType]):
+_GatewayServiceListFusionType = typing_extensions.TypeVar(
+    '_GatewayServiceListFusionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ListFusionRequest,
+        gangline.v1.gateway_pb2.ListFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ListFusionRequest,
+        gangline.v1.gateway_pb2.ListFusionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ListFusionRequest,
+        gangline.v1.gateway_pb2.ListFusionResponse,
+    ],
+)
+
+_GatewayServiceForgetFusionType = typing_extensions.TypeVar(
+    '_GatewayServiceForgetFusionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
+        gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
+        gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
+        gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse,
+    ],
+)
+
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -387,6 +419,14 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
             gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ListFusionRequest,
+            gangline.v1.gateway_pb2.ListFusionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
+            gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -464,6 +504,14 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
             gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ListFusionRequest,
+            gangline.v1.gateway_pb2.ListFusionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
+            gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     UploadCode: _GatewayServiceUploadCodeType
@@ -512,6 +560,12 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     GetSnapshot: _GatewayServiceGetSnapshotType
     """What the planner would look at now, in the format of `gangline simulate`."""
+
+    ListFusion: _GatewayServiceListFusionType
+    """What is remembered of tensor fusion, newest first."""
+
+    ForgetFusion: _GatewayServiceForgetFusionType
+    """Has the next trial of this kind tune anew."""
 
 GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.StreamUnaryMultiCallable[
@@ -585,6 +639,14 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.GatewayServiceGetSnapshotRequest,
         gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ListFusionRequest,
+        gangline.v1.gateway_pb2.ListFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
+        gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse,
     ],
 ]
 
@@ -725,5 +787,21 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GatewayServiceGetSnapshotResponse]]:
         """What the planner would look at now, in the format of `gangline simulate`."""
+
+    @abc.abstractmethod
+    def ListFusion(
+        self,
+        request: gangline.v1.gateway_pb2.ListFusionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.ListFusionResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ListFusionResponse]]:
+        """What is remembered of tensor fusion, newest first."""
+
+    @abc.abstractmethod
+    def ForgetFusion(
+        self,
+        request: gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse]]:
+        """Has the next trial of this kind tune anew."""
 
 def add_GatewayServiceServicer_to_server(servicer: GatewayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -32,6 +32,9 @@ class RankMessage(google.protobuf.message.Message):
     FAILURE_FIELD_NUMBER: builtins.int
     FIRST_STEP_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    FUSION_QUERY_FIELD_NUMBER: builtins.int
+    FUSION_RECORD_FIELD_NUMBER: builtins.int
+    FUSION_FORGET_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> Global___RankHello: ...
     @property
@@ -50,6 +53,16 @@ class RankMessage(google.protobuf.message.Message):
     def finished(self) -> Global___RankFinished:
         """Training is over; what comes after is teardown and changes nothing."""
 
+    @property
+    def fusion_query(self) -> Global___RankFusionQuery:
+        """Chief only, all three: what is remembered of trials like this one, answered by FusionAnswer; what tuning has found;
+        the key of a record that does not hold here.
+        """
+
+    @property
+    def fusion_record(self) -> gangline.v1.types_pb2.FusionRecord: ...
+    @property
+    def fusion_forget(self) -> Global___RankFusionForget: ...
     def __init__(
         self,
         *,
@@ -60,10 +73,13 @@ class RankMessage(google.protobuf.message.Message):
         failure: Global___RankFailure | None = ...,
         first_step: Global___RankFirstStep | None = ...,
         finished: Global___RankFinished | None = ...,
+        fusion_query: Global___RankFusionQuery | None = ...,
+        fusion_record: gangline.v1.types_pb2.FusionRecord | None = ...,
+        fusion_forget: Global___RankFusionForget | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget"] | None: ...
 
 Global___RankMessage: typing_extensions.TypeAlias = RankMessage
 
@@ -72,16 +88,20 @@ class RunnerMessage(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PREEMPT_FIELD_NUMBER: builtins.int
+    FUSION_ANSWER_FIELD_NUMBER: builtins.int
     @property
     def preempt(self) -> Global___PreemptRank: ...
+    @property
+    def fusion_answer(self) -> Global___FusionAnswer: ...
     def __init__(
         self,
         *,
         preempt: Global___PreemptRank | None = ...,
+        fusion_answer: Global___FusionAnswer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["message", b"message", "preempt", b"preempt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "preempt", b"preempt"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["preempt"] | None: ...
+    def HasField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["preempt", "fusion_answer"] | None: ...
 
 Global___RunnerMessage: typing_extensions.TypeAlias = RunnerMessage
 
@@ -227,6 +247,58 @@ class RankFinished(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "is_preempted", b"is_preempted"]) -> None: ...
 
 Global___RankFinished: typing_extensions.TypeAlias = RankFinished
+
+@typing.final
+class RankFusionQuery(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FAMILY_FIELD_NUMBER: builtins.int
+    family: builtins.str
+    """The part of the records' keys before the dash."""
+    def __init__(
+        self,
+        *,
+        family: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["family", b"family"]) -> None: ...
+
+Global___RankFusionQuery: typing_extensions.TypeAlias = RankFusionQuery
+
+@typing.final
+class RankFusionForget(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key"]) -> None: ...
+
+Global___RankFusionForget: typing_extensions.TypeAlias = RankFusionForget
+
+@typing.final
+class FusionAnswer(google.protobuf.message.Message):
+    """Without records also when nobody could be asked."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FAMILY_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    family: builtins.str
+    @property
+    def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.FusionRecord]: ...
+    def __init__(
+        self,
+        *,
+        family: builtins.str = ...,
+        records: collections.abc.Iterable[gangline.v1.types_pb2.FusionRecord] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["family", b"family", "records", b"records"]) -> None: ...
+
+Global___FusionAnswer: typing_extensions.TypeAlias = FusionAnswer
 
 @typing.final
 class PreemptRank(google.protobuf.message.Message):

@@ -366,7 +366,11 @@ class TrialReport(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     VALIDATION_FIELD_NUMBER: builtins.int
     CHECKPOINT_FIELD_NUMBER: builtins.int
+    FUSION_FIELD_NUMBER: builtins.int
+    FORGOTTEN_FUSION_FIELD_NUMBER: builtins.int
     sequence: builtins.int
+    forgotten_fusion: builtins.str
+    """The key of a record that did not hold for this trial."""
     @property
     def running(self) -> Global___RunningReport: ...
     @property
@@ -375,6 +379,10 @@ class TrialReport(google.protobuf.message.Message):
     def validation(self) -> Global___ValidationReport: ...
     @property
     def checkpoint(self) -> gangline.v1.types_pb2.Checkpoint: ...
+    @property
+    def fusion(self) -> gangline.v1.types_pb2.FusionRecord:
+        """What tuning of tensor fusion found."""
+
     def __init__(
         self,
         *,
@@ -383,10 +391,12 @@ class TrialReport(google.protobuf.message.Message):
         progress: Global___ProgressReport | None = ...,
         validation: Global___ValidationReport | None = ...,
         checkpoint: gangline.v1.types_pb2.Checkpoint | None = ...,
+        fusion: gangline.v1.types_pb2.FusionRecord | None = ...,
+        forgotten_fusion: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "progress", b"progress", "report", b"report", "running", b"running", "validation", b"validation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "validation", b"validation"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "progress", b"progress", "report", b"report", "running", b"running", "validation", b"validation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "validation", b"validation"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint", "fusion", "forgotten_fusion"] | None: ...
 
 Global___TrialReport: typing_extensions.TypeAlias = TrialReport
 
@@ -513,3 +523,37 @@ class ReportTrialResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["gateway_addresses", b"gateway_addresses", "scheduler_addresses", b"scheduler_addresses"]) -> None: ...
 
 Global___ReportTrialResponse: typing_extensions.TypeAlias = ReportTrialResponse
+
+@typing.final
+class FindFusionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    FAMILY_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    family: builtins.str
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        family: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "family", b"family"]) -> None: ...
+
+Global___FindFusionRequest: typing_extensions.TypeAlias = FindFusionRequest
+
+@typing.final
+class FindFusionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: builtins.int
+    @property
+    def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.FusionRecord]: ...
+    def __init__(
+        self,
+        *,
+        records: collections.abc.Iterable[gangline.v1.types_pb2.FusionRecord] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["records", b"records"]) -> None: ...
+
+Global___FindFusionResponse: typing_extensions.TypeAlias = FindFusionResponse

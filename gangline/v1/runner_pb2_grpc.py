@@ -44,6 +44,11 @@ class RunnerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_runner__pb2.ReportTrialRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_runner__pb2.ReportTrialResponse.FromString,
                 _registered_method=True)
+        self.FindFusion = channel.unary_unary(
+                '/gangline.v1.RunnerService/FindFusion',
+                request_serializer=gangline_dot_v1_dot_runner__pb2.FindFusionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_runner__pb2.FindFusionResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerServiceServicer(object):
@@ -64,6 +69,13 @@ class RunnerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindFusion(self, request, context):
+        """What is remembered of tensor fusion in trials of this family.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.ReportTrial,
                     request_deserializer=gangline_dot_v1_dot_runner__pb2.ReportTrialRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_runner__pb2.ReportTrialResponse.SerializeToString,
+            ),
+            'FindFusion': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindFusion,
+                    request_deserializer=gangline_dot_v1_dot_runner__pb2.FindFusionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_runner__pb2.FindFusionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class RunnerService(object):
             '/gangline.v1.RunnerService/ReportTrial',
             gangline_dot_v1_dot_runner__pb2.ReportTrialRequest.SerializeToString,
             gangline_dot_v1_dot_runner__pb2.ReportTrialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindFusion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.RunnerService/FindFusion',
+            gangline_dot_v1_dot_runner__pb2.FindFusionRequest.SerializeToString,
+            gangline_dot_v1_dot_runner__pb2.FindFusionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,7 +60,23 @@ _RunnerServiceReportTrialType = typing_extensions.TypeVar(
     ],
 )
 
-class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServiceReportTrialType]):
+_RunnerServiceFindFusionType = typing_extensions.TypeVar(
+    '_RunnerServiceFindFusionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.FindFusionRequest,
+        gangline.v1.runner_pb2.FindFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.FindFusionRequest,
+        gangline.v1.runner_pb2.FindFusionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.FindFusionRequest,
+        gangline.v1.runner_pb2.FindFusionResponse,
+    ],
+)
+
+class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServiceReportTrialType, _RunnerServiceFindFusionType]):
     @typing.overload
     def __init__(self: RunnerServiceStub[
         grpc.StreamStreamMultiCallable[
@@ -70,6 +86,10 @@ class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServic
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.runner_pb2.ReportTrialRequest,
             gangline.v1.runner_pb2.ReportTrialResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.runner_pb2.FindFusionRequest,
+            gangline.v1.runner_pb2.FindFusionResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -83,6 +103,10 @@ class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServic
             gangline.v1.runner_pb2.ReportTrialRequest,
             gangline.v1.runner_pb2.ReportTrialResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.runner_pb2.FindFusionRequest,
+            gangline.v1.runner_pb2.FindFusionResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     JoinGang: _RunnerServiceJoinGangType
@@ -93,6 +117,9 @@ class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServic
     ReportTrial: _RunnerServiceReportTrialType
     """Reports are numbered by the runner from 1; one that was seen before changes nothing."""
 
+    FindFusion: _RunnerServiceFindFusionType
+    """What is remembered of tensor fusion in trials of this family."""
+
 RunnerServiceAsyncStub: typing_extensions.TypeAlias = RunnerServiceStub[
     grpc.aio.StreamStreamMultiCallable[
         gangline.v1.runner_pb2.JoinGangRequest,
@@ -101,6 +128,10 @@ RunnerServiceAsyncStub: typing_extensions.TypeAlias = RunnerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.runner_pb2.ReportTrialRequest,
         gangline.v1.runner_pb2.ReportTrialResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.FindFusionRequest,
+        gangline.v1.runner_pb2.FindFusionResponse,
     ],
 ]
 
@@ -122,5 +153,13 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.runner_pb2.ReportTrialResponse, collections.abc.Awaitable[gangline.v1.runner_pb2.ReportTrialResponse]]:
         """Reports are numbered by the runner from 1; one that was seen before changes nothing."""
+
+    @abc.abstractmethod
+    def FindFusion(
+        self,
+        request: gangline.v1.runner_pb2.FindFusionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.runner_pb2.FindFusionResponse, collections.abc.Awaitable[gangline.v1.runner_pb2.FindFusionResponse]]:
+        """What is remembered of tensor fusion in trials of this family."""
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

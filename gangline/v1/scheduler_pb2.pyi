@@ -370,3 +370,43 @@ class GetSnapshotResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["snapshot_json", b"snapshot_json"]) -> None: ...
 
 Global___GetSnapshotResponse: typing_extensions.TypeAlias = GetSnapshotResponse
+
+@typing.final
+class ForgetFusionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    key: builtins.str
+    user: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        key: builtins.str = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___ForgetFusionRequest: typing_extensions.TypeAlias = ForgetFusionRequest
+
+@typing.final
+class ForgetFusionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IS_FORGOTTEN_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    is_forgotten: builtins.bool
+    """Whether it was there."""
+    revision: builtins.int
+    def __init__(
+        self,
+        *,
+        is_forgotten: builtins.bool = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_forgotten", b"is_forgotten", "revision", b"revision"]) -> None: ...
+
+Global___ForgetFusionResponse: typing_extensions.TypeAlias = ForgetFusionResponse

@@ -74,6 +74,11 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.GetSnapshotRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.GetSnapshotResponse.FromString,
                 _registered_method=True)
+        self.ForgetFusion = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ForgetFusion',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -136,6 +141,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetFusion(self, request, context):
+        """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -178,6 +190,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetSnapshot,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.GetSnapshotRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.GetSnapshotResponse.SerializeToString,
+            ),
+            'ForgetFusion': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetFusion,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -396,6 +413,33 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/GetSnapshot',
             gangline_dot_v1_dot_scheduler__pb2.GetSnapshotRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.GetSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetFusion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ForgetFusion',
+            gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.FromString,
             options,
             channel_credentials,
             insecure,

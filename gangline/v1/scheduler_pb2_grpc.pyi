@@ -155,7 +155,23 @@ _SchedulerServiceGetSnapshotType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType]):
+_SchedulerServiceForgetFusionType = typing_extensions.TypeVar(
+    '_SchedulerServiceForgetFusionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ForgetFusionRequest,
+        gangline.v1.scheduler_pb2.ForgetFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ForgetFusionRequest,
+        gangline.v1.scheduler_pb2.ForgetFusionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ForgetFusionRequest,
+        gangline.v1.scheduler_pb2.ForgetFusionResponse,
+    ],
+)
+
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -189,6 +205,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.GetSnapshotRequest,
             gangline.v1.scheduler_pb2.GetSnapshotResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ForgetFusionRequest,
+            gangline.v1.scheduler_pb2.ForgetFusionResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -226,6 +246,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.GetSnapshotRequest,
             gangline.v1.scheduler_pb2.GetSnapshotResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ForgetFusionRequest,
+            gangline.v1.scheduler_pb2.ForgetFusionResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     SubmitExperiment: _SchedulerServiceSubmitExperimentType
@@ -253,6 +277,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
 
     GetSnapshot: _SchedulerServiceGetSnapshotType
     """What the planner would look at now, in the format of `gangline simulate`."""
+
+    ForgetFusion: _SchedulerServiceForgetFusionType
+    """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing."""
 
 SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -286,6 +313,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.GetSnapshotRequest,
         gangline.v1.scheduler_pb2.GetSnapshotResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ForgetFusionRequest,
+        gangline.v1.scheduler_pb2.ForgetFusionResponse,
     ],
 ]
 
@@ -355,5 +386,13 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.GetSnapshotResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.GetSnapshotResponse]]:
         """What the planner would look at now, in the format of `gangline simulate`."""
+
+    @abc.abstractmethod
+    def ForgetFusion(
+        self,
+        request: gangline.v1.scheduler_pb2.ForgetFusionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.ForgetFusionResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ForgetFusionResponse]]:
+        """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1065,6 +1065,67 @@ class Checkpoint(google.protobuf.message.Message):
 Global___Checkpoint: typing_extensions.TypeAlias = Checkpoint
 
 @typing.final
+class FusionRecord(google.protobuf.message.Message):
+    """What tuning of tensor fusion found out, for later trials that are alike. Values as in gangline.domain.fusion."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
+    BUCKET_BYTES_FIELD_NUMBER: builtins.int
+    DEFAULT_STEP_SECONDS_FIELD_NUMBER: builtins.int
+    TUNED_STEP_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_PAIRS_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    ALPHA_SECONDS_FIELD_NUMBER: builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    BATCH_SIZE_FIELD_NUMBER: builtins.int
+    FLAGS_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    CREATED_AT_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """"<family>-<variant>" in hexadecimal."""
+    summary: builtins.str
+    default_step_seconds: builtins.float
+    tuned_step_seconds: builtins.float
+    num_pairs: builtins.int
+    steps: builtins.int
+    alpha_seconds: builtins.float
+    bytes_per_second: builtins.float
+    """0 for a link that was not felt."""
+    batch_size: builtins.int
+    flags: builtins.str
+    total_bytes: builtins.int
+    trial_id: builtins.str
+    created_at: builtins.float
+    @property
+    def bucket_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The caps of the buckets, in the order in which they go out; empty when the default is best."""
+
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        summary: builtins.str = ...,
+        bucket_bytes: collections.abc.Iterable[builtins.int] | None = ...,
+        default_step_seconds: builtins.float = ...,
+        tuned_step_seconds: builtins.float = ...,
+        num_pairs: builtins.int = ...,
+        steps: builtins.int = ...,
+        alpha_seconds: builtins.float = ...,
+        bytes_per_second: builtins.float = ...,
+        batch_size: builtins.int = ...,
+        flags: builtins.str = ...,
+        total_bytes: builtins.int = ...,
+        trial_id: builtins.str = ...,
+        created_at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alpha_seconds", b"alpha_seconds", "batch_size", b"batch_size", "bucket_bytes", b"bucket_bytes", "bytes_per_second", b"bytes_per_second", "created_at", b"created_at", "default_step_seconds", b"default_step_seconds", "flags", b"flags", "key", b"key", "num_pairs", b"num_pairs", "steps", b"steps", "summary", b"summary", "total_bytes", b"total_bytes", "trial_id", b"trial_id", "tuned_step_seconds", b"tuned_step_seconds"]) -> None: ...
+
+Global___FusionRecord: typing_extensions.TypeAlias = FusionRecord
+
+@typing.final
 class User(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -15,6 +15,7 @@
 | allocations/<allocation id>      | Allocation          | leader                  | until every member ended   |
 | checkpoints/<checkpoint id>      | Checkpoint          | leader                  | until deleted              |
 | users/<name>                     | User                | leader                  | until removed              |
+| fusion/<key>                     | FusionRecord        | leader                  | 30 days, or until forgotten|
 
 "leader" means: only in a transaction guarded by the leader key's create revision. Which slots are taken is derived
 from the allocations, never stored beside them.
@@ -37,6 +38,7 @@ REQUESTS = ROOT + "requests/"
 ALLOCATIONS = ROOT + "allocations/"
 CHECKPOINTS = ROOT + "checkpoints/"
 USERS = ROOT + "users/"
+FUSION = ROOT + "fusion/"
 
 
 def alive(kind: str, instance_id: str) -> str:
@@ -78,3 +80,7 @@ def checkpoint(checkpoint_id: str) -> str:
 
 def user(name: str) -> str:
     return USERS + name
+
+
+def fusion(key: str) -> str:
+    return FUSION + key

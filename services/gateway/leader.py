@@ -62,6 +62,11 @@ class Leader:
         assert isinstance(answer, scheduler_pb2.GetSnapshotResponse)
         return answer
 
+    async def forget_fusion(self, request: scheduler_pb2.ForgetFusionRequest) -> scheduler_pb2.ForgetFusionResponse:
+        answer = await self._persist(lambda stub: stub.ForgetFusion, request)
+        assert isinstance(answer, scheduler_pb2.ForgetFusionResponse)
+        return answer
+
     async def end_trial(self, request: scheduler_pb2.EndTrialRequest) -> scheduler_pb2.EndTrialResponse:
         answer = await self._persist(lambda stub: stub.EndTrial, request)
         assert isinstance(answer, scheduler_pb2.EndTrialResponse)

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from gangline import wire
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent, Cluster, ServiceInstance, User
 from gangline.domain.search import Search
 from gangline.domain.state import State
@@ -79,12 +80,13 @@ class ClusterState:
         self.agents = Shelf(keys.AGENTS, Agent)
         self.checkpoints = Shelf(keys.CHECKPOINTS, Checkpoint, lambda checkpoint: checkpoint.experiment_id)
         self.users = Shelf(keys.USERS, User)
+        self.fusion = Shelf(keys.FUSION, FusionRecord)
         self.instances = Shelf(keys.ALIVE, ServiceInstance)
         self._leader = Shelf(keys.LEADER, ServiceInstance)
         self._cluster = Shelf(keys.CLUSTER, Cluster)
         self._shelves: tuple[Shelf[Any], ...] = (
             self.experiments, self.trials, self.searches, self.requests, self.allocations, self.agents,
-            self.checkpoints, self.users, self.instances, self._leader, self._cluster,
+            self.checkpoints, self.users, self.fusion, self.instances, self._leader, self._cluster,
         )  # fmt: skip
 
     @property

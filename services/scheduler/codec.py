@@ -8,6 +8,7 @@ from typing import Any
 from gangline import wire
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent, Cluster, Counter, User
 from gangline.domain.search import Search, SearchLog
 from services.common import keys
@@ -24,6 +25,7 @@ _KEY_OF: dict[type[Any], Callable[[Any], str]] = {
     Agent: keys.agent,
     Checkpoint: keys.checkpoint,
     User: keys.user,
+    FusionRecord: keys.fusion,
     Counter: lambda _: keys.NEXT_EXPERIMENT,
     Cluster: lambda _: keys.CLUSTER,
 }
@@ -37,6 +39,7 @@ _KIND_OF_PREFIX: dict[str, type[Any]] = {
     keys.AGENTS: Agent,
     keys.CHECKPOINTS: Checkpoint,
     keys.USERS: User,
+    keys.FUSION: FusionRecord,
     keys.NEXT_EXPERIMENT: Counter,
     keys.CLUSTER: Cluster,
 }

@@ -16,6 +16,7 @@ import structlog
 from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Checkpoint, Trial
+from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import parse_allocation_id
 from gangline.v1 import runner_pb2
 from services.scheduler import metric
@@ -24,6 +25,7 @@ from services.scheduler.records import Change
 from services.scheduler.session import Session, Sessions
 from services.scheduler.store import Store
 from services.scheduler.transition.exit import member_exited
+from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.report import checkpointed, progressed, validated
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.start import accepted, came_up
@@ -89,6 +91,11 @@ class Intake:
                 await self._validated(allocation_id, report.validation)
             case "checkpoint":
                 await self._checkpointed(allocation_id, wire.from_proto(Checkpoint, report.checkpoint))
+            case "fusion":
+                found, trial_id = wire.from_proto(FusionRecord, report.fusion), parse_allocation_id(allocation_id)[0]
+                await self._store.commit(lambda records: fusion_found(records, found, trial_id, time.time()))
+            case "forgotten_fusion":
+                await self._store.commit(lambda records: fusion_forgotten(records, report.forgotten_fusion))
         # Only now: a report whose commit failed has to be taken again.
         self._newest_sequence[key] = max(report.sequence, self._newest_sequence.get(key, 0))
 

@@ -15,12 +15,26 @@ from typing import Any, Protocol, TypeVar, cast, get_args
 
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import allocation_id
 from gangline.domain.resource import Agent, Cluster, Counter, User
 from gangline.domain.search import Search, SearchLog
 from gangline.errors import not_found
 
-Record = Experiment | Trial | Search | SearchLog | Request | Allocation | Agent | Checkpoint | Counter | User | Cluster
+Record = (
+    Experiment
+    | Trial
+    | Search
+    | SearchLog
+    | Request
+    | Allocation
+    | Agent
+    | Checkpoint
+    | Counter
+    | User
+    | FusionRecord
+    | Cluster
+)
 Id = str | int
 Reference = tuple[type[Any], Id]
 R = TypeVar("R")
@@ -38,6 +52,8 @@ def id_of(record: Record) -> Id:
             return record.experiment_id
         case User():
             return record.name
+        case FusionRecord():
+            return record.key
         case Counter() | Cluster():
             return SINGLETON
         case _:

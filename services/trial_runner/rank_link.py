@@ -48,6 +48,13 @@ class RankLinkServer:
         # As many as a machine has ranks connect at once.
         self._server = await asyncio.start_unix_server(self._serve, self.path, backlog=256)
 
+    def send(self, rank: int, message: rank_pb2.RunnerMessage) -> None:
+        """Says something to one rank; nothing when it has gone."""
+        writer = self._writers.get(rank)
+        if writer is not None:
+            payload = message.SerializeToString()
+            writer.write(_HEADER.pack(len(payload)) + payload)
+
     def preempt(self, reason: str, grace_seconds: float) -> None:
         """Asks every rank to stop after a checkpoint, also those that connect later."""
         self._preempt = rank_pb2.PreemptRank(reason=reason, grace_seconds=grace_seconds)

@@ -27,6 +27,7 @@ from gangline.wire import to_proto
 from services.common.telemetry import configure_logging
 from services.trial_runner import exit_file, metrics
 from services.trial_runner.crew import Crew
+from services.trial_runner.fusion import FusionDesk
 from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import Network, experiment_variables, find_place, load_config, rank_environment
 from services.trial_runner.log_pump import LogPump
@@ -110,6 +111,7 @@ class TrialRunner:
         )
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
         self._link = RankLinkServer(self._on_rank_message)
+        self._fusion = FusionDesk(spec, self._outlet.reporter, self._link.send)
         self._pump = LogPump(self._outlet.recorder.record_lines)
         self._preparation = Preparation(
             spec,
@@ -234,6 +236,7 @@ class TrialRunner:
         await self._gang.close()
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
             await self._preparation.nursery.close()
+        await self._fusion.close()
         await self._link.close()
         self._relay.tell_rest()
         undelivered = await self._outlet.close(self._drain_seconds())
@@ -271,6 +274,7 @@ class TrialRunner:
 
     def _on_rank_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
         self._relay.on_message(rank, message)
+        self._fusion.on_message(rank, message)
         if self._crew is not None:
             self._crew.on_message(rank, message)
 

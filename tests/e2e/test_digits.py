@@ -30,8 +30,9 @@ print("hello from rank", os.environ["RANK"], flush=True)
 # What README.md of the example shows, and nothing of Gangline.
 LOAD = """
 import sys, torch
-state = torch.load(sys.argv[1], weights_only=True)
-[model] = state["models_state_dict"]
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+dcp_to_torch_save(sys.argv[1], sys.argv[2])
+[model] = torch.load(sys.argv[2], weights_only=True)["models_state_dict"]
 print(sum(tensor.numel() for tensor in model.values()), sorted(name for name in sys.modules if "gangline" in name))
 """
 
@@ -159,7 +160,7 @@ def test_checkpoint_is_listed_fetched_and_loaded_by_torch_alone(
     fetched = cluster.read("checkpoint", "download", latest, "--output", tmp_path / "checkpoint")
     assert fetched["num_bytes"] == sum(listed[latest]["file_bytes"].values())
     # -I: neither this folder nor PYTHONPATH, so that only what is installed can be imported.
-    command = [sys.executable, "-I", "-c", LOAD, str(tmp_path / "checkpoint" / "state_dict.pth")]
+    command = [sys.executable, "-I", "-c", LOAD, str(tmp_path / "checkpoint" / "tensors"), str(tmp_path / "model.pth")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     count, modules = done.stdout.split(maxsplit=1)

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlparse
 
-import torch
 from google.protobuf import json_format
 
 from gangline.client import Client
 from gangline.client.record import ExperimentView, TrialView
-from gangline.core.storage import verify
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import State
 from gangline.local.identity import Identity, identify, wait_gone
 from gangline.local.layout import Layout
 from gangline.local.shutdown import find_cluster_processes, find_runners
+from gangline.pytorch import load_checkpoint
 from gangline.v1 import agent_pb2
 from gangline.wire import from_proto
 from tests.support.cluster import Cluster
@@ -187,10 +186,8 @@ def services_away(cluster: Cluster, *names: str) -> Iterator[None]:
 
 
 def check_loads(folder: Path) -> None:
-    """I6: the files are those of the manifest, and torch reads them with weights_only."""
-    verify(folder)
-    state = torch.load(folder / "state_dict.pth", weights_only=True)
-    assert state["models_state_dict"]
+    """I6: the files are those of the manifest, and a model comes out of them."""
+    assert load_checkpoint(folder)["models_state_dict"]
 
 
 def _has_open(pid: int, path: str) -> bool:

@@ -10,7 +10,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -25,10 +25,12 @@ _SECONDS = 60.0
 
 
 class StandInRunner:
-    """Listens where ranks look for their trial runner. messages: of each rank, in the order they came."""
+    """Listens where ranks look for their trial runner. messages: of each rank, in the order they came. fusion: what it
+    answers when asked what is remembered of tensor fusion."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, fusion: Sequence[types_pb2.FusionRecord] = ()) -> None:
         self.path = str(directory / "runner.sock")
+        self._fusion = fusion
         self.messages: dict[int, list[rank_pb2.RankMessage]] = {}
         self._connections: list[socket.socket] = []
         self._changed = threading.Condition()
@@ -43,9 +45,8 @@ class StandInRunner:
 
     def preempt(self, reason: str) -> None:
         """Asks all ranks to stop after a checkpoint."""
-        payload = rank_pb2.RunnerMessage(preempt=rank_pb2.PreemptRank(reason=reason)).SerializeToString()
         for connection in self._connections:
-            connection.sendall(struct.pack(">I", len(payload)) + payload)
+            _say(connection, rank_pb2.RunnerMessage(preempt=rank_pb2.PreemptRank(reason=reason)))
 
     def close(self) -> None:
         """Goes away, as a runner that was killed. May be called twice."""
@@ -79,11 +80,19 @@ class StandInRunner:
     def _read(self, connection: socket.socket) -> None:
         rank = -1
         for message in _messages(connection):
+            if message.HasField("fusion_query"):
+                answer = rank_pb2.FusionAnswer(family=message.fusion_query.family, records=self._fusion)
+                _say(connection, rank_pb2.RunnerMessage(fusion_answer=answer))
             with self._changed:
                 if message.HasField("hello"):
                     rank = message.hello.rank
                 self.messages.setdefault(rank, []).append(message)
                 self._changed.notify_all()
+
+
+def _say(connection: socket.socket, message: rank_pb2.RunnerMessage) -> None:
+    payload = message.SerializeToString()
+    connection.sendall(struct.pack(">I", len(payload)) + payload)
 
 
 def _messages(connection: socket.socket) -> Iterator[rank_pb2.RankMessage]:
@@ -94,7 +103,7 @@ def _messages(connection: socket.socket) -> Iterator[rank_pb2.RankMessage]:
 
 @dataclass
 class Trial:
-    """What to run. code: file name -> content. size: ranks, all on this machine."""
+    """What to run. code: file name -> content. size: ranks, all on this machine. fusion: what is remembered."""
 
     code: dict[str, str]
     config: dict[str, Any]
@@ -103,6 +112,7 @@ class Trial:
     latest_checkpoint: CheckpointInfo | None = None
     seed: int = 7
     warnings: list[str] = field(default_factory=list)
+    fusion: Sequence[types_pb2.FusionRecord] = ()
 
 
 class RunningTrial:
@@ -144,7 +154,7 @@ def start_trial(directory: Path, trial: Trial) -> Iterator[RunningTrial]:
     code.mkdir()
     for name, text in trial.code.items():
         (code / name).write_text(text)
-    runner = StandInRunner(directory)
+    runner = StandInRunner(directory, trial.fusion)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADS)
     store = _make_store(trial.size)

@@ -2,38 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from gangline.config.optimization import Optimizations, compression_conflict
+from gangline.config.parallelism import OPTIONS
+from gangline.config.spread import BUILT, slots_conflict, unknown_strategy
 from gangline.errors import invalid
 from gangline.pytorch.parallel.ddp import DdpStrategy
+from gangline.pytorch.parallel.exchange import Exchange
+from gangline.pytorch.parallel.hsdp import HsdpStrategy
 from gangline.pytorch.parallel.none import SingleStrategy
 from gangline.pytorch.parallel.strategy import Strategy
+from gangline.pytorch.parallel.zero1 import Zero1Strategy
+from gangline.pytorch.parallel.zero2 import Zero2Strategy
+from gangline.pytorch.parallel.zero3 import Zero3Strategy
 
-_DDP_OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers")
-_PIPELINE_KEYS = ("stages", "microbatches", "schedule", "split")
+_DDP_FAMILY = ("ddp", "zero1")
+# Of torch's DistributedDataParallel, for scripts that pass their configuration themselves.
+_MORE_DDP_OPTIONS = ("broadcast_buffers",)
+_log = logging.getLogger("gangline")
 
 
-def choose_strategy(parallelism: str | Mapping[str, Any] | None, size: int, device: torch.device) -> Strategy:
+def choose_strategy(
+    parallelism: str | Mapping[str, Any] | None,
+    size: int,
+    device: torch.device,
+    optimizations: Optimizations,
+    num_machines: int = 1,
+) -> Strategy:
     """parallelism: one word, or a mapping with `strategy` and its options; None means ddp. A trial of one slot trains
-    without a strategy, whatever it names."""
-    written = {"strategy": parallelism} if isinstance(parallelism, str) else dict(parallelism or {})
-    options = {key: value for key, value in written.items() if value is not None and key not in _PIPELINE_KEYS}
-    name = options.pop("strategy", "ddp")
-    if name not in ("auto", "none", "ddp"):
-        raise invalid(
-            "parallelism.unknown",
-            f"parallelism: {name!r} is not offered by this version of Gangline; use ddp, none or auto",
-        )
-    unknown = set(options) - set(_DDP_OPTIONS)
-    if unknown:
-        raise invalid("parallelism.option", f"parallelism.{min(unknown)}: ddp knows {', '.join(_DDP_OPTIONS)}")
+    without a strategy, whatever it names: so a script for many slots can be tried on one."""
+    name, options = _read(parallelism)
+    conflict = compression_conflict(optimizations.gradient_compression, name)
+    if conflict is not None:
+        raise invalid("parallelism.compression", f"optimizations.gradient_compression: {conflict}")
     if size == 1:
+        if name not in ("none", "ddp"):
+            _log.info("parallelism: %s has nothing to divide on one slot", name)
         return SingleStrategy()
-    if name == "none":
-        raise invalid(
-            "parallelism.none", f"parallelism: none trains on one slot, but this trial has {size}; use ddp, or one slot"
-        )
-    return DdpStrategy(device, options)
+    text = slots_conflict(name, size, "the slots of this trial are")
+    if text is not None:
+        raise invalid("parallelism.slots", f"parallelism: {text}")
+    makers: dict[str, Callable[[], Strategy]] = {
+        "ddp": lambda: DdpStrategy(device, options, Exchange(optimizations)),
+        "zero1": lambda: Zero1Strategy(device, options, Exchange(optimizations)),
+        "zero2": lambda: Zero2Strategy(device, **options),
+        "zero3": lambda: Zero3Strategy(device, **options),
+        "hsdp": lambda: HsdpStrategy(device, size=size, num_machines=num_machines, **options),
+    }
+    return makers[name]()
+
+
+def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """The strategy's name and what was said for it."""
+    written = {"strategy": parallelism} if isinstance(parallelism, str) else dict(parallelism or {})
+    options = {key: value for key, value in written.items() if value is not None}
+    name = options.pop("strategy", "ddp")
+    if name not in BUILT:
+        raise invalid("parallelism.unknown", f"parallelism: {unknown_strategy(str(name))}")
+    known = [key for key, owners in OPTIONS.items() if name in owners]
+    known += _MORE_DDP_OPTIONS if name in _DDP_FAMILY else ()
+    unknown = set(options) - set(known)
+    if unknown:
+        words = f"knows {', '.join(known)}" if known else "has no options"
+        raise invalid("parallelism.option", f"parallelism.{min(unknown)}: {name} {words}")
+    return name, options

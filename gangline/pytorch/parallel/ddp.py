@@ -2,41 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from gangline.pytorch.parallel.route import route
-from gangline.pytorch.parallel.strategy import Strategy
+from gangline.errors import invalid
+from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
+from gangline.pytorch.parallel.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.exchange import Exchange
+from gangline.pytorch.parallel.ownership import WrappedModels
+from gangline.pytorch.parallel.route import reroute, route
+from gangline.pytorch.parallel.strategy import Holder, Strategy
 
 
 class DdpStrategy(Strategy):
-    """options: passed on to DistributedDataParallel, as find_unused_parameters."""
+    """options: passed on to DistributedDataParallel, as find_unused_parameters. exchange: buckets and compression."""
 
     name: ClassVar[str] = "ddp"
 
-    def __init__(self, device: torch.device, options: dict[str, Any]) -> None:
+    def __init__(self, device: torch.device, options: dict[str, Any], exchange: Exchange) -> None:
         self._device_ids = [device.index] if device.type == "cuda" else None
         self._options = options
+        self._exchange = exchange
         self._wrappers: list[DistributedDataParallel] = []
+        self._routed: list[nn.Module] = []
+        self._has_fresh_forward = False
+        self._models = WrappedModels(self.name, replaces=False)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         if any(parameter.requires_grad for parameter in model.parameters()):
             self._wrappers.append(route(model, self._wrap))
+            self._routed.append(model)
+        self._models.add(model)
+        warn_of_batch_norm(model)
         return model
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        self._models.check(optimizer)
+        return optimizer
+
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:
+        if self._options.get("broadcast_buffers", True):
+            broadcast_tensors(buffer for model in models for buffer in model.buffers())
+
+    def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
+        return Holder(dist.get_rank(), dist.get_world_size())
 
     def accumulate(self) -> AbstractContextManager[None]:
         return self._without_exchange()
 
+    def bucketed(self) -> BucketedModel | None:
+        if len(self._wrappers) != 1 or self._exchange.bucket_cap_mb is not None:
+            return None
+        return BucketedModel(lambda: self._wrappers[0], self._replace_wrapper, self._exchange.wire_ratio)
+
+    def before_backward(self) -> None:
+        """torch exchanges gradients once for each forward pass of a wrapper, and passes over all others in silence."""
+        if self._wrappers and not self._has_fresh_forward:
+            raise invalid(
+                "parallelism.backward",
+                "context.backward was called without a forward pass of a wrapped model since the last backward pass, "
+                "so its gradients would stay on this rank; call the wrapped model itself and not a part of it, and add "
+                "losses of several forward passes up for one context.backward",
+            )
+        self._has_fresh_forward = False
+
+    @property
+    def ddp_wrappers(self) -> Sequence[DistributedDataParallel]:
+        return tuple(self._wrappers)
+
+    def rank_state(self) -> dict[str, Any]:
+        return self._exchange.rank_state()
+
+    def load_rank_state(self, state: dict[str, Any] | None) -> None:
+        self._exchange.load_rank_state(state)
+
     def _wrap(self, inner: nn.Module) -> DistributedDataParallel:
-        # The gradients live in the buckets: that saves one copy of all gradients and its memory.
-        return DistributedDataParallel(
-            inner, device_ids=self._device_ids, gradient_as_bucket_view=True, **self._options
-        )
+        options = {**self._exchange.options(), **self._options}
+        wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
+        self._exchange.attach(wrapper)
+        wrapper.register_forward_pre_hook(self._on_forward)
+        return wrapper
+
+    def _replace_wrapper(self, options: dict[str, Any]) -> None:
+        """The one wrapper anew, with other options of DistributedDataParallel."""
+        inner = self._wrappers.pop().module
+        # Only now is the old one gone; two at a time would exchange every gradient twice.
+        options = {**self._exchange.options(), **self._options, **options, "init_sync": False}
+        wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
+        self._exchange.attach(wrapper, replaced=0)
+        wrapper.register_forward_pre_hook(self._on_forward)
+        self._wrappers.append(wrapper)
+        reroute(self._routed[0], wrapper)
+
+    def _on_forward(self, _wrapper: nn.Module, _inputs: Any) -> None:
+        self._has_fresh_forward = True
 
     @contextmanager
     def _without_exchange(self) -> Iterator[None]:

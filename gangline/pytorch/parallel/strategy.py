@@ -6,21 +6,41 @@ User code holds bare modules, so that names in checkpoints are the same in every
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.parallel.norm import clip_to_norm
+
+_log = logging.getLogger("gangline")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Which of the ranks that hold the same content a rank is: the index-th of count."""
+
+    index: int = 0
+    count: int = 1
 
 
 class Strategy(ABC):
     """All methods are called by all ranks in step, those with models and optimizers in the order of wrapping.
 
-    name: as the configuration's `parallelism` says it.
+    name: as the configuration's `parallelism` says it. needs_all_ranks: whether a forward pass happens on all ranks at
+    the same time or not at all, also where no gradients are recorded.
     """
 
     name: ClassVar[str]
+    needs_all_ranks: ClassVar[bool] = False
 
     @abstractmethod
     def prepare_model(self, model: nn.Module) -> nn.Module:
@@ -34,16 +54,69 @@ class Strategy(ABC):
     def accumulate(self) -> AbstractContextManager[None]:
         """Around a forward and backward pass whose gradients are not exchanged yet."""
 
+    def gather(self) -> AbstractContextManager[None]:
+        """Around forward passes that a rank makes by itself, without gradients, though needs_all_ranks. Whole models
+        lie on every rank meanwhile."""
+        return nullcontext()
+
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:  # noqa: B027  one rank has nobody to share with
+        """Gives all ranks the chief's buffers, as running statistics, before they are validated with or saved."""
+
+    def clip_gradients(
+        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+    ) -> torch.Tensor:
+        """Scales the gradients down to max_norm, whatever part of them this rank holds. Returns the norm that they had,
+        over all parts."""
+        return clip_to_norm(list(parameters), max_norm, norm_type)
+
+    # What is in a checkpoint. Tensors may be DTensors, of which this rank holds a part.
+
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """The whole model's state, whatever part of it this rank holds."""
+        """What this rank holds of the model, under the names of the model given to prepare_model."""
         return model.state_dict()
 
-    def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        """state: as model_state returned it."""
         model.load_state_dict(state)
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole optimizer's state, as model_state."""
-        return optimizer.state_dict()
+    def stepped_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        """The parameters that this rank's step updates, whose optimizer state it holds."""
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-    def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        optimizer.load_state_dict(state)
+    def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
+        """This rank among those that hold the same content as this tensor of model_state or of an optimizer's state."""
+        return Holder()
+
+    def full_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """The whole model's state on every rank, as plain tensors on the CPU."""
+        return {name: _whole(value) for name, value in self.model_state(model).items()}
+
+    def bucketed(self) -> BucketedModel | None:
+        """The model whose gradients go out in buckets that tuning may change; None where there is no one such model, or
+        the user fixed its buckets."""
+        return None
+
+    def before_backward(self) -> None:
+        """Called before a backward pass whose gradients the ranks exchange. Raises GanglineError `parallelism.backward`
+        where they would not get to the other ranks."""
+        return
+
+    @property
+    def ddp_wrappers(self) -> Sequence[DistributedDataParallel]:
+        """Whose exchange of gradients torch measures; none where something else exchanges them."""
+        return ()
+
+    def rank_state(self) -> dict[str, Any]:
+        """What belongs to this rank alone and goes into a checkpoint; empty for most strategies."""
+        return {}
+
+    def load_rank_state(self, state: dict[str, Any] | None) -> None:
+        """state: what this rank saved; None where no rank of its number did, as in a world of another size."""
+        if state:
+            _log.info("%s has no use for what the checkpoint holds of %s", self.name, ", ".join(sorted(state)))
+
+
+def _whole(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu().clone()

@@ -139,6 +139,16 @@ class GatewayService(GatewayServiceServicer):
         snapshot_json = await self._usecases.queue.snapshot(current_principal(), request.pool)
         return pb.GatewayServiceGetSnapshotResponse(snapshot_json=snapshot_json)
 
+    async def ListFusion(self, request: pb.ListFusionRequest, context: Context) -> pb.ListFusionResponse:
+        found = self._usecases.fusion.list(current_principal())
+        return pb.ListFusionResponse(records=[wire.to_proto(record) for record in found])
+
+    async def ForgetFusion(
+        self, request: pb.GatewayServiceForgetFusionRequest, context: Context
+    ) -> pb.GatewayServiceForgetFusionResponse:
+        is_forgotten = await self._usecases.fusion.forget(current_principal(), request.request_id, request.key)
+        return pb.GatewayServiceForgetFusionResponse(is_forgotten=is_forgotten)
+
 
 async def _chunks(first: pb.UploadCodeRequest, following: AsyncIterator[pb.UploadCodeRequest]) -> AsyncIterator[bytes]:
     yield first.chunk

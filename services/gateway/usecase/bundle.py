@@ -16,6 +16,7 @@ from services.gateway.usecase.cluster import Clusters
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.experiment import Experiments
 from services.gateway.usecase.following import Following
+from services.gateway.usecase.fusion import Fusion
 from services.gateway.usecase.history import Records
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.pending import Pending
@@ -41,6 +42,7 @@ class UseCases:
     agents: Agents
     clusters: Clusters
     checkpoints: Checkpoints
+    fusion: Fusion
     code: Code
     ingest: Ingest
 
@@ -57,6 +59,7 @@ def assemble(mirror: Watched, leader: Leader, history: History, storage: Storage
         agents=Agents(mirror, leader),
         clusters=Clusters(mirror),
         checkpoints=Checkpoints(mirror, storage, views),
+        fusion=Fusion(mirror, leader),
         code=code,
         ingest=ingest,
     )

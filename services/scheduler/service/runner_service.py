@@ -8,7 +8,9 @@ from typing import Any
 
 import structlog
 
+from gangline import wire
 from gangline.domain.allocation import Allocation
+from gangline.domain.fusion import FusionRecord, family_of
 from gangline.domain.resource import Agent
 from gangline.domain.state import State
 from gangline.errors import GanglineError, conflict, invalid
@@ -58,6 +60,14 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             scheduler_addresses=directory.schedulers_after(own_address),
             gateway_addresses=directory.addresses_of("gateway"),
         )
+
+    async def FindFusion(  # noqa: N802 - grpc's name
+        self, request: runner_pb2.FindFusionRequest, _context: Any
+    ) -> runner_pb2.FindFusionResponse:
+        require_allocation(request.allocation_id)
+        records = self._seat.require().state.all_of(FusionRecord)
+        found = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]
+        return runner_pb2.FindFusionResponse(records=found)
 
 
 async def _read_hello(requests: Requests) -> runner_pb2.GangHello:

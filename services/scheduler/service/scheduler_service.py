@@ -32,6 +32,7 @@ from services.scheduler.transition.end import (
     kill_trial,
     pause_experiment,
 )
+from services.scheduler.transition.fusion import check_fusion_key, fusion_forgotten
 from services.scheduler.transition.queue_move import move_experiment
 from services.scheduler.transition.resource import change_resources
 from services.scheduler.transition.rules import Rules
@@ -144,6 +145,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         # Of a large cluster it is megabytes.
         text = await asyncio.to_thread(lambda: json.dumps(dump_simulation(snapshot, pool.name, now)))
         return scheduler_pb2.GetSnapshotResponse(snapshot_json=text)
+
+    async def ForgetFusion(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.ForgetFusionRequest, _context: Any
+    ) -> scheduler_pb2.ForgetFusionResponse:
+        require_cluster()
+        term = self._seat.require()
+        check_fusion_key(request.key)
+        change = await term.store.commit(lambda records: fusion_forgotten(records, request.key))
+        if change:
+            _log.info("a fusion record is forgotten", key=request.key, user=request.user)
+        return scheduler_pb2.ForgetFusionResponse(is_forgotten=bool(change), revision=term.state.revision)
 
     async def PreviewSearch(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.PreviewSearchRequest, _context: Any

@@ -139,11 +139,12 @@ def test_module_that_cannot_be_imported(tmp_path: Path, line: str, kind: ExitKin
         ({"hparams": {}}, "there is no hyperparameter 'global_batch_size'; known are none"),
         (
             {"parallelism": "zero9"},
-            "parallelism: 'zero9' is not offered by this version of Gangline; use ddp, none or auto",
+            "parallelism: there is no strategy 'zero9'; did you mean zero3 or zero2? this version has none, ddp, zero1, "
+            "zero2, zero3, hsdp",
         ),
         (
             {"parallelism": {"strategy": "none"}},
-            "parallelism: none trains on one slot, but this trial has 2; use ddp, or one slot",
+            "parallelism: none trains on one slot, but the slots of this trial are 2; use ddp",
         ),
         (
             {"searcher": {"max_length": {"epochs": "two"}}},

@@ -100,13 +100,19 @@ def test_resumed_trial_draws_the_same_random_numbers(tmp_path: Path) -> None:
 
 
 def test_checkpoint_loads_in_a_bare_python(tmp_path: Path) -> None:
+    """With nothing but PyTorch, although two ranks wrote it, each its share."""
     running, _ = run_trial(tmp_path / "trial", _trial({"batches": 3}, size=2))
     checkpoint = running.checkpoints()[-1]
-    assert dict(checkpoint.file_bytes).keys() == {"state_dict.pth"}
+    shares = {f"tensors/__{rank}_0.distcp" for rank in (0, 1)}
+    assert dict(checkpoint.file_bytes).keys() == {
+        *shares, "tensors/.metadata", "trainer.pth", "rank_0.pth", "rank_1.pth"
+    }  # fmt: skip
     program = (
         "import sys, torch\n"
+        "from torch.distributed.checkpoint.format_utils import dcp_to_torch_save\n"
         "assert not any(name.startswith('gangline') for name in sys.modules)\n"
-        f"state = torch.load('{checkpoint.url}/state_dict.pth', weights_only=True)\n"
+        f"dcp_to_torch_save('{checkpoint.url}/tensors', '{tmp_path}/model.pth')\n"
+        f"state = torch.load('{tmp_path}/model.pth', weights_only=True)\n"
         "net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GroupNorm(2, 8), torch.nn.Tanh(), "
         "torch.nn.Linear(8, 1))\n"
         "net.load_state_dict(state['models_state_dict'][0])\n"

@@ -259,9 +259,36 @@ CASES = [
     ),
     (
         "name: digits",
-        "parallelism: zero3",
+        "parallelism: auto",
         "config.not_supported",
-        "parallelism (line 1): zero3 is not built yet; this version trains with ddp, or none on one slot",
+        "parallelism (line 1): auto is not built yet; this version has none, ddp, zero1, zero2, zero3, hsdp",
+    ),
+    (
+        "name: digits",
+        "parallelism: zero4",
+        "config.invalid_value",
+        "parallelism (line 1): must be one of auto, none, ddp, zero1, zero2, zero3, hsdp, pipeline, "
+        "found the string 'zero4'; did you mean zero3?",
+    ),
+    (
+        "slots_per_trial: 4",
+        "slots_per_trial: 1\nparallelism: zero2",
+        "config.invalid_value",
+        "parallelism (line 14): zero2 divides the state of a trial over its slots, but resources.slots_per_trial is 1; "
+        "use none, or at least 2 slots",
+    ),
+    (
+        "slots_per_trial: 4",
+        "slots_per_trial: 5\nparallelism: hsdp",
+        "config.invalid_value",
+        "parallelism (line 14): hsdp needs an even number of slots, at least 4, because it makes equal copies of a "
+        "divided trial, but resources.slots_per_trial is 5; use zero3, or 6 slots",
+    ),
+    (
+        "name: digits",
+        "parallelism: {strategy: ddp, blocks: [Block]}",
+        "config.invalid_value",
+        "parallelism.blocks (line 1): belongs to zero2, zero3 and hsdp, but the strategy is ddp",
     ),
     (
         "name: digits",

@@ -8,10 +8,26 @@ from pathlib import Path
 import pytest
 
 from gangline import core
-from gangline.core import DistributedContext, PreemptContext, PreemptMode, TrainContext
+from gangline.core import (
+    DistributedContext,
+    EarlyExitReason,
+    PreemptContext,
+    PreemptMode,
+    TensorboardMode,
+    TrainContext,
+)
 from gangline.core.link import LocalLink
-from gangline.errors import GanglineError
+from gangline.core.tensorboard import TensorboardFolder
+from gangline.domain.state import ExitKind
+from gangline.errors import GanglineError, InvalidHP
+from gangline.launch.failure import describe
 from tests.support.world import in_ranks
+
+
+def _train(link: LocalLink, distributed: DistributedContext | None = None) -> TrainContext:
+    distributed = distributed or DistributedContext()
+    folder = TensorboardFolder("memory://storage", "", distributed.rank, TensorboardMode.MANUAL)
+    return TrainContext(distributed, link, None, folder)
 
 
 def test_off_the_cluster_metrics_go_to_stdout_and_checkpoints_to_a_folder(
@@ -36,7 +52,7 @@ def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptur
         def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
             sent.append(metrics)
 
-    train = TrainContext(DistributedContext(), Link(), None)
+    train = _train(Link())
     with caplog.at_level(logging.WARNING, "gangline"):
         for steps in (1, 2):
             train.report_validation_metrics(steps, {"accuracy": 1, "note": "fine"})
@@ -46,7 +62,7 @@ def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptur
 
 def test_progress_is_a_share() -> None:
     with pytest.raises(GanglineError, match="between 0 and 1"):
-        TrainContext(DistributedContext(), LocalLink(), None).report_progress(50)
+        _train(LocalLink()).report_progress(50)
 
 
 class _AskedLink(LocalLink):
@@ -76,7 +92,7 @@ def test_only_the_chief_may_ask_or_report() -> None:
         if distributed.is_chief:
             return []
         preempt = PreemptContext(distributed, LocalLink(), PreemptMode.ChiefOnly)
-        train = TrainContext(distributed, LocalLink(), None)
+        train = _train(LocalLink(), distributed)
         messages = []
         for call in (preempt.should_preempt, lambda: train.report_training_metrics(1, {})):
             with pytest.raises(GanglineError) as caught:
@@ -94,3 +110,24 @@ def test_unacknowledged_preemption_does_not_count() -> None:
     assert not link.is_preempted
     preempt.acknowledge_preemption_signal()
     assert link.is_preempted
+
+
+def test_early_exit_has_its_reasons() -> None:
+    train = _train(LocalLink())
+    train.report_early_exit(EarlyExitReason.USER_REQUESTED_STOP)
+    with pytest.raises(InvalidHP) as caught:
+        train.report_early_exit(EarlyExitReason.INVALID_HP)
+    assert caught.value.code == "trial.invalid_hp"
+    # A trial that fails so is not tried again.
+    assert describe(caught.value).kind is ExitKind.CONFIGURATION_ERROR
+
+
+def test_what_determined_has_beyond_is_named() -> None:
+    train = _train(LocalLink())
+    assert not hasattr(train, "get_metadata")
+    with pytest.raises(
+        AttributeError, match=r"TrainContext\.get_metadata is not part of Gangline; docs/from-determined"
+    ):
+        train.get_metadata()
+    with pytest.raises(AttributeError, match="'TrainContext' object has no attribute 'get_metadat'"):
+        train.get_metadat()

@@ -6,8 +6,9 @@ import pytest
 
 from gangline.config import ExperimentConfig, parse_config
 from gangline.config.effect import NO_EFFECT
+from gangline.config.optimization import Optimizations
 from gangline.config.parallelism import Parallelism
-from gangline.config.resource import Optimizations, Resources
+from gangline.config.resource import Resources
 from gangline.config.searcher import Searcher
 from gangline.config.section import Section
 from tests.support.source import ROOT

@@ -68,4 +68,4 @@ def test_unreadable_value_keeps_the_old_record_and_is_counted() -> None:
 
 
 def test_keys_of_a_newer_version_are_ignored() -> None:
-    assert ClusterState().apply(keys.ROOT + "fusion/abc", b"anything") == set()
+    assert ClusterState().apply(keys.ROOT + "invented_later/abc", b"anything") == set()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gangline.domain.state import ExitKind
-from gangline.errors import invalid
+from gangline.errors import invalid, unavailable
 from gangline.launch.failure import describe, import_failure
 
 
@@ -14,6 +14,7 @@ from gangline.launch.failure import describe, import_failure
     ("error", "kind", "message"),
     [
         (invalid("x.y", "use less"), ExitKind.CONFIGURATION_ERROR, "use less"),
+        (unavailable("x.y", "disk full"), ExitKind.USER_ERROR, "disk full"),
         (KeyError("label"), ExitKind.USER_ERROR, "KeyError: 'label'"),
         (ValueError(), ExitKind.USER_ERROR, "ValueError"),
         (ValueError("first\nsecond"), ExitKind.USER_ERROR, "ValueError: first"),

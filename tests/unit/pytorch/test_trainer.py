@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,39 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import TensorDataset
 
 from gangline import pytorch
 from gangline.errors import GanglineError
-
-_DATA = TensorDataset(torch.linspace(-1, 1, 12).reshape(-1, 1))
-
-
-class SmallTrial(pytorch.PyTorchTrial):
-    """Four batches an epoch. Tests change a piece of it."""
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        self.context = context
-        self.model = context.wrap_model(nn.Linear(1, 1))
-        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=1.0))
-        self.seen: list[tuple[int, int, bool, bool]] = []
-
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(_DATA, batch_size=3)
-
-    def build_validation_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(_DATA, batch_size=5)
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        self.seen.append((epoch_idx, batch_idx, self.context.is_epoch_start(), self.context.is_epoch_end()))
-        loss = (self.model(batch[0]) ** 2).mean()
-        self.context.backward(loss)
-        self.context.step_optimizer(self.optimizer)
-        return loss
-
-    def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]  # without the index, as allowed
-        assert not self.model.training
-        return {"error": (self.model(batch[0]) ** 2).mean()}
+from tests.support.small_trial import DATA, SmallTrial, fit
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +20,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def _fit(make: Callable[[pytorch.PyTorchTrialContext], SmallTrial] = SmallTrial, **arguments: Any) -> SmallTrial:
-    with pytorch.init(**arguments.pop("init", {})) as context:
-        trial = make(context)
-        pytorch.Trainer(trial, context).fit(**arguments)
-    return trial
+def _fit(make: type[SmallTrial] = SmallTrial, **arguments: Any) -> SmallTrial:
+    return fit(make, **arguments)
 
 
 def _checkpoints() -> list[int]:
@@ -235,7 +202,7 @@ class _Both(SmallTrial):
 
 class _TorchLoader(SmallTrial):
     def build_training_data_loader(self) -> Any:
-        return TorchLoader(_DATA)
+        return TorchLoader(DATA)
 
 
 class _UnplainState(SmallTrial):
@@ -251,7 +218,7 @@ class _UnplainState(SmallTrial):
         (_without("models"), {}, "the trial wrapped no model; pass it to context.wrap_model"),
         (_without("optimizers"), {}, "the trial wrapped no optimizer"),
         (_Both, {}, "_Both defines both of evaluate_batch and evaluate_full_dataset"),
-        (_TorchLoader, {}, "build_training_data_loader returned a DataLoader; return a gangline.pytorch.DataLoader"),
+        (_TorchLoader, {}, "build_training_data_loader returned a torch DataLoader, which knows nothing of the ranks"),
         (_UnplainState, {}, "cannot be read back with weights_only"),
         (SmallTrial, {"max_length": None}, "nothing says how long to train"),
         (SmallTrial, {"max_length": pytorch.Batch([1, 2])}, "a length is one number"),
@@ -287,5 +254,7 @@ def test_checkpoint_of_another_model() -> None:
             super().__init__(context)
             context.models[0] = nn.Linear(1, 2)
 
-    with pytest.raises(GanglineError, match=r"another model than Linear: size mismatch for weight"):
+    with pytest.raises(
+        GanglineError, match=r"another model than Linear: its weight has the shape \(1, 1\), not \(2, 1\)"
+    ):
         _fit(Wider, max_length=pytorch.Batch(2), latest_checkpoint=folder.name)

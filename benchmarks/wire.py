@@ -1,0 +1,95 @@
+"""A slow link between two hosts on one machine: two network namespaces with workload/wire.c between them.
+
+Needs root, a C compiler and /dev/net/tun. The wire runs at a real-time priority, and so should what is measured over
+it: on a machine with few cores a short sleep otherwise takes several times as long.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "workload" / "wire.c"
+INTERFACE = "wire0"
+_WIRE_PRIORITY = 10
+_MTU = 9000
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """command: what to put in front of a program that runs there."""
+
+    address: str
+    interface: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """mbit: 0 for the loopback device of this machine. round_trip_ms: the delay of both directions together."""
+
+    name: str
+    mbit: int = 0
+    round_trip_ms: float = 0.0
+
+
+def can_emulate() -> bool:
+    """Whether this process may make links."""
+    return os.geteuid() == 0 and Path("/dev/net/tun").exists() and all(map(shutil.which, ("cc", "ip", "chrt")))
+
+
+@contextmanager
+def two_hosts(link: Link) -> Iterator[tuple[Host, Host]]:
+    """Two hosts at the ends of a link; at the end of the block nothing of them is left."""
+    if not link.mbit:
+        here = Host("127.0.0.1", "lo", ())
+        yield here, here
+        return
+    spaces = [f"gl-bench-{os.getpid()}-{end}" for end in "ab"]
+    with tempfile.TemporaryDirectory(prefix="gl-wire-") as folder:
+        program = Path(folder, "wire")
+        subprocess.run(["cc", "-O2", "-o", str(program), str(SOURCE)], check=True)
+        try:
+            for space in spaces:
+                _run("ip", "netns", "add", space)
+            with _running(program, spaces, link):
+                hosts = [_set_up(space, f"10.77.0.{number}") for number, space in enumerate(spaces, start=1)]
+                yield hosts[0], hosts[1]
+        finally:
+            for space in spaces:
+                with suppress(subprocess.CalledProcessError):
+                    _run("ip", "netns", "delete", space)
+
+
+@contextmanager
+def _running(program: Path, spaces: list[str], link: Link) -> Iterator[None]:
+    command = [str(program), *spaces, str(link.mbit), str(round(500 * link.round_trip_ms))]
+    with subprocess.Popen(["chrt", "-f", str(_WIRE_PRIORITY), *command], stdout=subprocess.PIPE, text=True) as wire:
+        try:
+            assert wire.stdout is not None
+            if wire.stdout.readline() != "ready\n":
+                raise SystemExit("the wire between the two namespaces could not be made; its message is above")
+            yield
+        finally:
+            wire.kill()
+
+
+def _set_up(space: str, address: str) -> Host:
+    inside = ("ip", "netns", "exec", space)
+    _run(*inside, "ip", "link", "set", "lo", "up")
+    _run(*inside, "ip", "address", "add", f"{address}/24", "dev", INTERFACE)
+    _run(*inside, "ip", "link", "set", INTERFACE, "mtu", str(_MTU), "txqueuelen", "5000", "up")
+    # A connection between two hosts of a cluster has found its window; a fresh one would measure its slow start.
+    route = ("ip", "route", "change", "10.77.0.0/24", "dev", INTERFACE, "congctl", "cubic", "initcwnd", "20")
+    _run(*inside, *route)
+    return Host(address, INTERFACE, inside)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)

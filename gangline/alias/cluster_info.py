@@ -1,0 +1,78 @@
+"""Where a rank runs, in the shape that scripts written for Determined expect.
+
+Ids are numbers there: a trial's is its experiment's, times 10,000, plus its own. A machine of the allocation is a
+"container", and the latest checkpoint is its id alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gangline.cluster_info
+from gangline.lacking import Lacking
+
+_TRIALS_OF_EXPERIMENT = 10_000
+
+
+@dataclass(frozen=True)
+class TrialInfo(Lacking):
+    lacks: ClassVar[tuple[str, ...]] = ("unique_port_offset", "inter_node_network_interface")
+
+    trial_id: int
+    experiment_id: int
+    trial_seed: int
+    hparams: dict[str, Any]
+    _config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ClusterInfo(Lacking):
+    """container_rank counts the machines of the allocation; slot_ids those of this machine, from 0."""
+
+    lacks: ClassVar[tuple[str, ...]] = (
+        "container_addrs",
+        "container_slot_counts",
+        "gpu_uuids",
+        "master_cert_file",
+        "master_cert_name",
+        "master_url",
+        "session_token",
+        "user_data",
+    )
+
+    cluster_id: str
+    agent_id: str
+    slot_ids: list[int]
+    task_id: str
+    allocation_id: str
+    task_type: str
+    container_rank: int
+    latest_checkpoint: str | None
+    trial: TrialInfo
+
+
+def get_cluster_info() -> ClusterInfo | None:
+    """None when this process was not started by a trial runner."""
+    found = gangline.cluster_info.get_cluster_info()
+    if found is None:
+        return None
+    experiment_id, _, number = found.trial.trial_id.partition(".")
+    trial = TrialInfo(
+        trial_id=int(experiment_id) * _TRIALS_OF_EXPERIMENT + int(number or 0),
+        experiment_id=found.trial.experiment_id,
+        trial_seed=found.trial.trial_seed,
+        hparams=found.trial.hparams,
+        _config=found.trial.config,
+    )
+    return ClusterInfo(
+        cluster_id=found.cluster_id,
+        agent_id=found.agent_id,
+        slot_ids=list(range(len(found.slot_ids))),
+        task_id=found.trial.trial_id,
+        allocation_id=found.allocation_id,
+        task_type="TRIAL",
+        container_rank=found.node_rank,
+        latest_checkpoint=found.latest_checkpoint.id if found.latest_checkpoint else None,
+        trial=trial,
+    )

@@ -1,0 +1,32 @@
+"""PURE: which modules of Determined have a counterpart here."""
+
+from __future__ import annotations
+
+ROOT = "determined"
+
+TARGET_BY_MODULE = {
+    ROOT: "gangline.alias.root",
+    "determined.core": "gangline.core",
+    "determined.launch": "gangline.launch",
+    "determined.launch.torch_distributed": "gangline.launch.torch_distributed",
+    "determined.launch.wrap_rank": "gangline.launch.wrap_rank",
+    "determined.pytorch": "gangline.pytorch",
+    "determined.pytorch.samplers": "gangline.pytorch.sampler",
+    "determined.tensorboard": "gangline.alias",
+    "determined.tensorboard.metric_writers": "gangline.alias",
+    "determined.tensorboard.metric_writers.pytorch": "gangline.pytorch.writer",
+}
+
+
+# Run with `python -m`, which a package cannot be.
+PROGRAMS = ("determined.launch.torch_distributed", "determined.launch.wrap_rank")
+
+
+def is_ours(module: str) -> bool:
+    return module == ROOT or module.startswith(f"{ROOT}.")
+
+
+def submodule(module: str, name: str) -> str | None:
+    """The full name where a module has such a submodule here."""
+    full = f"{module}.{name}"
+    return full if full in TARGET_BY_MODULE else None

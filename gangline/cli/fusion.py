@@ -1,0 +1,64 @@
+"""`gangline fusion ...`: what is remembered of tensor fusion, so that like trials need not tune again."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gangline.cli.shared import Json, connect, new_group, show, show_table
+from gangline.cli.text import format_age, format_bytes
+from gangline.errors import invalid, not_found
+
+if TYPE_CHECKING:
+    from gangline.domain.fusion import FusionRecord
+
+app = new_group("See what tuning of tensor fusion has found, and have it tuned anew.")
+
+
+@app.command("list")
+@app.command("ls", hidden=True)
+def list_fusion(is_json: Json = False) -> None:
+    """List what is remembered, newest first."""
+    with connect() as client:
+        records = client.list_fusion()
+    now = time.time()
+    rows = [
+        (
+            record.key,
+            record.summary,
+            _buckets(record),
+            "" if record.is_default else f"{record.gain_ratio:.2f}x",
+            record.steps,
+            record.trial_id,
+            format_age(record.created_at, now),
+        )
+        for record in records
+    ]
+    headings = ("KEY", "FOR", "BUCKETS", "GAIN", "STEPS", "TRIAL", "AGE")
+    show_table(records, is_json, headings, rows, "nothing is remembered yet; set optimizations.auto_tune_tensor_fusion")
+
+
+@app.command()
+def forget(
+    key: Annotated[str, typer.Argument(metavar="[KEY]", help="The key of one record.")] = "",
+    is_all: Annotated[bool, typer.Option("--all", help="All records.")] = False,
+    is_json: Json = False,
+) -> None:
+    """Have the next trial of a kind tune anew."""
+    if bool(key) == is_all:
+        raise invalid("fusion.which", "name one key, or say --all; gangline fusion list shows the keys")
+    with connect() as client:
+        keys = [record.key for record in client.list_fusion()] if is_all else [key]
+        forgotten = [one for one in keys if client.forget_fusion(one)]
+    if key and not forgotten:
+        raise not_found("fusion.unknown", f"nothing is remembered under {key}; list it with: gangline fusion list")
+    show({"forgotten": forgotten}, is_json, lambda: f"forgotten: {', '.join(forgotten) or 'nothing was remembered'}")
+
+
+def _buckets(record: FusionRecord) -> str:
+    if record.is_default:
+        return "torch's"
+    count = len(record.bucket_bytes)
+    return f"{count} caps of ~{format_bytes(sum(record.bucket_bytes) // count)}"

@@ -1,0 +1,125 @@
+"""How much of its machine a rank uses: its processes, its GPU, and the machine as a whole.
+
+Owns one background thread that looks every second while it is on; `take` gives the means since the last call. Needs
+psutil; a GPU is read through NVML where the package nvidia-ml-py is installed. Used by gangline.core.profiler and by
+the trainer's profile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+SECONDS = 1.0
+
+
+class LoadSampler:
+    """start and stop may be called any number of times. read: what one look finds, for tests."""
+
+    def __init__(self, read: Callable[[], dict[str, float]] | None = None, seconds: float = SECONDS) -> None:
+        self._read = read or _Reading().read
+        self._seconds = seconds
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._is_over.clear()
+            self._thread = threading.Thread(target=self._serve, name="gangline-load", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._is_over.set()
+            self._thread.join()
+            self._thread = None
+
+    def take(self) -> dict[str, float]:
+        """Means since the last call; empty when there was no look."""
+        with self._lock:
+            found = {name: total / count for name, (total, count) in self._sums.items()}
+            self._sums = {}
+        return found
+
+    def _serve(self) -> None:
+        self._read()  # the first look only starts the counters
+        while not self._is_over.wait(self._seconds):
+            seen = self._read()
+            with self._lock:
+                for name, value in seen.items():
+                    total, count = self._sums.get(name, (0.0, 0))
+                    self._sums[name] = (total + value, count + 1)
+
+
+class _Reading:
+    """cpu_percent: of this rank and its processes, 100 for one core; machine_cpu_percent: 100 for all cores."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._last: tuple[float, float] | None = None
+        self._gpu = _open_gpu(os.environ)
+
+    def read(self) -> dict[str, float]:
+        used, memory = self._family()
+        now = time.monotonic()
+        found = {"memory_bytes": float(memory), "machine_cpu_percent": psutil.cpu_percent()}
+        if self._last is not None and now > self._last[0]:
+            found["cpu_percent"] = max(0.0, 100 * (used - self._last[1]) / (now - self._last[0]))
+        self._last = (now, used)
+        return {**found, **self._gpu()}
+
+    def _family(self) -> tuple[float, int]:
+        """Seconds of CPU and resident bytes of this process and all below it, loader workers for example."""
+        seconds, memory = 0.0, 0
+        for process in (self._process, *self._process.children(recursive=True)):
+            # A process may end between the list and the look at it.
+            with suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                own = process.pid == self._process.pid
+                seconds += times.user + times.system + (times.children_user + times.children_system if own else 0)
+                memory += process.memory_info().rss
+        return seconds, memory
+
+
+def device_name(environment: Mapping[str, str]) -> str:
+    """This local rank's entry in CUDA_VISIBLE_DEVICES, an index or a UUID; without that variable its own number."""
+    local_rank = int(environment.get("LOCAL_RANK", "0"))
+    if "CUDA_VISIBLE_DEVICES" not in environment:
+        return str(local_rank)
+    entries = [entry.strip() for entry in environment["CUDA_VISIBLE_DEVICES"].split(",") if entry.strip()]
+    return entries[local_rank % len(entries)] if entries else ""
+
+
+def _open_gpu(environment: Mapping[str, str]) -> Callable[[], dict[str, float]]:
+    """What reads this rank's GPU: its utilization in percent and its used memory; nothing where there is none."""
+    name = device_name(environment)
+    try:
+        import pynvml  # noqa: PLC0415  only where there may be a GPU
+
+        if not name:
+            return dict
+        pynvml.nvmlInit()
+        is_index = name.isdigit()
+        handle: Any = (
+            pynvml.nvmlDeviceGetHandleByIndex(int(name)) if is_index else pynvml.nvmlDeviceGetHandleByUUID(name)
+        )
+    except (ImportError, pynvml.NVMLError):
+        return dict
+
+    def read() -> dict[str, float]:
+        with suppress(pynvml.NVMLError):
+            return {
+                "gpu_percent": float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+                "gpu_memory_bytes": float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+            }
+        return {}
+
+    return read

@@ -1,0 +1,65 @@
+"""Recording the machine's load while a script trains: the profiler part of the Core API.
+
+Owns the switch and the reports; what is read is told in gangline.core.load. The chief reports its own machine.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from gangline.core.distributed import DistributedContext
+from gangline.core.link import Link
+from gangline.core.load import LoadSampler
+from gangline.errors import invalid
+
+GROUP = "profiling"
+
+
+class ProfilerContext:
+    """On the chief it reports metrics of the group "profiling"; on other ranks it does nothing."""
+
+    def __init__(self, distributed: DistributedContext, link: Link) -> None:
+        self._is_chief = distributed.is_chief
+        self._link = link
+        self._sampler: LoadSampler | None = None
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def on(self, sampling_interval: float = 1, samples_per_report: int = 10) -> None:
+        """sampling_interval: seconds between two looks at the machine. Each report is the mean of that many."""
+        if sampling_interval <= 0 or samples_per_report < 1:
+            raise invalid(
+                "core.profiler",
+                f"profiler.on({sampling_interval}, {samples_per_report}): the interval must be above 0, the samples "
+                "at least 1",
+            )
+        if self._thread is not None:
+            raise invalid("core.profiler", "profiler.on() was called twice; call off() between")
+        if not self._is_chief:
+            return
+        self._sampler = LoadSampler(seconds=sampling_interval)
+        self._sampler.start()
+        self._is_over.clear()
+        seconds = sampling_interval * samples_per_report
+        self._thread = threading.Thread(target=self._serve, args=(seconds,), name="gangline-profiler", daemon=True)
+        self._thread.start()
+
+    def off(self) -> None:
+        """The last report. May be called when it is off already."""
+        if self._thread is None or self._sampler is None:
+            return
+        self._is_over.set()
+        self._thread.join()
+        self._sampler.stop()
+        self._report(self._sampler)
+        self._thread = self._sampler = None
+
+    def _serve(self, seconds: float) -> None:
+        while not self._is_over.wait(seconds):
+            if self._sampler is not None:
+                self._report(self._sampler)
+
+    def _report(self, sampler: LoadSampler) -> None:
+        found = sampler.take()
+        if found:
+            self._link.send_metrics(GROUP, self._link.batches_completed, found)

@@ -1,0 +1,62 @@
+"""PURE: what tuning of tensor fusion found out, kept for later trials that are alike.
+
+The scheduler stores the record, ranks write and read it, users list and forget it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LIFETIME_SECONDS = 30 * 86400.0
+_KEY_LETTERS = frozenset("0123456789abcdef-")
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRecord:
+    """key: "<family>-<variant>", both in hexadecimal. A family has the same model, world and backend; its variants
+    differ in flags, batch size and link.
+
+    bucket_bytes: the caps of the buckets, in the order in which they go out; empty when the default is best.
+    num_pairs: pairs of steps behind the two times, 0 where no race was needed. steps: that tuning took.
+    bytes_per_second: 0 for a link that was not felt. batch_size: records of one batch of one rank, 0 when unknown.
+    flags: what else changes the exchange, as "aggregation_frequency=2". trial_id: the one that tuned, empty off the
+    cluster.
+    """
+
+    key: str
+    summary: str = ""
+    bucket_bytes: tuple[int, ...] = ()
+    default_step_seconds: float = 0.0
+    tuned_step_seconds: float = 0.0
+    num_pairs: int = 0
+    steps: int = 0
+    alpha_seconds: float = 0.0
+    bytes_per_second: float = 0.0
+    batch_size: int = 0
+    flags: str = ""
+    total_bytes: int = 0
+    trial_id: str = ""
+    created_at: float = 0.0
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the default was found to be best."""
+        return not self.bucket_bytes
+
+    @property
+    def gain_ratio(self) -> float:
+        """The default's step time over the tuned one's."""
+        return self.default_step_seconds / self.tuned_step_seconds if self.tuned_step_seconds > 0 else 1.0
+
+
+def family_of(key: str) -> str:
+    return key.partition("-")[0]
+
+
+def is_fusion_key(text: str) -> bool:
+    """Whether it may stand in a key of the state: nothing that a path or a range could trip over."""
+    return 0 < len(text) <= 64 and set(text) <= _KEY_LETTERS
+
+
+def is_expired(record: FusionRecord, now: float) -> bool:
+    return record.created_at + LIFETIME_SECONDS <= now

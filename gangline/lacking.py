@@ -1,0 +1,31 @@
+"""PURE: names of Determined that Gangline does not have, and the error that says so.
+
+Owns the sentence and the mixin for classes that users know from there. gangline.alias uses it for whole modules.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NoReturn
+
+PAGE = "docs/from-determined.md"
+
+
+class NotInGangline(AttributeError):
+    """An attribute of Determined that has no counterpart here. hasattr() sees it as missing."""
+
+
+def explain(name: str) -> str:
+    return f"{name} is not part of Gangline; {PAGE} says what is, and what to use instead"
+
+
+class Lacking:
+    """Gives a class a better answer than "has no attribute" for the names in `lacks`."""
+
+    lacks: ClassVar[tuple[str, ...]] = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Called only where ordinary lookup found nothing."""
+        kind = type(self).__name__
+        if name in type(self).lacks:
+            raise NotInGangline(explain(f"{kind}.{name}"))
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")

@@ -1,0 +1,81 @@
+"""`python -m gangline.launch.wrap_rank [--no-redirect-stdio] RANK command ...`: marks each line that a command prints.
+
+For launchers of a user's own that start several workers behind one rank: every line gets the worker's number in front,
+so that the log tells them apart. RANK is a number or the name of an environment variable that holds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import IO
+
+from gangline.alias import install
+from gangline.errors import GanglineError, invalid
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    install()
+    try:
+        rank = _rank_of(options.rank)
+        if not options.command:
+            raise invalid("launch.no_command", f"wrap_rank {options.rank}: name the command to run after the rank")
+        return _run(options.command) if options.no_redirect_stdio else _run_marked(rank, options.command)
+    except GanglineError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m gangline.launch.wrap_rank")
+    parser.add_argument("--no-redirect-stdio", action="store_true", help="leave the command's output as it is")
+    parser.add_argument("rank", help="a number, or an environment variable that holds it")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    return parser.parse_args(arguments)
+
+
+def _rank_of(word: str) -> int:
+    value = word if word.isdigit() else os.environ.get(word, "")
+    if not value.isdigit():
+        found = f"the variable holds {value!r}" if word in os.environ else "there is no such variable"
+        raise invalid("launch.rank", f"wrap_rank {word}: expected a number or a variable that holds one; {found}")
+    return int(value)
+
+
+def _run(command: list[str]) -> int:
+    os.execvp(command[0], command)  # noqa: S606  a list, and the user's own command
+
+
+def _run_marked(rank: int, command: list[str]) -> int:
+    """Its exit code, as a shell would tell it. The signals that end this process are passed on."""
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: child.send_signal(received))
+    assert child.stdout is not None
+    assert child.stderr is not None
+    mark = f"[rank={rank}] ".encode()
+    pumps = [
+        threading.Thread(target=_pump, args=(source, target, mark))
+        for source, target in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
+    ]
+    for pump in pumps:
+        pump.start()
+    code = child.wait()
+    for pump in pumps:
+        pump.join()
+    return code if code >= 0 else 128 - code
+
+
+def _pump(source: IO[bytes], target: IO[bytes], mark: bytes) -> None:
+    for line in source:
+        target.write(mark + line)
+        target.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""What this rank gives to a checkpoint: references to its share of the tensors, and plain values.
+
+Nothing is copied here but what ends up as bytes. Called by the saver on all ranks in step.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from gangline.errors import invalid
+from gangline.pytorch import seed
+from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.checkpoint.name import (
+    OPTIMIZERS,
+    STATE,
+    Path,
+    model_path,
+    name_parameters,
+    parameters_of,
+    state_path,
+)
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.parallel.partition import divide
+from gangline.pytorch.parallel.strategy import Holder, Strategy
+
+TRAINER_FILE = "trainer.pth"
+MODEL_VALUES = "model_values"
+OPTIMIZER_VALUES = "optimizer_values"
+OptimizerValues = dict[int, dict[str, dict[str, Any]]]
+
+
+def rank_file(rank: int) -> str:
+    return f"rank_{rank}.pth"
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """tensors: this rank's share; the shares of all ranks hold everything once. trainer: the same on all ranks, but
+    saved by the chief. rank: this rank's own."""
+
+    tensors: dict[Path, torch.Tensor]
+    trainer: dict[str, Any]
+    rank: dict[str, Any]
+
+
+def capture(
+    context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], progress: Mapping[str, Any]
+) -> Captured:
+    """progress: the loop's own, plain values."""
+    models, model_values = _capture_models(context)
+    states, groups, optimizer_values = _capture_optimizers(context)
+    trainer = {
+        "progress": dict(progress),
+        "lr_schedulers_state_dict": [wrapped.scheduler.state_dict() for wrapped in context.lr_schedulers],
+        "scalers_state_dict": [scaler.state_dict() for scaler in context.scalers],
+        "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
+        "num_models": len(context.models),
+        MODEL_VALUES: model_values,
+        OPTIMIZERS: groups,
+    }
+    own = {
+        "rng_state": seed.capture(),
+        "rank_state": context.strategy.rank_state(),
+        OPTIMIZER_VALUES: optimizer_values,
+    }
+    return Captured(_share_of(context.strategy, models, states), trainer, own)
+
+
+def to_bytes(content: Mapping[str, Any], what: str) -> bytes:
+    """Raises GanglineError `checkpoint.not_plain` when something in it cannot be read back safely."""
+    buffer = io.BytesIO()
+    torch.save(dict(content), buffer)
+    buffer.seek(0)
+    try:
+        torch.load(buffer, weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError as error:
+        raise invalid(
+            "checkpoint.not_plain",
+            f"{what} cannot be read back with weights_only: {_culprit(error)}; keep tensors, numbers, strings, lists "
+            "and dictionaries in the state_dict of callbacks, schedulers and optimizers",
+        ) from error
+    return buffer.getvalue()
+
+
+def _capture_models(context: PyTorchTrialContext) -> tuple[dict[Path, torch.Tensor], list[dict[str, Any]]]:
+    """Tensors, and what a module keeps as extra state beside them."""
+    tensors: dict[Path, torch.Tensor] = {}
+    values: list[dict[str, Any]] = []
+    for index, model in enumerate(context.models):
+        state = context.strategy.model_state(model)
+        tensors |= {model_path(index, name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        values.append({name: value for name, value in state.items() if not isinstance(value, torch.Tensor)})
+    return tensors, values
+
+
+def _capture_optimizers(
+    context: PyTorchTrialContext,
+) -> tuple[dict[Path, torch.Tensor], list[dict[str, Any]], OptimizerValues]:
+    """Tensors by path, groups with names for parameters, and what states hold beside tensors: optimizer -> parameter ->
+    name -> value."""
+    names = name_parameters(context.models, context.optimizers)
+    tensors: dict[Path, torch.Tensor] = {}
+    groups: list[dict[str, Any]] = []
+    values: OptimizerValues = {}
+    for number, optimizer in enumerate(context.optimizers):
+        saved = optimizer.state_dict()
+        order = [names[id(parameter)] for parameter in parameters_of(optimizer)]
+        for position, entries in saved[STATE].items():
+            for key, value in entries.items():
+                # A dot would be read as the end of the parameter's name.
+                if isinstance(value, torch.Tensor) and "." not in key:
+                    tensors[state_path(number, order[position], key)] = value
+                else:
+                    values.setdefault(number, {}).setdefault(order[position], {})[key] = value
+        named = [{**group, "params": [order[one] for one in group["params"]]} for group in saved["param_groups"]]
+        groups.append({**{key: value for key, value in saved.items() if key != STATE}, "param_groups": named})
+    return tensors, groups, values
+
+
+def _share_of(
+    strategy: Strategy, models: Mapping[Path, torch.Tensor], states: Mapping[Path, torch.Tensor]
+) -> dict[Path, torch.Tensor]:
+    """Of what several ranks hold alike, each takes about as many bytes as the others."""
+    own: dict[Path, torch.Tensor] = {}
+    alike: dict[tuple[int, bool], list[tuple[Path, torch.Tensor, Holder]]] = {}
+    for tensors, is_state in ((models, False), (states, True)):
+        for path, tensor in tensors.items():
+            holder = strategy.holder_of(tensor, is_state)
+            if holder.count == 1:
+                own[path] = tensor
+            else:
+                alike.setdefault((holder.count, isinstance(tensor, DTensor)), []).append((path, tensor, holder))
+    for (count, _), entries in alike.items():
+        owners = divide([_bytes_of(tensor) for _, tensor, _ in entries], count)
+        chosen = zip(entries, owners, strict=True)
+        own |= {path: tensor for (path, tensor, holder), owner in chosen if owner == holder.index}
+    return own
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.numel() * local.element_size()
+
+
+def _culprit(error: Exception) -> str:
+    """torch names the refused type in the middle of its advice."""
+    for line in str(error).splitlines():
+        if "GLOBAL" in line or "Unsupported" in line:
+            return line.strip()
+    return str(error).splitlines()[0]

@@ -1,0 +1,81 @@
+"""A whole checkpoint in the memory of one process, and what its metadata.json says beside the manifest.
+
+Needs no cluster, no process group and no trial: `gangline.pytorch.load_checkpoint` is how a trained model is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gangline
+from gangline.core.checkpoint import STEPS_COMPLETED
+from gangline.core.storage import verify
+from gangline.pytorch.checkpoint.capture import MODEL_VALUES
+from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, state_path
+from gangline.pytorch.checkpoint.source import STATE_FORMAT, STATE_FORMAT_KEY, Source, open_source
+from gangline.pytorch.context import PyTorchTrialContext
+
+_INTERNAL = ("num_models", MODEL_VALUES)
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint's folder holds, its tensors whole and on the CPU, after a check of every file against the
+    manifest.
+
+    `models_state_dict` lists the models' states in the order in which the trial wrapped them; each fits the user's
+    bare model. `optimizers_state_dict` fits optimizers that were built as the trial builds them.
+    """
+    directory = Path(path)
+    verify(directory)
+    source = open_source(directory)
+    tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in source.tensors.items()}
+    source.load(tensors)
+    trainer = {key: value for key, value in source.trainer.items() if key not in _INTERNAL}
+    numbers = range(source.trainer["num_models"])
+    return {
+        **trainer,
+        MODELS: [_model_state(index, source, tensors) for index in numbers],
+        OPTIMIZERS: [_optimizer_state(number, source, tensors) for number in range(len(source.trainer[OPTIMIZERS]))],
+        "rng_state": [rank["rng_state"] for rank in source.ranks],
+        "rank_state": [rank.get("rank_state") or {} for rank in source.ranks],
+    }
+
+
+def metadata_of(context: PyTorchTrialContext, batches: int) -> dict[str, Any]:
+    """For a checkpoint of this trial after so many batches."""
+    return {
+        STEPS_COMPLETED: batches,
+        "trial_type": "PyTorchTrial",
+        "format": "pytorch",
+        STATE_FORMAT_KEY: STATE_FORMAT,
+        "gangline_version": gangline.__version__,
+        "torch_version": torch.__version__,
+        "parallelism": context.strategy.name,
+        "world_size": context.distributed.size,
+        "hparams": context.get_hparams(),
+    }
+
+
+def _model_state(index: int, source: Source, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    prefix = join((MODELS, index, ""))
+    own = {path.removeprefix(prefix): tensor for path, tensor in tensors.items() if path.startswith(prefix)}
+    return {**own, **source.trainer[MODEL_VALUES][index]}
+
+
+def _optimizer_state(number: int, source: Source, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """As the optimizer's own state_dict, which counts parameters in the order of its groups."""
+    saved = source.trainer[OPTIMIZERS][number]
+    described, values = source.state_tensors(number), source.optimizer_values(number)
+    order = [str(name) for group in saved["param_groups"] for name in group["params"]]
+    state: dict[int, dict[str, Any]] = {}
+    for position, key in enumerate(order):
+        own = {name: tensors[join(state_path(number, key, name))] for name in described.get(key, {})}
+        entries = {**own, **values.get(key, {})}
+        if entries:
+            state[position] = entries
+    positions = iter(range(len(order)))
+    groups = [{**group, "params": [next(positions) for _ in group["params"]]} for group in saved["param_groups"]]
+    return {**saved, STATE: state, "param_groups": groups}

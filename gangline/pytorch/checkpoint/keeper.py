@@ -1,0 +1,73 @@
+"""Saves and restores one trial: what is captured, what callbacks hear of it, when others have to wait.
+
+The training loop calls it on all ranks in step and knows nothing else of checkpoints; when to save is the loop's
+decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture, to_bytes
+from gangline.pytorch.checkpoint.content import metadata_of
+from gangline.pytorch.checkpoint.restore import restore, restore_random
+from gangline.pytorch.checkpoint.saver import Saver
+from gangline.pytorch.checkpoint.source import Source
+from gangline.pytorch.context import PyTorchTrialContext
+
+
+class Keeper:
+    """A save goes on in the background. What went wrong with it is raised by the next `save`, `poll` or `wait`."""
+
+    def __init__(self, context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]) -> None:
+        self._context = context
+        self._callbacks = callbacks
+        self._saver = Saver(
+            context.core.checkpoint,
+            context.distributed,
+            is_asynchronous=context.setting.saves_in_background,
+            on_saved=self._tell,
+        )
+
+    def save(self, batches: int, progress: Mapping[str, Any]) -> None:
+        """progress: the loop's own, plain values."""
+        self._context.strategy.share_buffers(self._context.models)
+        captured = capture(self._context, self._callbacks, progress)
+        folder = self._write_trainer(captured.trainer) if self._context.distributed.is_chief else None
+        self._saver.save(captured, batches, metadata_of(self._context, batches), folder)
+
+    def poll(self) -> None:
+        self._saver.poll()
+
+    def wait(self) -> None:
+        """Until nothing is under way any more."""
+        self._saver.wait()
+
+    def restore(self, source: Source) -> None:
+        """All but the random numbers."""
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_load_start(source.trainer)
+        restore(self._context, self._callbacks, source)
+
+    def restore_random(self, source: Source) -> None:
+        """When nothing random is left to do before the first batch."""
+        restore_random(self._context, source)
+
+    def _write_trainer(self, trainer: dict[str, Any]) -> TemporaryDirectory[str]:
+        """A folder to which callbacks may add files of their own."""
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_save_start(trainer)
+        folder = TemporaryDirectory(prefix="gangline-checkpoint-")
+        Path(folder.name, TRAINER_FILE).write_bytes(to_bytes(trainer, "the trial's state"))
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_write_end(folder.name)
+        return folder
+
+    def _tell(self, storage_id: str) -> None:
+        if self._context.distributed.is_chief:
+            for callback in self._callbacks.values():
+                callback.on_checkpoint_upload_end(storage_id)

@@ -1,0 +1,52 @@
+"""Reads what torch.distributed.checkpoint says of the tensors that it wrote, without running what a file may hold.
+
+That description is a pickle. Only the classes of which it consists are made; a file that names anything else is
+refused, so that a checkpoint from elsewhere can be read as safely as with weights_only.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+from gangline.errors import invalid
+
+_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+_MORE = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict")}
+
+
+class TensorReader(FileSystemReader):
+    """Of the folder in which the tensors lie."""
+
+    def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
+        metadata = read_metadata(Path(self.path))
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Raises GanglineError `checkpoint.corrupt` where the file is no description of tensors."""
+    path = folder / ".metadata"
+    try:
+        with path.open("rb") as file:
+            found = _Unpickler(file).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError) as error:
+        raise invalid("checkpoint.corrupt", f"{path} does not describe tensors: {error}; use another checkpoint") from (
+            error
+        )
+    if not isinstance(found, Metadata):
+        raise invalid("checkpoint.corrupt", f"{path} holds a {type(found).__name__}; use another checkpoint")
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_known = module in _MODULES or (module, name) in _MORE
+        if is_known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}")

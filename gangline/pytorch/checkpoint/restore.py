@@ -1,0 +1,169 @@
+"""Puts what a checkpoint holds into the models, optimizers and schedulers that a trial has wrapped.
+
+Every rank reads what it needs, in whatever strategy and number of ranks the checkpoint was made. Called by the training
+loop, on all ranks in step, before the first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch import seed
+from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.checkpoint.capture import MODEL_VALUES
+from gangline.pytorch.checkpoint.name import (
+    MODELS,
+    OPTIMIZERS,
+    STATE,
+    join,
+    model_path,
+    name_parameters,
+    parameters_of,
+    state_path,
+)
+from gangline.pytorch.checkpoint.source import Described, Source
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.parallel.ownership import class_name
+
+
+def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], source: Source) -> None:
+    """All but the random numbers. Raises GanglineError `checkpoint.other_trial` or `checkpoint.other_model`, before
+    anything has changed where it can."""
+    trainer = source.trainer
+    _check_counts(context, trainer)
+    for index, model in enumerate(context.models):
+        _load_model(context, index, model, source)
+    for number, optimizer in enumerate(context.optimizers):
+        _load_optimizer(context, number, optimizer, source)
+    for wrapped, scheduler_state in zip(context.lr_schedulers, trainer["lr_schedulers_state_dict"], strict=True):
+        wrapped.scheduler.load_state_dict(scheduler_state)
+    for scaler, scaler_state in zip(context.scalers, trainer["scalers_state_dict"], strict=True):
+        scaler.load_state_dict(scaler_state)
+    context.strategy.load_rank_state(_own_part(context, source).get("rank_state"))
+    for name, callback in callbacks.items():
+        if name in trainer["callbacks"]:
+            callback.load_state_dict(trainer["callbacks"][name])
+
+
+def restore_random(context: PyTorchTrialContext, source: Source) -> None:
+    """In a world of another size the ranks start new streams, as theirs cannot be divided."""
+    state = _own_part(context, source).get("rng_state")
+    if state is not None:
+        seed.restore(state)
+
+
+def _own_part(context: PyTorchTrialContext, source: Source) -> dict[str, Any]:
+    """Of this rank, in a world of the same size."""
+    is_same_world = len(source.ranks) == context.distributed.size
+    return source.ranks[context.distributed.rank] if is_same_world else {}
+
+
+def _load_model(context: PyTorchTrialContext, index: int, model: nn.Module, source: Source) -> None:
+    state = context.strategy.model_state(model)
+    values = source.trainer[MODEL_VALUES][index]
+    prefix = join((MODELS, index, ""))
+    saved = {path.removeprefix(prefix) for path in source.tensors if path.startswith(prefix)} | set(values)
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    differences = [f"it has no {name}" for name in state if name not in saved]
+    differences += [f"it holds {name} besides" for name in sorted(saved - set(state))]
+    for name, tensor in tensors.items():
+        described = source.tensors.get(prefix + name)
+        if described is not None and described.shape != tensor.shape:
+            shapes = f"{_shape(described.shape)}, not {_shape(tensor.shape)}"
+            differences.append(f"its {name} has the shape {shapes}")
+    if differences:
+        raise _other_model(model, differences)
+    source.load({join(model_path(index, name)): tensor for name, tensor in tensors.items()})
+    try:
+        context.strategy.load_model_state(model, {**tensors, **values})
+    except RuntimeError as error:
+        raise _other_model(model, [line.strip() for line in str(error).splitlines()[1:]]) from error
+
+
+def _other_model(model: nn.Module, differences: list[str]) -> GanglineError:
+    more = f" (and {len(differences) - 2} differences more)" if len(differences) > 2 else ""
+    return invalid(
+        "checkpoint.other_model",
+        f"the checkpoint holds another model than {class_name(model)}: {'; '.join(differences[:2])}{more}",
+    )
+
+
+def _shape(size: torch.Size) -> str:
+    return f"({', '.join(map(str, size))})"
+
+
+def _load_optimizer(context: PyTorchTrialContext, number: int, optimizer: Optimizer, source: Source) -> None:
+    names = name_parameters(context.models, context.optimizers)
+    saved = source.trainer[OPTIMIZERS][number]
+    keys = _keys_by_parameter(number, optimizer, saved["param_groups"], names)
+    own = {id(parameter) for parameter in context.strategy.stepped_parameters(optimizer)}
+    everything = parameters_of(optimizer)
+    described, values = source.state_tensors(number), source.optimizer_values(number)
+    state: dict[int, dict[str, Any]] = {}
+    targets: dict[str, torch.Tensor] = {}
+    for position, parameter in enumerate(everything):
+        key = keys[position]
+        if id(parameter) not in own or (key not in described and key not in values):
+            continue
+        room = _room_for(described.get(key, {}), parameter)
+        targets |= {join(state_path(number, key, name)): tensor for name, tensor in room.items()}
+        state[position] = {**room, **values.get(key, {})}
+    source.load(targets)
+    positions = iter(range(len(everything)))
+    groups = [{**group, "params": [next(positions) for _ in group["params"]]} for group in saved["param_groups"]]
+    optimizer.load_state_dict({**saved, STATE: state, "param_groups": groups})
+
+
+def _keys_by_parameter(
+    number: int, optimizer: Optimizer, saved_groups: list[dict[str, Any]], names: Mapping[int, str]
+) -> list[str]:
+    """What each parameter is called in the checkpoint, in the optimizer's order."""
+    groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+    saved = [group["params"] for group in saved_groups]
+    here, there = [len(group) for group in groups], [len(group) for group in saved]
+    if here != there:
+        raise invalid(
+            "checkpoint.other_trial",
+            f"the checkpoint's optimizer {number} has groups of {', '.join(map(str, there))} parameters, this trial's "
+            f"{type(optimizer).__name__} has groups of {', '.join(map(str, here))}; it belongs to another trial",
+        )
+    for ours, theirs in zip(chain(*groups), chain(*saved), strict=True):
+        if isinstance(theirs, str) and ours != theirs:
+            raise invalid(
+                "checkpoint.other_trial",
+                f"the checkpoint's optimizer {number} has the parameter {theirs} where this trial's "
+                f"{type(optimizer).__name__} has {ours}; it belongs to another trial",
+            )
+    return [str(name) for name in chain(*saved)]
+
+
+def _room_for(described: Mapping[str, Described], parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+    """Tensors to fill with a parameter's state, divided as the parameter where they have its shape."""
+    return {
+        name: torch.empty_like(parameter, dtype=one.dtype, requires_grad=False)
+        if one.shape == parameter.shape
+        else torch.empty(one.shape, dtype=one.dtype)
+        for name, one in described.items()
+    }
+
+
+def _check_counts(context: PyTorchTrialContext, trainer: Mapping[str, Any]) -> None:
+    counts = {
+        "models": (trainer["num_models"], len(context.models)),
+        "optimizers": (len(trainer[OPTIMIZERS]), len(context.optimizers)),
+        "lr_schedulers": (len(trainer["lr_schedulers_state_dict"]), len(context.lr_schedulers)),
+        "scalers": (len(trainer["scalers_state_dict"]), len(context.scalers)),
+    }
+    for what, (saved, here) in counts.items():
+        if saved != here:
+            raise invalid(
+                "checkpoint.other_trial",
+                f"the checkpoint holds {saved} {what}, this trial has {here}; it belongs to another trial",
+            )

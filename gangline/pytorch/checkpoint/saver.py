@@ -1,0 +1,207 @@
+"""Saves a trial's state while training goes on: a copy is taken between two steps, a thread writes it.
+
+Owns that thread, the process group on which the ranks' threads agree (training's collectives must not meet theirs),
+and the rule that one save is under way at a time. A checkpoint exists from the moment of its commit; what went wrong
+before is raised on every rank at its next `poll` or `wait`. Made and called by the training loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from gangline.core.checkpoint import CheckpointContext
+from gangline.core.distributed import DistributedContext
+from gangline.core.draft import CheckpointDraft
+from gangline.core.storage import StoredFile
+from gangline.core.transport import AloneTransport, TorchTransport, Transport
+from gangline.errors import ErrorKind, GanglineError
+from gangline.pytorch.checkpoint.capture import Captured, rank_file, to_bytes
+from gangline.pytorch.checkpoint.name import Path
+from gangline.pytorch.checkpoint.staging import Staging
+from gangline.pytorch.checkpoint.writer import write_tensors
+
+# Ranks wait for one another's uploads; a rank that died breaks its connections at once.
+_GROUP_TIMEOUT = timedelta(hours=4)
+
+
+@dataclass(slots=True)
+class Save:
+    """One save under way. rank_part: this rank's own file. folder: with more files, on the chief. storage_id: known
+    once ranks have agreed."""
+
+    batches: int
+    metadata: Mapping[str, Any]
+    tensors: Mapping[Path, torch.Tensor]
+    rank_part: bytes
+    folder: TemporaryDirectory[str] | None
+    storage_id: str = ""
+    error: BaseException | None = None
+    thread: threading.Thread = field(init=False)
+
+
+class Saver:
+    """All ranks make one, and call it in step.
+
+    on_saved: called in the thread that trains, on every rank, with the id of each checkpoint that is complete.
+    """
+
+    def __init__(
+        self,
+        checkpoint: CheckpointContext,
+        distributed: DistributedContext,
+        *,
+        is_asynchronous: bool = True,
+        on_saved: Callable[[str], None] = lambda storage_id: None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._distributed = distributed
+        self._is_asynchronous = is_asynchronous
+        self._on_saved = on_saved
+        self._staging = Staging()
+        self._known_group: dist.ProcessGroup | None = None
+        self._running: Save | None = None
+
+    def save(
+        self,
+        captured: Captured,
+        batches: int,
+        metadata: Mapping[str, Any],
+        folder: TemporaryDirectory[str] | None = None,
+    ) -> None:
+        """Begins to save, after the save before has ended. folder: whose files become the checkpoint's, from the chief
+        alone; it is removed when they are written.
+
+        Raises what went wrong with the save before, or GanglineError `checkpoint.not_plain`.
+        """
+        rank_part = to_bytes(captured.rank, "what a rank keeps")
+        self.wait()
+        group = self._group()
+        save = Save(batches, metadata, self._staging.copy(captured.tensors), rank_part, folder)
+        save.thread = threading.Thread(target=self._run, args=(save, group), name="gangline-save", daemon=True)
+        self._running = save
+        save.thread.start()
+        if not self._is_asynchronous:
+            self.wait()
+
+    def poll(self) -> None:
+        """Looks whether the save under way has ended, without waiting. Raises what went wrong with it."""
+        if self._running is not None and not self._running.thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until no save is under way. Raises what went wrong with it."""
+        if self._running is None:
+            return
+        save, self._running = self._running, None
+        save.thread.join()
+        if save.error is not None:
+            raise _describe(save, self._checkpoint.storage_url) from save.error
+        self._on_saved(save.storage_id)
+
+    def _group(self) -> dist.ProcessGroup | None:
+        if self._distributed.size > 1 and self._known_group is None:
+            self._known_group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT)
+        return self._known_group
+
+    def _run(self, save: Save, group: dist.ProcessGroup | None) -> None:
+        try:
+            self._write(save, group)
+        except BaseException as error:  # noqa: BLE001  it is raised again in the thread that trains
+            save.error = error
+        finally:
+            if save.folder is not None:
+                save.folder.cleanup()
+
+    def _write(self, save: Save, group: dist.ProcessGroup | None) -> None:
+        transport: Transport = TorchTransport(group, range(self._distributed.size)) if group else AloneTransport()
+        save.storage_id = transport.broadcast(str(uuid.uuid4()))
+        draft = self._checkpoint.draft(save.storage_id)
+        try:
+            write_tensors(draft, save.tensors, group)
+            files = _merge(_together(transport, lambda: self._write_files(draft, save)))
+            _together(transport, lambda: self._commit(save, files))
+        except BaseException:
+            # The cause counts, also where storage cannot even be cleaned.
+            with suppress(Exception):
+                if self._distributed.is_chief:
+                    draft.discard()
+            raise
+
+    def _write_files(self, draft: CheckpointDraft, save: Save) -> dict[str, StoredFile]:
+        """Returns what this rank has written in all."""
+        draft.write(rank_file(self._distributed.rank), save.rank_part)
+        if save.folder is not None:
+            draft.copy_folder(save.folder.name)
+        return draft.files
+
+    def _commit(self, save: Save, files: Mapping[str, StoredFile]) -> None:
+        if self._distributed.is_chief:
+            self._checkpoint.commit(save.storage_id, files, save.metadata)
+
+
+def _merge(by_rank: list[dict[str, StoredFile]]) -> dict[str, StoredFile]:
+    return {path: file for files in by_rank for path, file in files.items()}
+
+
+def _together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
+    """Everyone's result, once all have one; where a rank fails, all of them raise its error."""
+    result: Any = None
+    failure: Any = None
+    try:
+        result = work()
+    except GanglineError as error:
+        failure = (error.code, error.message, error.kind)
+    except Exception as error:  # noqa: BLE001  the others wait for this rank, and have to hear of it
+        failure = f"{type(error).__name__}: {error}"
+    everyone = transport.allgather((result, failure))
+    for rank, (_, found) in enumerate(everyone):
+        if isinstance(found, tuple):
+            raise GanglineError(*found)
+        if found is not None:
+            raise RankError(rank, found)
+    return [result for result, _ in everyone]
+
+
+class RankError(Exception):
+    """What went wrong on another rank, or on this one."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(rank, text)
+        self.rank = rank
+        self.text = text
+
+
+def _describe(save: Save, storage_url: str) -> GanglineError:
+    """The first rank's cause in one line."""
+    error = save.error
+    if isinstance(error, GanglineError):
+        return error
+    rank, text = _cause_of(error)
+    where = "" if rank is None else f" on rank {rank}"
+    return GanglineError(
+        "checkpoint.storage",
+        f"the checkpoint after batch {save.batches} could not be written to {storage_url}{where}: {text}; earlier "
+        "checkpoints are as they were",
+        ErrorKind.UNAVAILABLE,
+    )
+
+
+def _cause_of(error: BaseException | None) -> tuple[int | None, str]:
+    if isinstance(error, RankError):
+        return error.rank, error.text
+    if isinstance(error, CheckpointException) and error.failures:
+        rank = min(error.failures)
+        cause = error.failures[rank][0]
+        return rank, f"{type(cause).__name__}: {cause}"
+    return None, f"{type(error).__name__}: {error}"

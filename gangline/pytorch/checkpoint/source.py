@@ -1,0 +1,150 @@
+"""A checkpoint's folder on this machine, as what restores from it sees it.
+
+Owns the two layouts that exist: format 2, whose tensors any number of ranks read a part of, and format 1 of the first
+version, one file with everything. Files have been compared with the manifest before.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from gangline.core.storage import read_metadata as read_manifest
+from gangline.errors import invalid
+from gangline.pytorch.checkpoint import metadata
+from gangline.pytorch.checkpoint.capture import (
+    MODEL_VALUES,
+    OPTIMIZER_VALUES,
+    TRAINER_FILE,
+    OptimizerValues,
+    rank_file,
+)
+from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, model_path, state_path
+from gangline.pytorch.checkpoint.writer import TENSORS_FOLDER
+
+STATE_FORMAT = 2
+STATE_FORMAT_KEY = "state_format"
+_FIRST_FILE = "state_dict.pth"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A tensor that a source can load."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class Source(ABC):
+    """trainer: what all ranks share. ranks: each rank's own, by rank. tensors: by joined path."""
+
+    trainer: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    tensors: Mapping[str, Described]
+
+    @abstractmethod
+    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """Fills tensors in place, of DTensors the part that lies here. Any rank may call it by itself."""
+
+    def optimizer_values(self, number: int) -> dict[str, dict[str, Any]]:
+        """What an optimizer keeps beside tensors, by parameter, from whichever ranks kept it."""
+        found: dict[str, dict[str, Any]] = {}
+        for rank in self.ranks:
+            found |= rank.get(OPTIMIZER_VALUES, {}).get(number, {})
+        return found
+
+    def state_tensors(self, number: int) -> dict[str, dict[str, Described]]:
+        """What there is of an optimizer's state: parameter -> name in its state -> tensor."""
+        prefix = join((OPTIMIZERS, number, STATE, ""))
+        found: dict[str, dict[str, Described]] = {}
+        for path, described in self.tensors.items():
+            if path.startswith(prefix):
+                parameter, _, name = path.removeprefix(prefix).rpartition(".")
+                found.setdefault(parameter, {})[name] = described
+        return found
+
+
+def open_source(directory: Path) -> Source:
+    """Raises GanglineError `checkpoint.newer_format`."""
+    found = read_manifest(directory).get(STATE_FORMAT_KEY, 1)
+    if found > STATE_FORMAT:
+        raise invalid(
+            "checkpoint.newer_format",
+            f"the checkpoint holds a trial's state in format {found}, this version of Gangline reads up to "
+            f"{STATE_FORMAT}; use a newer one",
+        )
+    return _DividedSource(directory) if found == STATE_FORMAT else _WholeSource(directory)
+
+
+class _DividedSource(Source):
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / TENSORS_FOLDER
+        self.trainer = _load(directory / TRAINER_FILE)
+        count = sum(1 for _ in directory.glob(rank_file(-1).replace("-1", "*")))
+        self.ranks = [_load(directory / rank_file(rank)) for rank in range(count)]
+        self.tensors = {
+            path: Described(entry.size, entry.properties.dtype)
+            for path, entry in metadata.read_metadata(self._folder).state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+
+    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
+        load(
+            dict(targets),
+            storage_reader=metadata.TensorReader(self._folder),
+            planner=DefaultLoadPlanner(flatten_state_dict=False),
+            no_dist=True,
+        )
+
+
+class _WholeSource(Source):
+    """Optimizers number their parameters here, in the order of their groups."""
+
+    def __init__(self, directory: Path) -> None:
+        state = _load(directory / _FIRST_FILE)
+        models, optimizers = state.pop(MODELS), state.pop(OPTIMIZERS)
+        everything = {model_path(index, name): value for index, one in enumerate(models) for name, value in one.items()}
+        values: OptimizerValues = {}
+        for number, one in enumerate(optimizers):
+            for position, entries in one[STATE].items():
+                everything |= {state_path(number, str(position), key): value for key, value in entries.items()}
+                plain = {key: value for key, value in entries.items() if not isinstance(value, torch.Tensor)}
+                values.setdefault(number, {})[str(position)] = plain
+        self._content = {join(path): value for path, value in everything.items() if isinstance(value, torch.Tensor)}
+        self.tensors = {path: Described(value.shape, value.dtype) for path, value in self._content.items()}
+        own = [{"rng_state": one} for one in state.pop("rng_state")]
+        for rank, entry in enumerate(state.pop("rank_state", None) or []):
+            own[rank]["rank_state"] = entry
+        self.ranks = [{**one, OPTIMIZER_VALUES: values if rank == 0 else {}} for rank, one in enumerate(own)]
+        self.trainer = {
+            **state,
+            "num_models": len(models),
+            MODEL_VALUES: [
+                {name: value for name, value in one.items() if not isinstance(value, torch.Tensor)} for one in models
+            ],
+            OPTIMIZERS: [{key: value for key, value in one.items() if key != STATE} for one in optimizers],
+        }
+
+    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
+        for path, target in targets.items():
+            content = self._content[path]
+            if isinstance(target, DTensor):
+                whole = content.to(target.device_mesh.device_type)
+                part = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+                target.to_local().copy_(part.to_local())
+            else:
+                target.copy_(content)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    return found

@@ -1,0 +1,58 @@
+"""Copies tensors to memory that training does not touch, so that training may go on while they are written.
+
+Owns the copies, which one save after another uses again: fresh memory costs more than the copy. Of one saver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from gangline.pytorch.checkpoint.name import Path
+
+
+class Staging:
+    """At most one use at a time: a copy lasts until the next call."""
+
+    def __init__(self) -> None:
+        self._copies: dict[Path, torch.Tensor] = {}
+        self._cpu_meshes: dict[DeviceMesh, DeviceMesh] = {}
+
+    def copy(self, tensors: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
+        """The same tensors on the CPU; shards stay shards. All ranks call it in step."""
+        staged = {path: self._copy(path, tensor) for path, tensor in tensors.items()}
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+        return staged
+
+    def _copy(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, DTensor):
+            return self._copy_local(path, tensor)
+        local = self._copy_local(path, tensor.to_local())
+        return DTensor.from_local(
+            local,
+            self._mesh_on_cpu(tensor.device_mesh),
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+
+    def _copy_local(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
+        kept = self._copies.get(path)
+        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+            # Page-locked memory, which the GPU fills while the CPU goes on.
+            kept = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+            self._copies[path] = kept
+        kept.copy_(tensor.detach(), non_blocking=True)
+        return kept
+
+    def _mesh_on_cpu(self, mesh: DeviceMesh) -> DeviceMesh:
+        if mesh.device_type == "cpu":
+            return mesh
+        if mesh not in self._cpu_meshes:
+            self._cpu_meshes[mesh] = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
+        return self._cpu_meshes[mesh]

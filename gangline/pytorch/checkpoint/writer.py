@@ -1,0 +1,102 @@
+"""Has torch.distributed.checkpoint write into a checkpoint's draft, wherever that lies.
+
+Owns the folder of the tensors and how nested keys come about. Called in the saver's background thread.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from gangline.core.draft import CheckpointDraft
+from gangline.pytorch.checkpoint.name import Path
+
+TENSORS_FOLDER = "tensors"
+_TEMPORARY = ".tmp"
+
+# A trial of one rank saves alone on purpose.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
+
+
+def write_tensors(
+    draft: CheckpointDraft, tensors: Mapping[Path, torch.Tensor], group: dist.ProcessGroup | None
+) -> None:
+    """All ranks call it in step, each with its share; group: on which they plan, None for a rank alone."""
+    save(
+        _nest(tensors),
+        storage_writer=_DraftWriter(draft),
+        process_group=group,
+        no_dist=group is None,
+    )
+
+
+def _nest(tensors: Mapping[Path, torch.Tensor]) -> dict[str, Any]:
+    """Dictionaries of dictionaries; a number in a path becomes a place in a list, as readers expect it."""
+    nested: dict[str, Any] = {}
+    lists: dict[str, dict[int, dict[str, Any]]] = {}
+    for (kind, number, *rest), tensor in tensors.items():
+        place = lists.setdefault(str(kind), {}).setdefault(int(number), {})
+        for key in rest[:-1]:
+            place = place.setdefault(str(key), {})
+        place[str(rest[-1])] = tensor
+    for kind, by_number in lists.items():
+        nested[kind] = [by_number.get(number, {}) for number in range(max(by_number) + 1)]
+    return nested
+
+
+class _DraftWriter(FileSystemWriter):
+    def __init__(self, draft: CheckpointDraft) -> None:
+        # The draft's files are on the disk when they are closed.
+        super().__init__(TENSORS_FOLDER, sync_files=False)
+        self.fs = _DraftFiles(draft)  # type: ignore[assignment]  # torch declares its own subclass
+        self.path = TENSORS_FOLDER
+
+
+class _DraftFiles(FileSystemBase):
+    """A file system to which files are written once, under their last names."""
+
+    def __init__(self, draft: CheckpointDraft) -> None:
+        self._draft = draft
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        assert mode == "wb"
+        try:
+            with self._draft.open(str(path).removesuffix(_TEMPORARY)) as stream:
+                yield stream
+        except OSError:
+            raise
+        except Exception as error:
+            # It travels to the other ranks, which only a plain exception is sure to survive.
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return str(PurePosixPath(path) / suffix)
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        assert str(path).removesuffix(_TEMPORARY) == str(new_path)
+
+    def init_path(self, path: str | os.PathLike[str]) -> str:
+        return str(path)
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """The draft makes folders as it needs them."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        return False
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        raise FileNotFoundError(path)

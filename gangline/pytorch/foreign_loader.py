@@ -1,0 +1,50 @@
+"""A torch DataLoader in the place of ours, for trials that divide, shuffle and skip their data by themselves.
+
+Owns its repetition and the question how long an epoch is. Used after
+context.experimental.disable_dataset_reproducibility_checks().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils import data
+
+from gangline.errors import invalid
+
+
+class ForeignLoader:
+    """Each rank has its own. An epoch is once through it; where its sampler repeats without an end, its len()."""
+
+    def __init__(self, loader: data.DataLoader[Any]) -> None:
+        self.loader = loader
+        self.batch_size = loader.batch_size
+
+    def steps_per_epoch(self, num_replicas: int) -> int:
+        """The loader holds this rank's part already. Raises GanglineError where it has no length, or no batch."""
+        try:
+            steps = len(self.loader)
+        except TypeError:
+            raise invalid(
+                "pytorch.loader_length",
+                f"the training loader over a {type(self.loader.dataset).__name__} has no len(), so nobody knows where "
+                "an epoch ends; give the dataset a __len__, or return a gangline.pytorch.DataLoader",
+            ) from None
+        if steps < 1:
+            raise invalid("pytorch.dataset_too_short", "the training loader has no batch for this rank; use more data")
+        return steps
+
+    def get_data_loader(self, repeat: bool = False, **_place: Any) -> Any:
+        """An iterable of this rank's batches; endless with repeat."""
+        return _repeat(self.loader) if repeat else self.loader
+
+
+def _repeat(loader: data.DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise invalid("pytorch.dataset_too_short", "the training loader ended without a batch; use more data")

@@ -1,0 +1,1 @@
+"""Tensor fusion: which gradients are exchanged together, found by measuring while a trial trains, and remembered."""

@@ -1,0 +1,173 @@
+"""PURE: which partitions are worth measuring, by what the simulation expects of them.
+
+Two kinds are proposed: rows of equal caps, and optima of the one-channel model, with variations of either. The model
+has been seen to put the best two in the wrong order on links with a long way, so it never decides: it fills a short
+list whose members differ enough to be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gangline.pytorch.fusion.cost import LinkCost
+from gangline.pytorch.fusion.partition import (
+    DEFAULT_CAPS,
+    MIB,
+    Partition,
+    caps_of,
+    merge_pairs,
+    partition_by_caps,
+    split_halves,
+    split_last,
+)
+from gangline.pytorch.fusion.simulation import SHARED_RATIO, Gradients, exposed_seconds, find_optimum
+
+_LEAST_CAP = 64 * 1024
+_DIFFERENT = 1.5
+_WORST = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """caps: bytes, as DistributedDataParallel takes them. kind: default, cap, optimum, known or refined.
+    expected_seconds: of one step."""
+
+    caps: tuple[int, ...]
+    partition: Partition
+    kind: str
+    expected_seconds: float
+
+    @property
+    def num_buckets(self) -> int:
+        return len(self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known before the race. default_seconds: one step with the default partition, as measured.
+
+    keeps_first_buckets: the wrapper counts its caps from the last gradient to come. has_cap_list: torch takes a cap for
+    each bucket.
+    """
+
+    gradients: Gradients
+    link: LinkCost
+    channels: int
+    default_seconds: float
+    keeps_first_buckets: bool = False
+    has_cap_list: bool = True
+
+    def candidate(self, caps: tuple[int, ...], kind: str) -> Candidate:
+        """caps: bytes, in the order in which buckets go out."""
+        partition = partition_by_caps(self.gradients.num_bytes, caps, self.gradients.kinds)
+        exact = caps_of(self.gradients.num_bytes, partition) if self.keeps_first_buckets else caps
+        return self._candidate(exact, partition, kind)
+
+    def default(self) -> Candidate:
+        return self._candidate(DEFAULT_CAPS, self._default_partition, "default")
+
+    @property
+    def can_divide(self) -> bool:
+        """Whether any division of the row can be had."""
+        return self.has_cap_list and len(set(self.gradients.kinds)) <= 1
+
+    @property
+    def _default_partition(self) -> Partition:
+        num_bytes, kinds = self.gradients.num_bytes, self.gradients.kinds
+        if not self.keeps_first_buckets:
+            return partition_by_caps(num_bytes, DEFAULT_CAPS, kinds)
+        last = len(num_bytes) - 1
+        backwards = partition_by_caps(num_bytes[::-1], DEFAULT_CAPS, kinds[::-1])
+        return tuple(tuple(last - place for place in reversed(bucket)) for bucket in reversed(backwards))
+
+    def _candidate(self, caps: tuple[int, ...], partition: Partition, kind: str) -> Candidate:
+        expected = self.default_seconds + self._exposed(partition) - self._exposed(self._default_partition)
+        return Candidate(caps, partition, kind, expected)
+
+    def _exposed(self, partition: Partition) -> float:
+        return exposed_seconds(self.gradients, partition, self.link, self.channels)
+
+
+def propose(model: Model, known_caps: Iterable[tuple[int, ...]] = ()) -> list[Candidate]:
+    """Every distinct partition but the default, the most promising first. known_caps: of records of like trials."""
+    kind_by_caps = dict.fromkeys(known_caps, "known")
+    kind_by_caps.update({caps: "cap" for caps in _caps(model.gradients.total_bytes) if caps not in kind_by_caps})
+    can_have = [caps for caps in kind_by_caps if model.has_cap_list or len(caps) == 1]
+    proposals = [model.candidate(caps, kind_by_caps[caps]) for caps in can_have]
+    if model.can_divide:
+        proposals += _optima(model)
+        best = min(proposals, key=lambda candidate: candidate.expected_seconds)
+        tail_bytes = int(model.link.alpha_seconds * model.link.bytes_per_second) if _is_felt(model.link) else MIB
+        proposals.append(_like(model, best, split_last(model.gradients.num_bytes, best.partition, tail_bytes)))
+    ranked = sorted(proposals, key=lambda candidate: (candidate.expected_seconds, candidate.num_buckets))
+    return _distinct(ranked, {model.default().partition})
+
+
+def choose(model: Model, proposals: Sequence[Candidate], count: int) -> list[Candidate]:
+    """At most `count` challengers of the default: the best one, and others whose bucket counts differ by half or more
+    from one another, a known one first; of both kinds where there are both. None expected to be far slower."""
+    bearable = [one for one in proposals if one.expected_seconds <= _WORST * model.default_seconds]
+    if not bearable or count < 1:
+        return []
+    chosen = bearable[:1] + [one for one in bearable[1:] if one.kind == "known"][: count - 1]
+    for one in bearable:
+        if len(chosen) < count and all(_differ(one, other) for other in chosen):
+            chosen.append(one)
+    other_kind = [one for one in bearable if one.kind != chosen[0].kind]
+    if count > 1 and other_kind and all(one.kind == chosen[0].kind for one in chosen):
+        chosen[count - 1 :] = other_kind[:1]
+    return chosen
+
+
+def refine(model: Model, winner: Candidate, expected: Candidate) -> Candidate | None:
+    """The winner's neighbour on the far side of what was expected to win: half or twice as many buckets. None where
+    that is no other partition."""
+    if not model.can_divide:
+        return None
+    has_fewer = winner.num_buckets < expected.num_buckets
+    partition = (
+        merge_pairs(winner.partition) if has_fewer else split_halves(model.gradients.num_bytes, winner.partition)
+    )
+    if partition in (winner.partition, model.default().partition):
+        return None
+    return replace(_like(model, winner, partition), kind="refined")
+
+
+def _like(model: Model, origin: Candidate, partition: Partition) -> Candidate:
+    return model.candidate(caps_of(model.gradients.num_bytes, partition), origin.kind)
+
+
+def _optima(model: Model) -> list[Candidate]:
+    """With the fixed time of an exchange as it is, and with what of it is left when the channels overlap."""
+    overlapped = SHARED_RATIO + (1 - SHARED_RATIO) / model.channels
+    alphas = {model.link.alpha_seconds, model.link.alpha_seconds * overlapped}
+    found = [find_optimum(model.gradients, replace(model.link, alpha_seconds=alpha)) for alpha in sorted(alphas)]
+    return [model.candidate(caps_of(model.gradients.num_bytes, partition), "optimum") for partition in found]
+
+
+def _caps(total_bytes: int) -> list[tuple[int, ...]]:
+    caps: list[tuple[int, ...]] = []
+    cap = total_bytes
+    while cap >= _LEAST_CAP:
+        caps += [(cap,), (MIB, cap)] if cap > MIB else [(cap,)]
+        cap //= 2
+    return [*caps, (max(1, cap),)]
+
+
+def _distinct(candidates: Iterable[Candidate], seen: set[Partition]) -> list[Candidate]:
+    kept = []
+    for candidate in candidates:
+        if candidate.partition not in seen:
+            seen.add(candidate.partition)
+            kept.append(candidate)
+    return kept
+
+
+def _differ(one: Candidate, other: Candidate) -> bool:
+    few, many = sorted((one.num_buckets, other.num_buckets))
+    return many >= _DIFFERENT * few
+
+
+def _is_felt(link: LinkCost) -> bool:
+    return link.bytes_per_second < float("inf")

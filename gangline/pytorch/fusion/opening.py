@@ -1,0 +1,156 @@
+"""Begins the tuning of a trial, or says why there is none. Called by the training loop on every rank in step, once its
+models are wrapped and their state is restored; after that `on_step` is all that the loop calls."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from gangline.domain.fusion import FusionRecord
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.fusion import host, probe
+from gangline.pytorch.fusion.agreement import agree_on_any
+from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.fusion.clock import clock_of
+from gangline.pytorch.fusion.course import Course
+from gangline.pytorch.fusion.memory import ClusterMemory, FusionMemory, local_memory, record_from
+from gangline.pytorch.fusion.meter import Meter
+from gangline.pytorch.fusion.situation import Recall, Situation, recall
+from gangline.pytorch.fusion.summary import line_of, metrics_of
+from gangline.pytorch.fusion.tuner import Terms, Tuner
+
+_GLOO_CHANNELS = 2
+_NCCL_CHANNELS = 1
+_log = logging.getLogger("gangline")
+
+
+class Fusion(Protocol):
+    """What the training loop holds."""
+
+    def on_step(self) -> None:
+        """All ranks, after each optimizer step."""
+        ...
+
+    def close(self) -> None:
+        """At the end of training. May be called twice."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: plain values, empty as long as nothing is decided."""
+        ...
+
+
+class Untuned:
+    """Buckets stay as the strategy makes them."""
+
+    def on_step(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def open_fusion(context: PyTorchTrialContext, steps_left: int, batch_size: int, saved: Mapping[str, Any]) -> Fusion:
+    """steps_left: optimizer steps that this process has before it. batch_size: records of one batch of one rank, 0 when
+    unknown. saved: what a checkpoint kept, empty without one."""
+    if not context.setting.optimizations.auto_tune_tensor_fusion or context.distributed.size == 1:
+        return Untuned()
+    model = context.strategy.bucketed()
+    obstacle = _obstacle(context, model)
+    if obstacle is not None or model is None:
+        if context.distributed.is_chief:
+            _log.info("fusion: not tuned: %s", obstacle)
+        return Untuned()
+    return make_tuner(context, model, steps_left, batch_size, saved)
+
+
+def _obstacle(context: PyTorchTrialContext, model: BucketedModel | None) -> str | None:
+    threshold_mb = context.setting.optimizations.tensor_fusion_threshold
+    if threshold_mb is not None:
+        return f"optimizations.tensor_fusion_threshold fixes the buckets at {threshold_mb} MiB"
+    if model is None:
+        return f"parallelism {context.strategy.name} has no one model whose gradients go out in buckets"
+    obstacle = model.obstacle()
+    if obstacle is not None:
+        return obstacle
+    is_full = not host.has_room_for(sum(model.num_bytes), context.device)
+    return "a GPU has no memory left for new buckets" if agree_on_any(context.distributed, is_full) else None
+
+
+def make_tuner(
+    context: PyTorchTrialContext, model: BucketedModel, steps_left: int, batch_size: int, saved: Mapping[str, Any]
+) -> Tuner:
+    distributed, device = context.distributed, context.device
+    meter = Meter(model.inner, model.parameters, clock_of(device), lambda: model.is_exchanging)
+    # Until a profile says better: gradients of the first parameters usually come last.
+    meter.listen_to_last(0)
+    course = Course(model, meter, distributed, device)
+    situation = _situation(context, model, batch_size)
+    memory = ClusterMemory(context.core.link) if context.core.info else local_memory(os.environ)
+    found = _recall(context, situation, memory, saved)
+    is_nccl = situation.backend.startswith("nccl")
+    terms = Terms(
+        steps_left=steps_left,
+        aggregation_frequency=context.setting.optimizations.aggregation_frequency,
+        channels=_NCCL_CHANNELS if is_nccl else _GLOO_CHANNELS,
+        trial_id=context.get_trial_id(),
+        tell=lambda record, num_buckets, is_recalled: _tell(context, record, num_buckets, is_recalled),
+    )
+    return Tuner(course, situation, found, memory, terms)
+
+
+def _situation(context: PyTorchTrialContext, model: BucketedModel, batch_size: int) -> Situation:
+    """Without the link, which is not known yet."""
+    distributed, optimizations = context.distributed, context.setting.optimizations
+    accelerators = sorted(set(distributed.allgather(host.describe_accelerator(context.device))))
+    interfaces = sorted(set(distributed.allgather(host.describe_interface())))
+    flags = {
+        "aggregation_frequency": optimizations.aggregation_frequency,
+        "wire_ratio": model.wire_ratio,
+        "find_unused_parameters": model.keeps_first_buckets,
+    }
+    return Situation(
+        parameters=tuple((one.numel(), str(one.dtype), one.requires_grad) for one in model.inner.parameters()),
+        world_size=distributed.size,
+        ranks_per_host=distributed.local_size,
+        accelerator=", ".join(accelerators),
+        fabric=", ".join(interfaces),
+        backend=host.backend_of(context.device),
+        torch_version=torch.__version__,
+        flags=" ".join(f"{name}={value}" for name, value in flags.items()),
+        batch_size=batch_size,
+        link=None,
+    )
+
+
+def _recall(
+    context: PyTorchTrialContext, situation: Situation, memory: FusionMemory, saved: Mapping[str, Any]
+) -> Recall:
+    """The same on all ranks. The link is felt only where there is something to compare it with."""
+    distributed = context.distributed
+    records = memory.find(situation.family) if distributed.is_chief else []
+    if saved:
+        records.append(record_from(saved))
+    records = distributed.broadcast(records)
+    if not records:
+        return Recall()
+    link = probe.measure_link_quickly(distributed, context.device)
+    found: Recall = distributed.broadcast(recall(replace(situation, link=link), records, time.time()))
+    return found
+
+
+def _tell(context: PyTorchTrialContext, record: FusionRecord, num_buckets: int, is_recalled: bool) -> None:
+    if not context.distributed.is_chief:
+        return
+    _log.info("%s", line_of(record, num_buckets, is_recalled))
+    # Not as a report of the trial: that would count as its first step.
+    context.core.link.send_metrics("fusion", context.position.batches, metrics_of(record, num_buckets, is_recalled))

@@ -1,0 +1,65 @@
+"""Measures the link between the ranks with a few exchanges over the trial's own process group.
+
+All ranks call it in step. What goes over the link is of the trial's own kind: its device, its group. Times are the
+longest of all ranks, so every rank fits the same line.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+from gangline.core import DistributedContext
+from gangline.pytorch.fusion.agreement import agree_on_longest
+from gangline.pytorch.fusion.cost import LinkCost, LinkSample, fit_link
+
+_KIB = 1024
+_SIZES = [4 * _KIB, 256 * _KIB, 1024 * _KIB, 4096 * _KIB, 16384 * _KIB, 65536 * _KIB]
+_QUICK_SIZES = (4 * _KIB, 1024 * _KIB)
+_REPETITIONS = 3
+
+
+def measure_link(
+    distributed: DistributedContext, device: torch.device, budget_seconds: float, most_bytes: int
+) -> LinkCost | None:
+    """Sizes rise while they fit into the budget, which is kept about, and the model; at least two are tried. None where
+    the times say nothing."""
+    samples: list[LinkSample] = []
+    spent = 0.0
+    for size in [size for size in _SIZES if size <= max(most_bytes, _SIZES[1])]:
+        line = fit_link(samples)
+        expected = line.seconds(size) if line else 0.0
+        if spent + expected > budget_seconds:
+            break
+        repetitions = _REPETITIONS if expected == 0 else int((budget_seconds - spent) / expected)
+        times = _time_exchanges(distributed, device, size, max(1, min(_REPETITIONS, repetitions)))
+        spent += sum(times)
+        samples.append(LinkSample(size, statistics.median_low(times)))
+    return fit_link(samples)
+
+
+def measure_link_quickly(distributed: DistributedContext, device: torch.device) -> LinkCost | None:
+    """Only to tell one link from another: two sizes, a few times the way of 1 MiB."""
+    return fit_link([LinkSample(size, min(_time_exchanges(distributed, device, size, 2))) for size in _QUICK_SIZES])
+
+
+def _time_exchanges(distributed: DistributedContext, device: torch.device, size: int, repetitions: int) -> list[float]:
+    tensor = torch.zeros(size // 4, dtype=torch.float32, device=device)
+    own = [_time_exchange(tensor) for _ in range(repetitions)]
+    return agree_on_longest(distributed, own)
+
+
+def _time_exchange(tensor: torch.Tensor) -> float:
+    _wait_for(tensor.device)
+    began = time.perf_counter()
+    dist.all_reduce(tensor)
+    _wait_for(tensor.device)
+    return time.perf_counter() - began
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

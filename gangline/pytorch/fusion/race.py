@@ -1,0 +1,134 @@
+"""PURE: measures the default and its challengers against one another, round after round, until one is good enough.
+
+The best size lies in a wide, flat valley: which of two neighbours is better cannot be told from noise in reasonable
+time and does not matter. So a challenger is dropped when it is clearly behind, and among those that are equal within
+the zone of indifference the best so far is taken at once.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+DEFAULT = 0
+MOST_ROUNDS = 5
+_LEAST_ROUNDS = 2
+_DROP_RATIOS = (0.10, 0.05, 0.03)
+_INDIFFERENT_RATIO = 0.04
+_EQUAL_RATIO = 0.01
+_CLEAR_RATIO = 0.05
+ACCEPT_RATIO = 0.98
+LEAST_PAIRS = 3
+_STILL_GOOD_RATIO = 1.02
+
+
+class Shuffler(Protocol):
+    """What is needed of random.Random."""
+
+    def sample(self, population: Sequence[int], k: int) -> list[int]: ...
+
+
+@dataclass(slots=True)
+class Race:
+    """Arm 0 is the default, which stays to the end. num_buckets: of each arm, the default's too; among equals the one
+    of fewer buckets is taken. turn_steps: what one turn of an arm costs. steps: that may pass in all."""
+
+    num_buckets: Sequence[int]
+    turn_steps: int
+    steps: int
+    live: list[int] = field(init=False)
+    num_rounds: int = 0
+    steps_used: int = 0
+    _seconds: dict[int, list[list[float]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.live = list(range(len(self.num_buckets)))
+        self._seconds = {arm: [] for arm in self.live}
+
+    def order(self, rng: Shuffler) -> list[int]:
+        """The arms of the next round, so shuffled that a drift of the machine favours none of them."""
+        return rng.sample(self.live, len(self.live))
+
+    def take(self, seconds_by_arm: Mapping[int, Sequence[float]]) -> None:
+        """The steps of one round, of every live arm equally many; NaN counts as never."""
+        for arm in self.live:
+            self._seconds[arm].append([_time(seconds) for seconds in seconds_by_arm[arm]])
+        self.steps_used += len(self.live) * self.turn_steps
+        self.num_rounds += 1
+        self._drop()
+        if not self._has_steps_for(len(self.live)) and self._has_steps_for(2):
+            self.live = [DEFAULT, self.best_challenger] if len(self.live) > 1 else self.live
+
+    @property
+    def is_over(self) -> bool:
+        if self.live == [DEFAULT] or self.num_rounds >= MOST_ROUNDS:
+            return True
+        if not self._has_steps_for(len(self.live)):
+            return True
+        return self.num_rounds >= _LEAST_ROUNDS and len(self.live) == 2 and self._is_clear()
+
+    @property
+    def best_challenger(self) -> int:
+        """Among those that are as good as the fastest the one of fewest buckets; the default where none is left."""
+        challengers = [arm for arm in self.live if arm != DEFAULT]
+        fastest = min((self.seconds(arm) for arm in challengers), default=0.0)
+        equal = [arm for arm in challengers if self.seconds(arm) <= (1 + _EQUAL_RATIO) * fastest]
+        return min(equal, key=lambda arm: (self.num_buckets[arm], self.seconds(arm)), default=DEFAULT)
+
+    def winner(self) -> int:
+        """The best challenger when it is accepted, else the default."""
+        best = self.best_challenger
+        return best if best != DEFAULT and is_accepted(self.ratios(best)) else DEFAULT
+
+    def seconds(self, arm: int) -> float:
+        """Of one step; the lower median, which one slow step in a round cannot move. Infinite without samples."""
+        samples = [seconds for one_round in self._seconds[arm] for seconds in one_round]
+        return statistics.median_low(samples) if samples else math.inf
+
+    def ratios(self, arm: int) -> list[float]:
+        """This arm's steps over the default's of the same rounds, pair by pair."""
+        return [
+            _ratio(ours, defaults)
+            for own_round, default_round in zip(self._seconds[arm], self._seconds[DEFAULT], strict=False)
+            for ours, defaults in zip(own_round, default_round, strict=True)
+        ]
+
+    def _drop(self) -> None:
+        limit = 1 + _DROP_RATIOS[min(self.num_rounds, len(_DROP_RATIOS)) - 1]
+        best = min(self.seconds(arm) for arm in self.live)
+        self.live = [arm for arm in self.live if arm == DEFAULT or self.seconds(arm) <= limit * best]
+        challengers = [arm for arm in self.live if arm != DEFAULT]
+        if not challengers:
+            return
+        fastest = min(self.seconds(arm) for arm in challengers)
+        if all(self.seconds(arm) <= (1 + _INDIFFERENT_RATIO) * fastest for arm in challengers):
+            self.live = [DEFAULT, self.best_challenger]
+
+    def _has_steps_for(self, num_arms: int) -> bool:
+        return self.steps_used + num_arms * self.turn_steps <= self.steps
+
+    def _is_clear(self) -> bool:
+        """Whether the default and the one challenger are further apart than noise."""
+        return abs(_ratio(self.seconds(DEFAULT), self.seconds(self.best_challenger)) - 1) > _CLEAR_RATIO
+
+
+def is_accepted(ratios: Sequence[float]) -> bool:
+    """ratios: a challenger's steps over the default's. Few pairs, or a gain within noise, keep the default."""
+    return len(ratios) >= LEAST_PAIRS and statistics.median(ratios) <= ACCEPT_RATIO
+
+
+def is_still_good(ratios: Sequence[float]) -> bool:
+    """Whether buckets that were found elsewhere may stay: no clearly slower than the default."""
+    return statistics.median(ratios) <= _STILL_GOOD_RATIO
+
+
+def _time(seconds: float) -> float:
+    return seconds if math.isfinite(seconds) and seconds > 0 else math.inf
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    """A time that is missing proves nothing in favour of either."""
+    return ours / theirs if math.isfinite(ours) and math.isfinite(theirs) else math.inf

@@ -1,0 +1,116 @@
+"""PURE: which earlier record fits the trial at hand, and the key of the one that it writes.
+
+What must be equal goes into the family: model, world, machines, backend. What is compared with a tolerance (batch size,
+link) is looked at here, so that a value at the edge of a class is no stranger to its neighbour.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gangline.domain.fusion import FusionRecord, is_expired
+from gangline.pytorch.fusion.cost import LinkCost
+
+_BATCH_RATIO = 1.5
+# How far apart two measurements of one link may be: all gradients in one exchange, and a small one, which a busy
+# machine disturbs more.
+_LARGE_RATIO = 2.0
+_SMALL_RATIO = 4.0
+_SMALL_BYTES = 64 * 1024
+# A link over which all gradients go within this part of a step is like any other such link.
+_UNFELT_RATIO = 0.03
+_HEX_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """parameters: element count, dtype and requires_grad of each, in the model's order; neither names nor values.
+
+    fabric: the kinds and speeds of the ranks' interfaces. flags: as FusionRecord. link: as felt at the start, by a few
+    exchanges; None where that failed.
+    """
+
+    parameters: tuple[tuple[int, str, bool], ...]
+    world_size: int
+    ranks_per_host: int
+    accelerator: str
+    fabric: str
+    backend: str
+    torch_version: str
+    flags: str
+    batch_size: int
+    link: LinkCost | None
+
+    @property
+    def family(self) -> str:
+        minor = ".".join(self.torch_version.split(".")[:2])
+        return _hash(
+            self.parameters, self.world_size, self.ranks_per_host, self.accelerator, self.fabric, self.backend, minor
+        )
+
+    @property
+    def key(self) -> str:
+        link = (_class(self.link.alpha_seconds, 2), _class(self.link.bytes_per_second, 2)) if self.link else None
+        return f"{self.family}-{_hash(self.flags, _class(self.batch_size, _BATCH_RATIO), link)}"
+
+    @property
+    def summary(self) -> str:
+        """For a person who reads the list of records."""
+        count = sum(number for number, _, is_trained in self.parameters if is_trained)
+        return f"{count / 1e6:.1f} M parameters, {self.world_size} ranks, {self.backend}, {self.accelerator}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """exact: to train with from the first step. related: of the same family, worth a place in the race."""
+
+    exact: FusionRecord | None = None
+    related: tuple[FusionRecord, ...] = ()
+
+
+def recall(situation: Situation, records: Sequence[FusionRecord], now: float) -> Recall:
+    """records: of this family, perhaps also others. The newest one that fits."""
+    family = f"{situation.family}-"
+    fresh = [record for record in records if record.key.startswith(family) and not is_expired(record, now)]
+    fresh.sort(key=lambda record: (-record.created_at, record.key))
+    exact = next((record for record in fresh if _fits(situation, record)), None)
+    related = tuple(record for record in fresh if not record.is_default and record.flags == situation.flags)
+    return Recall(exact, () if exact else related[:1])
+
+
+def _fits(situation: Situation, record: FusionRecord) -> bool:
+    link = situation.link
+    if link is None or record.flags != situation.flags:
+        return False
+    is_like_batch = _is_near(record.batch_size, situation.batch_size, _BATCH_RATIO)
+    return is_like_batch and _is_like_link(record, link_of(record), link)
+
+
+def _is_like_link(record: FusionRecord, known: LinkCost, felt: LinkCost) -> bool:
+    before, now = known.seconds(record.total_bytes), felt.seconds(record.total_bytes)
+    if max(before, now) < _UNFELT_RATIO * record.default_step_seconds:
+        return True
+    is_like_small = _is_near(known.seconds(_SMALL_BYTES), felt.seconds(_SMALL_BYTES), _SMALL_RATIO)
+    return is_like_small and _is_near(before, now, _LARGE_RATIO)
+
+
+def link_of(record: FusionRecord) -> LinkCost:
+    return LinkCost(record.alpha_seconds, record.bytes_per_second or math.inf)
+
+
+def _is_near(one: float, other: float, ratio: float) -> bool:
+    if one == other:
+        return True
+    return one > 0 and other > 0 and 1 / ratio <= one / other <= ratio
+
+
+def _class(value: float, base: float) -> int | None:
+    return round(math.log(value, base)) if value > 0 and math.isfinite(value) else None
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_HEX_DIGITS]

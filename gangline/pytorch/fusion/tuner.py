@@ -1,0 +1,275 @@
+"""Finds the buckets with which a trial's steps are shortest, while it trains, and remembers them.
+
+The course of it is one generator on every rank, which goes on at each optimizer step: recall, else profile, link, race;
+then watch. All ranks run it in step and decide from the same numbers; a decision falls at a step, never at a time. What
+is decided stands in the pure modules beside this one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
+from random import Random
+from typing import Any
+
+from gangline.domain.fusion import FusionRecord
+from gangline.pytorch.fusion import probe
+from gangline.pytorch.fusion.agreement import agree_on_any, agree_on_choice, is_same_everywhere
+from gangline.pytorch.fusion.bucketed import HAS_CAP_LIST
+from gangline.pytorch.fusion.budget import (
+    LEAST_COMMUNICATION_RATIO,
+    TURN_STEPS,
+    WARMUP_STEPS,
+    Budget,
+    budget_of,
+    least_gain_ratio,
+)
+from gangline.pytorch.fusion.candidate import Candidate, Model, choose, propose, refine
+from gangline.pytorch.fusion.course import Course, Profile
+from gangline.pytorch.fusion.memory import FusionMemory
+from gangline.pytorch.fusion.meter import Step
+from gangline.pytorch.fusion.partition import DEFAULT_CAPS, partition_by_caps
+from gangline.pytorch.fusion.race import DEFAULT, Race, is_still_good
+from gangline.pytorch.fusion.simulation import busy_seconds
+from gangline.pytorch.fusion.situation import Recall, Situation
+from gangline.pytorch.fusion.watch import Watch
+
+_GUARD_AFTER_STEPS = 20
+_WATCH_STEPS = 100
+_MODEL_OFF_RATIO = 1.10
+# One round of three arms, and one of the default and the best.
+_SECOND_RACE_STEPS = 5 * TURN_STEPS
+_LEAST_PROBE_SECONDS = 0.3
+_log = logging.getLogger("gangline")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """steps_left: optimizer steps that this process has before it. channels: exchanges that the backend works on at a
+    time. tell: called on the chief with what was found, the bucket count, and whether it was recalled."""
+
+    steps_left: int
+    aggregation_frequency: int
+    channels: int
+    trial_id: str
+    tell: Callable[[FusionRecord, int, bool], None]
+
+
+class Tuner:
+    """One for each rank. record: what the buckets in place come from; None as long as tuning has not decided."""
+
+    def __init__(
+        self, course: Course, situation: Situation, recall: Recall, memory: FusionMemory, terms: Terms
+    ) -> None:
+        self.record: FusionRecord | None = None
+        self._course = course
+        self._situation = situation
+        self._recall = recall
+        self._memory = memory
+        self._terms = terms
+        self._story: Iterator[None] = self._run()
+        self._go_on()
+
+    def on_step(self) -> None:
+        """All ranks, after each optimizer step, before the next forward pass."""
+        self._course.end_step()
+        self._go_on()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: plain values, empty as long as nothing is decided."""
+        return {**asdict(self.record), "bucket_bytes": list(self.record.bucket_bytes)} if self.record else {}
+
+    def close(self) -> None:
+        """Leaves training as it is, without hooks. May be called twice."""
+        self._story = repeat(None)
+        self._course.meter.close()
+
+    def _go_on(self) -> None:
+        try:
+            next(self._story)
+        except StopIteration:
+            self.close()
+
+    # The story, one yield a step.
+
+    def _run(self) -> Iterator[None]:
+        budget = budget_of(self._terms.steps_left)
+        is_kept = False
+        if self._recall.exact is not None:
+            self._apply(self._recall.exact)
+            is_kept = not budget.is_open or (yield from self._guard(self._recall.exact))
+        if not budget.is_open:
+            return
+        if not is_kept:
+            yield from self._course.steps(WARMUP_STEPS)
+            yield from self._tune(budget)
+        while self.record is not None:
+            yield from self._watch()
+            budget = budget_of(self._terms.steps_left - self._course.num_steps)
+            if not budget.is_open:
+                return
+            self._course.model.rewrap(DEFAULT_CAPS)
+            yield from self._course.steps(WARMUP_STEPS)
+            yield from self._tune(budget)
+
+    def _apply(self, record: FusionRecord) -> None:
+        if not record.is_default:
+            self._course.model.rewrap(record.bucket_bytes)
+        self.record = record
+        self._terms.tell(record, self._num_buckets(record), True)
+
+    def _guard(self, record: FusionRecord) -> Generator[None, None, bool]:
+        """Compares a recalled partition once with the default; False where it is worse here, and forgotten."""
+        if record.is_default:
+            return True
+        yield from self._course.steps(_GUARD_AFTER_STEPS)
+        arms = {DEFAULT: DEFAULT_CAPS, 1: record.bucket_bytes}
+        race = Race([1, 1], TURN_STEPS, 2 * TURN_STEPS)
+        order = race.order(self._rng())
+        race.take((yield from self._course.round([(arm, arms[arm]) for arm in order])))
+        if agree_on_choice(self._course.distributed, int(is_still_good(race.ratios(1)))):
+            self._course.model.rewrap(record.bucket_bytes)
+            return True
+        _log.info("fusion: the recalled buckets are slower than the default here; tuning again")
+        if self._course.distributed.is_chief:
+            self._memory.forget(record.key)
+        self.record = None
+        self._course.model.rewrap(DEFAULT_CAPS)
+        return False
+
+    def _tune(self, budget: Budget) -> Generator[None, None, None]:
+        """With the default in place. Sets the record, unless the gradients cannot be tuned."""
+        course, began = self._course, self._course.num_steps
+        profile = yield from course.profile()
+        if profile is None:
+            self._give_up("gradients do not come once a step, or not in the same order on all ranks")
+            return
+        course.meter.listen_to_last(profile.order[-1])
+        model = self._model(profile)
+        if model is None:
+            self._give_up("the link could not be measured")
+            return
+        arms = self._arms(model, budget)
+        if not is_same_everywhere(course.distributed, tuple((arm.caps, arm.partition) for arm in arms)):
+            self._give_up("the ranks do not agree on the candidates")
+            return
+        chosen, race = yield from self._race_and_refine(model, arms, budget)
+        course.model.rewrap(chosen.caps)
+        self._conclude(model, chosen, race, course.num_steps - began)
+
+    def _race_and_refine(
+        self, model: Model, arms: Sequence[Candidate], budget: Budget
+    ) -> Generator[None, None, tuple[Candidate, Race]]:
+        """What was chosen, and the race that chose it. The first of the arms is the default.
+
+        A second race, with a neighbour of a winner that nobody expected, takes the steps that the first one leaves. It
+        counts when it proves something.
+        """
+        race = yield from self._race(arms, budget.race_steps)
+        winner = agree_on_choice(self._course.distributed, race.winner())
+        steps_left = budget.race_steps - race.steps_used
+        if winner == DEFAULT or steps_left < _SECOND_RACE_STEPS:
+            return arms[winner], race
+        expected = min(range(1, len(arms)), key=lambda arm: arms[arm].expected_seconds)
+        is_model_off = race.seconds(expected) > _MODEL_OFF_RATIO * race.seconds(winner)
+        neighbour = refine(model, arms[winner], arms[expected]) if is_model_off else None
+        if neighbour is None:
+            return arms[winner], race
+        around = [arms[DEFAULT], arms[winner], neighbour]
+        second = yield from self._race(around, steps_left)
+        proven = agree_on_choice(self._course.distributed, second.winner())
+        return (arms[winner], race) if proven == DEFAULT else (around[proven], second)
+
+    def _race(self, arms: Sequence[Candidate], steps: int) -> Generator[None, None, Race]:
+        race = Race([arm.num_buckets for arm in arms], TURN_STEPS, steps)
+        rng = self._rng()
+        while not race.is_over:
+            order = [(arm, arms[arm].caps) for arm in race.order(rng)]
+            race.take((yield from self._course.round(order)))
+        return race
+
+    def _watch(self) -> Generator[None, None, None]:
+        """Returns when exchanges have changed their cost for good."""
+        watch, waiting = Watch(), deque[Step]()
+        meter = self._course.meter
+        while True:
+            for _ in range(_WATCH_STEPS):
+                waiting += yield from self._course.steps(1)
+                while waiting and meter.clock.has_passed(waiting[0].end):
+                    step = waiting.popleft()
+                    watch.update(meter.exposed_seconds(step), meter.compute_seconds(step))
+            if agree_on_any(self._course.distributed, watch.is_due):
+                _log.info("fusion: exchanges take another time than when the buckets were chosen; tuning again")
+                return
+
+    # What its parts are made of.
+
+    def _model(self, profile: Profile) -> Model | None:
+        course = self._course
+        budget_seconds = max(_LEAST_PROBE_SECONDS, profile.default_seconds)
+        link = probe.measure_link(course.distributed, course.device, budget_seconds, profile.gradients.total_bytes)
+        if link is None:
+            return None
+        return Model(
+            gradients=profile.gradients,
+            link=link,
+            channels=self._terms.channels,
+            default_seconds=profile.default_seconds,
+            keeps_first_buckets=course.model.keeps_first_buckets,
+            has_cap_list=HAS_CAP_LIST,
+        )
+
+    def _arms(self, model: Model, budget: Budget) -> list[Candidate]:
+        """The default alone where no race can pay."""
+        default = model.default()
+        busy = busy_seconds(model.gradients, default.partition, model.link)
+        proposals = propose(model, [record.bucket_bytes for record in self._recall.related])
+        gain = model.default_seconds - min((one.expected_seconds for one in proposals), default=model.default_seconds)
+        least_gain = least_gain_ratio(self._terms.aggregation_frequency) * model.default_seconds
+        if busy < LEAST_COMMUNICATION_RATIO * model.default_seconds or gain < least_gain:
+            return [default]
+        return [default, *choose(model, proposals, budget.num_challengers)]
+
+    def _conclude(self, model: Model, chosen: Candidate, race: Race, steps: int) -> None:
+        is_default = chosen.kind == "default"
+        has_raced = race.num_rounds > 0
+        default_seconds = race.seconds(DEFAULT) if has_raced else model.default_seconds
+        rate = model.link.bytes_per_second
+        situation = replace(self._situation, link=model.link)
+        self.record = FusionRecord(
+            key=situation.key,
+            summary=situation.summary,
+            bucket_bytes=() if is_default else chosen.caps,
+            default_step_seconds=default_seconds,
+            tuned_step_seconds=default_seconds if is_default else race.seconds(race.best_challenger),
+            num_pairs=len(race.ratios(race.best_challenger)) if has_raced else 0,
+            steps=steps,
+            alpha_seconds=model.link.alpha_seconds,
+            bytes_per_second=rate if rate < float("inf") else 0.0,
+            batch_size=situation.batch_size,
+            flags=situation.flags,
+            total_bytes=model.gradients.total_bytes,
+            trial_id=self._terms.trial_id,
+            created_at=time.time(),
+        )
+        if self._course.distributed.is_chief:
+            self._memory.keep(self.record)
+        self._terms.tell(self.record, chosen.num_buckets, False)
+
+    def _give_up(self, why: str) -> None:
+        self.record = None
+        self._course.model.rewrap(DEFAULT_CAPS)
+        if self._course.distributed.is_chief:
+            _log.warning("fusion: not tuned: %s; torch's own buckets are kept", why)
+
+    def _num_buckets(self, record: FusionRecord) -> int:
+        caps = DEFAULT_CAPS if record.is_default else record.bucket_bytes
+        return len(partition_by_caps(self._course.model.num_bytes[::-1], caps, self._course.model.kinds[::-1]))
+
+    def _rng(self) -> Random:
+        """The same on all ranks."""
+        return Random(f"{self._situation.family}/{self._course.num_steps}")  # noqa: S311  an order, no secret

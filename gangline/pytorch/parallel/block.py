@@ -1,0 +1,86 @@
+"""Which parts of a model are gathered one at a time when its parameters are divided over ranks.
+
+A part is good when many of the same kind stand in a row, as the layers of a transformer or the blocks of a residual
+network do: then one of them is small beside the whole. What is in no part is gathered with the model itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from gangline.errors import invalid
+
+
+def find_blocks(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
+    """The outermost parts, in the model's order. class_names: what the user calls them; None looks for members of the
+    same class in the model's lists and sequences.
+
+    A part that shares a parameter with anything outside of it is left out: both must be gathered together.
+    """
+    is_block = _by_name(model, class_names) if class_names is not None else _repeated(model)
+    blocks = _outermost(model, is_block)
+    owners = Counter(id(parameter) for block in blocks for parameter in _unique(block.parameters()))
+    outside = {id(parameter) for parameter in _outside(model, blocks)}
+    return [
+        block for block in blocks if all(owners[id(one)] == 1 and id(one) not in outside for one in block.parameters())
+    ]
+
+
+def _by_name(model: nn.Module, class_names: Sequence[str]) -> set[int]:
+    found = {id(module) for module in model.modules() if type(module).__name__ in class_names and module is not model}
+    present = {type(module).__name__ for module in model.modules()}
+    for name in class_names:
+        if name not in present:
+            raise invalid(
+                "parallelism.blocks",
+                f"parallelism.blocks: {type(model).__name__} has no module of class {name!r}; its classes are "
+                f"{', '.join(sorted(present))}",
+            )
+    return found
+
+
+def _repeated(model: nn.Module) -> set[int]:
+    found: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            # Not children(), which passes over a layer that stands in the list a second time.
+            children = [child for child in module._modules.values() if child is not None and _is_callable_part(child)]
+            counts = Counter(type(child) for child in children)
+            found |= {id(child) for child in children if counts[type(child)] > 1}
+    return found
+
+
+def _is_callable_part(module: nn.Module) -> bool:
+    """Lists have no forward, so nothing would tell when they are needed."""
+    has_parameters = next(iter(module.parameters()), None) is not None
+    return has_parameters and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+
+
+def _outermost(model: nn.Module, chosen: set[int]) -> list[nn.Module]:
+    found: list[nn.Module] = []
+    seen: set[int] = set()
+
+    def visit(module: nn.Module) -> None:
+        for child in module.children():
+            if id(child) in chosen and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+            elif id(child) not in chosen:
+                visit(child)
+
+    visit(model)
+    return found
+
+
+def _outside(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterable[nn.Parameter]:
+    inside = {id(module) for block in blocks for module in block.modules()}
+    for module in model.modules():
+        if id(module) not in inside:
+            yield from module.parameters(recurse=False)
+
+
+def _unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return list({id(parameter): parameter for parameter in parameters}.values())

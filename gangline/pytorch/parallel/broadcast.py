@@ -1,0 +1,41 @@
+"""Sends tensors from one rank to all others, a few megabytes at a time: one message for each tensor would be slow, one
+for all of them would need as much memory as they do. Used by the strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+_MOST_BYTES_AT_ONCE = 32 << 20
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[torch.Tensor], source: int = 0) -> None:
+    """Fills these tensors on all ranks with what they hold on the rank `source`. All ranks call it in step with tensors
+    of the same shapes and types."""
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        # As bytes: backends know fewer types than torch.
+        dist.broadcast(flat.view(torch.uint8), src=source)
+        if dist.get_rank() == source:
+            continue
+        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+    """Neighbours of one type and device."""
+    bucket: list[torch.Tensor] = []
+    num_bytes = 0
+    for tensor in tensors:
+        is_alike = not bucket or (bucket[0].dtype, bucket[0].device) == (tensor.dtype, tensor.device)
+        if bucket and (not is_alike or num_bytes >= _MOST_BYTES_AT_ONCE):
+            yield bucket
+            bucket, num_bytes = [], 0
+        bucket.append(tensor)
+        num_bytes += tensor.numel() * tensor.element_size()
+    if bucket:
+        yield bucket

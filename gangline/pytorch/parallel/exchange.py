@@ -1,0 +1,134 @@
+"""How DistributedDataParallel exchanges gradients: the cap of its buckets, and what is done to them on the wire.
+
+Owns the registration of torch's communication hooks and PowerSGD's memory, which is another on every rank. Used by the
+strategies that are built on DistributedDataParallel. Without postponed annotations, because torch compares those of a
+hook with its own classes.
+"""
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from gangline.config.optimization import Compression, Optimizations
+
+_log = logging.getLogger("gangline")
+_SMALLEST_CAP_MB = 1 / 2**20
+
+
+class Exchange:
+    """Of one trial; `attach` is called for each wrapper, and again for one that replaces it."""
+
+    def __init__(self, optimizations: Optimizations) -> None:
+        self.compression = optimizations.gradient_compression
+        self._threshold_mb = optimizations.tensor_fusion_threshold
+        self._powersgd: list[PowerSgd] = []
+
+    @property
+    def bucket_cap_mb(self) -> float | None:
+        """None where the user named no cap."""
+        return None if self._threshold_mb is None else max(float(self._threshold_mb), _SMALLEST_CAP_MB)
+
+    @property
+    def wire_ratio(self) -> float | None:
+        """What is left of a gradient's bytes on the wire; None for PowerSGD, whose memory belongs to the buckets."""
+        return {None: 1.0, "fp16": 0.5, "bf16": 0.5}.get(self.compression.hook)
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of DistributedDataParallel."""
+        # The gradients live in the buckets: that saves one copy of all gradients and its memory.
+        fixed: dict[str, Any] = {"gradient_as_bucket_view": True}
+        return fixed if self.bucket_cap_mb is None else {**fixed, "bucket_cap_mb": self.bucket_cap_mb}
+
+    def attach(self, wrapper: DistributedDataParallel, replaced: int | None = None) -> None:
+        """replaced: which of the earlier wrappers this one takes the place of; None for a further one."""
+        match self.compression.hook:
+            case "fp16":
+                wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            case "bf16":
+                wrapper.register_comm_hook(None, _bf16)
+            case "powersgd":
+                if replaced is None:
+                    self._powersgd.append(PowerSgd(self.compression))
+                memory = self._powersgd[-1 if replaced is None else replaced]
+                memory.begin()
+                wrapper.register_comm_hook(memory, _powersgd)
+
+    def rank_state(self) -> dict[str, Any]:
+        """What this rank alone knows and a checkpoint has to keep; empty for most trials. Plain values and tensors."""
+        return {"powersgd": [memory.state_dict() for memory in self._powersgd]} if self._powersgd else {}
+
+    def load_rank_state(self, state: dict[str, Any] | None) -> None:
+        """state: what this rank saved; None where there is none, as in a world of another size."""
+        saved = (state or {}).get("powersgd", [])
+        if self._powersgd and len(saved) != len(self._powersgd):
+            _log.warning("powersgd starts with an empty memory: the checkpoint holds none for this rank")
+            return
+        for memory, entry in zip(self._powersgd, saved, strict=False):
+            memory.load_state_dict(entry)
+
+
+class PowerSgd:
+    """PowerSGD for one wrapper: torch's state, and the moment from which its hook may run.
+
+    torch makes new buckets after the first step of a wrapper, and PowerSGD's memory belongs to the new ones. So the
+    first step of every process goes uncompressed, also when training goes on in the middle.
+    """
+
+    _MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
+
+    def __init__(self, compression: Compression) -> None:
+        self.state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=compression.rank,
+            start_powerSGD_iter=compression.start_step,
+        )
+        self.is_first_step = True
+
+    def begin(self) -> None:
+        """A wrapper of its own begins to train."""
+        self.is_first_step = True
+
+    def forget_other_buckets(self, index: int, size: int) -> None:
+        """Another world or cap makes other buckets; what was remembered of the old ones would be added to wrong
+        gradients."""
+        error = self.state.error_dict.get(index)
+        if error is not None and error.numel() != size:
+            for name in self._MEMORIES:
+                getattr(self.state, name).clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        memories = {name: dict(getattr(self.state, name)) for name in self._MEMORIES}
+        return {"iter": self.state.iter, **memories}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.state.iter = saved["iter"]
+        for name in self._MEMORIES:
+            getattr(self.state, name).update(saved[name])
+
+
+def _bf16(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
+    """torch knows its own hook by name and refuses it without CUDA, though gloo carries bfloat16."""
+    return default_hooks.bf16_compress_hook(_world(), bucket)
+
+
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None
+    return world
+
+
+def _powersgd(memory: PowerSgd, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
+    if memory.is_first_step:
+        memory.is_first_step = not bucket.is_last()
+        memory.state.maybe_increase_iter(bucket)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return default_hooks.allreduce_hook(_world(), bucket)
+    buffer = bucket.buffer()
+    memory.forget_other_buckets(bucket.index(), buffer.numel())
+    for kept in (memory.state.error_dict, memory.state.p_memory_dict, memory.state.q_memory_dict):
+        if bucket.index() in kept and kept[bucket.index()].device != buffer.device:
+            kept[bucket.index()] = kept[bucket.index()].to(buffer.device)
+    return powerSGD_hook.powerSGD_hook(memory.state, bucket)

@@ -1,0 +1,66 @@
+"""The norm of gradients that are divided over ranks, and clipping by it.
+
+torch's own clip_grad_norm_ counts a rank's plain gradients alone and returns a DTensor for shards; a number read from
+either may be a part of the norm. Called by the strategies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+_EPSILON = 1e-6
+
+
+def clip_to_norm(parameters: Sequence[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+    """Scales the parameters' gradients so that their norm is at most max_norm. Returns the norm before that.
+
+    Ranks that share parameters call it in step, each with its shards of the same parameters. norm_type may be infinity.
+    """
+    norm = gradient_norm(parameters, norm_type)
+    gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    scale = torch.clamp(max_norm / (norm + _EPSILON), max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale.to(gradient.device, gradient.dtype))
+    return norm
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
+    """Over all shards of all gradients. A parameter without a gradient counts as zero."""
+    by_groups: dict[tuple[dist.ProcessGroup, ...], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        by_groups.setdefault(_groups_of(parameter), []).append(parameter)
+    # In the order of the parameters, which is the same on all ranks: each entry may be a collective.
+    norms = [_norm_over(groups, members, norm_type) for groups, members in by_groups.items()]
+    if not norms:
+        return torch.zeros(())
+    joined: torch.Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]), norm_type)
+    return joined
+
+
+def _norm_over(
+    groups: tuple[dist.ProcessGroup, ...], parameters: Sequence[nn.Parameter], norm_type: float
+) -> torch.Tensor:
+    gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients, norm_type).to(_local(parameters[0]).device)
+    is_maximum = norm_type == float("inf")
+    total = norm if is_maximum else norm**norm_type
+    for group in groups:
+        dist.all_reduce(total, op=dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM, group=group)
+    return total if is_maximum else total ** (1.0 / norm_type)
+
+
+def _groups_of(parameter: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
+    """Those over which it is divided; none for a tensor that is whole."""
+    if not isinstance(parameter, DTensor):
+        return ()
+    mesh = parameter.device_mesh
+    return tuple(mesh.get_group(dim) for dim, placed in enumerate(parameter.placements) if placed.is_shard())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

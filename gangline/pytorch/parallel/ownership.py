@@ -1,0 +1,58 @@
+"""Checks what a trial hands over against what was wrapped: every parameter of an optimizer is one of a wrapped model,
+and the models are as they were when they were wrapped. Used by the strategies of several ranks.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gangline.errors import invalid
+
+
+class WrappedModels:
+    """Remembers the parameters of wrapped models. replaces: whether wrapping gave the models new ones."""
+
+    def __init__(self, strategy: str, replaces: bool) -> None:
+        self._strategy = strategy
+        self._replaces = replaces
+        self._models: list[tuple[nn.Module, list[nn.Parameter]]] = []
+
+    def add(self, model: nn.Module) -> None:
+        """A model as it is after wrapping."""
+        self._models.append((model, list(model.parameters())))
+
+    def check(self, optimizer: Optimizer) -> None:
+        """Raises GanglineError `parallelism.*` where this optimizer would train something else than the models."""
+        for model, parameters in self._models:
+            self._check_unchanged(model, parameters)
+        known = {id(parameter) for _, parameters in self._models for parameter in parameters}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        strange = sum(1 for parameter in held if id(parameter) not in known)
+        if not strange:
+            return
+        counts = f"{strange} of {len(held)} parameters of {type(optimizer).__name__} belong to no wrapped model"
+        if self._replaces:
+            text = (
+                f"{counts}; {self._strategy} replaces a model's parameters by shards in wrap_model, so build the "
+                "optimizer after that, from the parameters of every model that was wrapped"
+            )
+        else:
+            text = f"{counts}, so ranks would train them apart; pass the module that holds them to context.wrap_model"
+        raise invalid("parallelism.optimizer", text)
+
+    def _check_unchanged(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        now = {id(parameter) for parameter in model.parameters()}
+        if now == {id(parameter) for parameter in parameters}:
+            return
+        raise invalid(
+            "parallelism.model_changed",
+            f"{class_name(model)} had {len(parameters)} parameters when it was wrapped and has others now; "
+            "tie, add and replace parameters before context.wrap_model",
+        )
+
+
+def class_name(model: nn.Module) -> str:
+    """As the user wrote it; torch puts a class of its own before that of a divided model."""
+    own = (kind.__name__ for kind in type(model).__mro__ if not kind.__name__.startswith("FSDP"))
+    return next(own)

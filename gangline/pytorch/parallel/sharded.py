@@ -1,0 +1,162 @@
+"""What zero2, zero3 and hsdp have in common: a model whose parameters are divided over ranks by torch's fully_shard.
+
+The model keeps its identity and its names; its parameters become DTensors. Each block's parameters are gathered before
+its forward and backward pass, so every pass is one of all ranks together.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from gangline.errors import invalid
+from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
+from gangline.pytorch.parallel.block import find_blocks
+from gangline.pytorch.parallel.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.ownership import WrappedModels
+from gangline.pytorch.parallel.strategy import Holder, Strategy
+
+_log = logging.getLogger("gangline")
+
+
+class ShardedStrategy(Strategy):
+    """blocks: names of the classes to gather one at a time; None finds them.
+
+    reshards: whether a block's whole parameters are given up after its forward pass and gathered again for backward.
+    """
+
+    needs_all_ranks = True
+    reshards: ClassVar[bool]
+
+    def __init__(self, device: torch.device, blocks: Sequence[str] | None = None) -> None:
+        self._device = device
+        self._blocks = blocks
+        self._roots: list[FSDPModule] = []
+        self._models = WrappedModels(self.name, replaces=True)
+        self._known_mesh: DeviceMesh | None = None
+
+    @abstractmethod
+    def make_mesh(self) -> DeviceMesh:
+        """Of all ranks: one dimension to divide over, or two, of which the first one holds copies."""
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        if self._known_mesh is None:
+            self._known_mesh = self.make_mesh()
+        return self._known_mesh
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        _check_shardable(self.name, model)
+        # Ranks may have built different models where the trial draws random numbers of its own; DDP does the same.
+        broadcast_tensors((*model.parameters(), *model.buffers()))
+        warn_of_batch_norm(model)
+        blocks = find_blocks(model, self._blocks)
+        self._roots.append(self._shard(model, blocks))
+        self._models.add(model)
+        _log.info("%s: %s is gathered %s", self.name, type(model).__name__, _words_for(blocks))
+        return model
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        self._models.check(optimizer)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise invalid(
+                "parallelism.optimizer",
+                f"LBFGS joins all parameters in one row, which {self.name} has divided over ranks; use ddp",
+            )
+        return optimizer
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        # Between two exchanges whole gradients stay on every rank: traffic is saved for memory.
+        self._set_exchange(False)
+        try:
+            yield
+        finally:
+            self._set_exchange(True)
+
+    def gather(self) -> AbstractContextManager[None]:
+        return self._gathered()
+
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:
+        broadcast_tensors(buffer for model in models for buffer in model.buffers())
+
+    def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
+        if not isinstance(tensor, DTensor):
+            return Holder(dist.get_rank(), dist.get_world_size())
+        mesh = tensor.device_mesh
+        copies = [dim for dim, placed in enumerate(tensor.placements) if placed.is_replicate()]
+        index, count = 0, 1
+        for dim in copies:
+            index = index * mesh.size(dim) + mesh.get_local_rank(dim)
+            count *= mesh.size(dim)
+        return Holder(index, count)
+
+    def _shard(self, model: nn.Module, blocks: Sequence[nn.Module]) -> FSDPModule:
+        try:
+            for block in blocks:
+                fully_shard(block, mesh=self.mesh, reshard_after_forward=self.reshards)
+            # What belongs to no block is needed again as soon as backward begins, so it would be given up for nothing.
+            root = fully_shard(model, mesh=self.mesh, reshard_after_forward=None if self.reshards else False)
+        except (ValueError, NotImplementedError) as error:
+            raise invalid(
+                "parallelism.model",
+                f"{self.name} cannot divide {type(model).__name__}: {str(error).splitlines()[0]}; change it, or use "
+                "ddp or zero1",
+            ) from error
+        if self._device.type != "cuda":
+            # gloo has no averaging reduction; some releases of torch summed where they meant to average.
+            for module in _sharded_modules(root):
+                module.set_force_sum_reduction_for_comms(True)
+        return root
+
+    def _set_exchange(self, is_on: bool) -> None:
+        for root in self._roots:
+            root.set_requires_gradient_sync(is_on)
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        for module in self._all_modules():
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in self._all_modules():
+                module.reshard()
+                module.set_reshard_after_forward(self.reshards and module not in self._roots, recurse=False)
+
+    def _all_modules(self) -> list[FSDPModule]:
+        return [module for root in self._roots for module in _sharded_modules(root)]
+
+
+def _sharded_modules(root: FSDPModule) -> list[FSDPModule]:
+    assert isinstance(root, nn.Module)
+    return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def _check_shardable(name: str, model: nn.Module) -> None:
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise invalid(
+                "parallelism.model",
+                f"{name} cannot divide {type(model).__name__}.{parameter_name}, which has no dimension; give it the "
+                "shape (1,), or use ddp or zero1",
+            )
+
+
+def _words_for(blocks: Sequence[nn.Module]) -> str:
+    if not blocks:
+        return "whole, as it has no repeated blocks; name some in parallelism.blocks to need less memory"
+    kinds = ", ".join(sorted({type(block).__name__ for block in blocks}))
+    return f"block by block, {len(blocks)} of class {kinds}"

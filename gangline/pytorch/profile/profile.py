@@ -1,0 +1,130 @@
+"""The profile of a trial: what its steps cost and what its ranks use, as metrics of the group "profiling".
+
+Owns when it measures (the section `profiling`, or Trainer.fit's profiling_enabled) and what it reports: means over the
+ranks. Without profiling it costs a few looks at a flag. The training loop drives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gangline.core.load import LoadSampler
+from gangline.core.profiler import GROUP
+from gangline.pytorch.profile.clock import StepClock
+from gangline.pytorch.profile.trace import Trace
+from gangline.pytorch.profile.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSetting:
+    """first, last: batches of the trial that are measured; None for no bound. synchronizes: wait for the GPU at the end
+    of each phase, so that a phase holds the work that it started."""
+
+    is_enabled: bool = False
+    first: int | None = None
+    last: int | None = None
+    synchronizes: bool = True
+
+    @staticmethod
+    def parse(section: Mapping[str, Any] | None, is_enabled: bool) -> ProfileSetting:
+        """section: `profiling` of the configuration. is_enabled: asked for by the script."""
+        values = section or {}
+        return ProfileSetting(
+            is_enabled=is_enabled or bool(values.get("enabled")),
+            first=values.get("begin_on_batch"),
+            last=values.get("end_after_batch"),
+            synchronizes=bool(values.get("sync_timings", True)),
+        )
+
+    def covers(self, batch: int) -> bool:
+        """batch: counts all batches of the trial from 0."""
+        return self.is_enabled and (self.first or 0) <= batch and (self.last is None or batch <= self.last)
+
+
+class Profile:
+    """begin_batch and end_batch around each batch, report at each training report, close at the end."""
+
+    group = GROUP
+
+    def __init__(self, setting: ProfileSetting, clock: StepClock, traffic: Traffic) -> None:
+        self._setting = setting
+        self._clock = clock
+        self._traffic = traffic
+        self._load = LoadSampler()
+        self._records = 0
+
+    @property
+    def is_measuring(self) -> bool:
+        return self._clock.is_running
+
+    def begin_batch(self, batch: int) -> None:
+        """Before the batch is taken from the loader. batch: counts all batches of the trial from 0."""
+        if self._setting.covers(batch) == self.is_measuring:
+            return
+        if self.is_measuring:
+            self._stop()
+        else:
+            self._clock.is_running = True
+            self._load.start()
+            self._traffic.start()
+
+    def end_batch(self, records: int, has_exchanged: bool) -> None:
+        """records: of this rank."""
+        if not self.is_measuring:
+            return
+        self._clock.end_step()
+        self._records += records
+        if has_exchanged:
+            self._traffic.end_step()
+
+    def take(self) -> dict[str, float]:
+        """This rank's means since the last call; empty when nothing was measured. Waiting for other ranks counts as
+        part of the phase that waits."""
+        steps, seconds = self._clock.take()
+        if not steps:
+            return {}
+        total_seconds = sum(seconds.values())
+        found = {f"{name}_seconds": total / steps for name, total in seconds.items()}
+        found["step_seconds"] = total_seconds / steps
+        found["samples_per_second"] = self._records / total_seconds if total_seconds > 0 else 0.0
+        found.update(self._traffic.take())
+        found.update(self._load.take())
+        self._records = 0
+        return found
+
+    def close(self) -> None:
+        """Also when training failed. May be called twice."""
+        if self.is_measuring:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._clock.is_running = False
+        self._load.stop()
+        self._traffic.stop()
+
+
+def mean(by_rank: list[dict[str, float]]) -> dict[str, float]:
+    """Over the ranks that have the number; samples_per_second is the sum, as ranks train side by side."""
+    names = {name for values in by_rank for name in values}
+    found = {}
+    for name in sorted(names):
+        values = [values[name] for values in by_rank if name in values]
+        found[name] = sum(values) if name == "samples_per_second" else sum(values) / len(values)
+    return found
+
+
+def open_profile(
+    setting: ProfileSetting, *, clock: StepClock, trace: Trace, traffic: Traffic, device: torch.device, batches: int
+) -> Profile:
+    """batches: those that lie behind when this process begins. A range of batches is traced with torch's profiler too,
+    unless the trial configured that itself."""
+    if device.type == "cuda" and setting.is_enabled and setting.synchronizes:
+        clock.synchronize_with(lambda: torch.cuda.synchronize(device))
+    first, last = setting.first, setting.last
+    if setting.is_enabled and first is not None and last is not None and last >= batches and not trace.is_configured:
+        trace.configure_range(max(0, first - batches), last - batches)
+    return Profile(setting, clock, traffic)

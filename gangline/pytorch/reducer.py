@@ -1,0 +1,143 @@
+"""Metric reducers: metrics that a trial computes from what all ranks saw, where a mean over batches says the wrong
+thing (a confusion matrix, an AUC).
+
+Owns the interface, what was wrapped, and the reduction over ranks. The loop and the evaluation say when.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gangline.core import DistributedContext
+from gangline.errors import invalid
+from gangline.pytorch import batch as batches
+from gangline.pytorch.metric import check_metrics
+
+_CPU = torch.device("cpu")
+
+
+class MetricReducer(ABC):
+    """Subclass it and give it to context.wrap_reducer. The trial tells it what it saw, in a method of its own."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets everything: before the first batch of a training report or of a validation."""
+
+    @abstractmethod
+    def per_slot_reduce(self) -> Any:
+        """On every rank: what the chief needs of this one; anything that can be pickled."""
+
+    @abstractmethod
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        """On the chief: one metric, or a dictionary of them where the reducer was wrapped without a name.
+        per_slot_metrics: what per_slot_reduce returned, by rank."""
+
+
+class FunctionReducer(MetricReducer):
+    """Calls a function with the list of all values that any rank passed to `update`, ordered by rank."""
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self._function = function
+        self._values: list[Any] = []
+
+    def reset(self) -> None:
+        self._values = []
+
+    def update(self, value: Any) -> None:
+        self._values.append(value)
+
+    def per_slot_reduce(self) -> list[Any]:
+        return self._values
+
+    def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
+        return self._function([value for values in per_slot_metrics for value in values])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrapped:
+    reducer: MetricReducer
+    name: str | None
+    for_training: bool
+    for_validation: bool
+
+
+class Reducers:
+    """Those of one trial. All ranks wrap the same ones in the same order, and reduce them in step."""
+
+    def __init__(self, distributed: DistributedContext) -> None:
+        self._distributed = distributed
+        self._wrapped: list[_Wrapped] = []
+
+    def wrap(
+        self, reducer: MetricReducer | Callable[[list[Any]], Any], name: str | None, training: bool, validation: bool
+    ) -> MetricReducer:
+        if name is not None and any(known.name == name for known in self._wrapped):
+            raise invalid("pytorch.reducer", f"wrap_reducer: there is a reducer named {name!r} already")
+        if not isinstance(reducer, MetricReducer):
+            if not callable(reducer):
+                raise invalid(
+                    "pytorch.reducer",
+                    f"wrap_reducer got a {type(reducer).__name__}; give it a MetricReducer or a function of a list",
+                )
+            reducer = FunctionReducer(reducer)
+        reducer.reset()
+        self._wrapped.append(_Wrapped(reducer, name, training, validation))
+        return reducer
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one of them serves training and validation, so that a validation forgets what training told it."""
+        return any(wrapped.for_training and wrapped.for_validation for wrapped in self._wrapped)
+
+    def reset(self, is_training: bool) -> None:
+        for wrapped in self._of(is_training):
+            wrapped.reducer.reset()
+
+    def reduce(self, is_training: bool) -> dict[str, float]:
+        """The metrics over all ranks, on every rank; the reducers are reset."""
+        chosen = self._of(is_training)
+        if not chosen:
+            return {}
+        own = [batches.move(wrapped.reducer.per_slot_reduce(), _CPU) for wrapped in chosen]
+        by_rank = self._distributed.gather(own)
+        metrics: dict[str, float] = {}
+        if by_rank is not None:
+            for position, wrapped in enumerate(chosen):
+                found = wrapped.reducer.cross_slot_reduce([values[position] for values in by_rank])
+                metrics.update(_named(found, wrapped))
+        self.reset(is_training)
+        known: dict[str, float] = self._distributed.broadcast(metrics)
+        return known
+
+    def _of(self, is_training: bool) -> list[_Wrapped]:
+        return [
+            wrapped for wrapped in self._wrapped if (wrapped.for_training if is_training else wrapped.for_validation)
+        ]
+
+
+def _named(found: Any, wrapped: _Wrapped) -> dict[str, float]:
+    kind = type(wrapped.reducer).__name__
+    if wrapped.name is not None:
+        found = {wrapped.name: found}
+    elif not isinstance(found, Mapping):
+        raise invalid(
+            "pytorch.reducer",
+            f"{kind} was wrapped without a name, so it must return a dictionary of metrics, but it returned a "
+            f"{type(found).__name__}; pass name= to wrap_reducer",
+        )
+    return {name: float(value) for name, value in check_metrics(found, f"{kind}.cross_slot_reduce").items()}
+
+
+def join(metrics: dict[str, float], more: Mapping[str, float], method: str) -> dict[str, float]:
+    """Both together. Raises GanglineError where a reducer and a batch name the same metric."""
+    both = metrics.keys() & more.keys()
+    if both:
+        raise invalid(
+            "pytorch.reducer", f"{method} and a metric reducer both report {min(both)!r}; rename one of the two"
+        )
+    return {**metrics, **more}

@@ -1,0 +1,106 @@
+"""Samplers to build a row of batches by hand: shuffle, repeat, divide, skip, in this order.
+
+For trials that return a torch DataLoader; gangline.pytorch.DataLoader does all of it by itself. Each class takes a
+sampler, or a batch sampler where its name says so, and passes on what that yields. Determined calls this module
+`samplers`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, cast
+
+import torch
+from torch.utils.data import Sampler
+
+from gangline.errors import invalid
+
+
+class RepeatSampler(Sampler[Any]):
+    """Starts again at the end, for ever. Its length is that of one pass."""
+
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        self._sampler = sampler
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._sampler))
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self._sampler
+
+
+class DistributedSampler(Sampler[Any]):
+    """Every num_workers-th entry, beginning with the rank-th."""
+
+    def __init__(self, sampler: Iterable[Any], num_workers: int, rank: int) -> None:
+        if not 0 <= rank < num_workers:
+            raise invalid("pytorch.sampler", f"rank {rank} is none of {num_workers} workers")
+        self._sampler = sampler
+        self._num_workers = num_workers
+        self._rank = rank
+
+    def __len__(self) -> int:
+        return len(range(self._rank, len(cast("Sized", self._sampler)), self._num_workers))
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._sampler, self._rank, None, self._num_workers)
+
+
+class SkipSampler(Sampler[Any]):
+    """Leaves out the first entries, once."""
+
+    def __init__(self, sampler: Iterable[Any], skip: int) -> None:
+        self._sampler = sampler
+        self._skip = skip
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._sampler))
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._sampler, self._skip, None)
+
+
+class ReproducibleShuffleSampler(Sampler[Any]):
+    """Shuffles by the seed, anew at each pass."""
+
+    def __init__(self, sampler: Iterable[Any], seed: int) -> None:
+        self._sampler = sampler
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._sampler))
+
+    def __iter__(self) -> Iterator[Any]:
+        entries = list(self._sampler)
+        order = torch.randperm(len(entries), generator=self._generator).tolist()
+        return iter([entries[position] for position in order])
+
+
+class RepeatBatchSampler(RepeatSampler):
+    """Of batches."""
+
+
+class DistributedBatchSampler(DistributedSampler):
+    """Of batches."""
+
+
+class SkipBatchSampler(SkipSampler):
+    """Of batches."""
+
+
+class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler):
+    """Of batches."""
+
+
+__all__ = [
+    "DistributedBatchSampler",
+    "DistributedSampler",
+    "RepeatBatchSampler",
+    "RepeatSampler",
+    "ReproducibleShuffleBatchSampler",
+    "ReproducibleShuffleSampler",
+    "SkipBatchSampler",
+    "SkipSampler",
+]

@@ -1,0 +1,35 @@
+"""A learning-rate scheduler with the moment at which the trainer steps it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from gangline.errors import invalid
+
+
+class LRScheduler:
+    """Stepped at every `frequency` of the moments that step_mode names, or by the trial itself with MANUAL_STEP."""
+
+    class StepMode(Enum):
+        STEP_EVERY_BATCH = 1
+        STEP_EVERY_OPTIMIZER_STEP = 2
+        STEP_EVERY_EPOCH = 3
+        MANUAL_STEP = 4
+
+    def __init__(self, scheduler: Any, step_mode: StepMode, frequency: int = 1) -> None:
+        if frequency < 1:
+            raise invalid("pytorch.lr_scheduler", f"wrap_lr_scheduler: frequency is {frequency}; it must be at least 1")
+        self.scheduler = scheduler
+        self.step_mode = step_mode
+        self.frequency = frequency
+
+    def is_due(self, batches: int, aggregation_frequency: int, completed_epoch: int | None) -> bool:
+        """batches: completed ones, the running one included. completed_epoch: counts from 1; None inside an epoch."""
+        mode = self.step_mode
+        if mode is self.StepMode.STEP_EVERY_BATCH:
+            return batches % self.frequency == 0
+        if mode is self.StepMode.STEP_EVERY_OPTIMIZER_STEP:
+            return batches % (aggregation_frequency * self.frequency) == 0
+        is_epoch_mode = mode is self.StepMode.STEP_EVERY_EPOCH
+        return is_epoch_mode and completed_epoch is not None and completed_epoch % self.frequency == 0

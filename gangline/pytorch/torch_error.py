@@ -1,0 +1,35 @@
+"""PURE: what torch's errors mean for a trial, where torch says it in words of its own insides."""
+
+from __future__ import annotations
+
+from gangline.errors import GanglineError, invalid
+
+_MEANINGS = (
+    (
+        "mark a variable ready only once",
+        "pytorch.two_backwards",
+        "backward reached a parameter twice in one pass, and its gradient had gone to the other ranks already; use "
+        "each wrapped model once in a loss and call context.backward once for it",
+    ),
+    (
+        "Expected to have finished reduction in the prior iteration",
+        "pytorch.unused_parameters",
+        "some parameters took no part in the last loss, so their gradients never came; freeze them, or set "
+        "parallelism: {strategy: ddp, find_unused_parameters: true}",
+    ),
+    (
+        "mixed torch.Tensor and DTensor",
+        "pytorch.shard_used",
+        "a parameter was used while only this rank's part of it is here; call the wrapped model itself, not methods or "
+        "layers of it, or set parallelism.blocks to [] so that the whole model is gathered at once",
+    ),
+)
+
+
+def explain(error: BaseException) -> GanglineError | None:
+    """None where torch's own words are as good as any."""
+    text = str(error)
+    for words, code, meaning in _MEANINGS:
+        if words in text:
+            return invalid(code, meaning)
+    return None

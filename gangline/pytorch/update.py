@@ -1,0 +1,86 @@
+"""How the gradients of a batch come to be and change the parameters: aggregation, scaling, clipping, the step.
+
+Owns the rules of context.backward and context.step_optimizer. Whether the running batch ends with a step is the loop's
+knowledge; the loop tells it with `begin_batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gangline.config.optimization import Optimizations
+from gangline.pytorch.parallel import Strategy
+from gangline.pytorch.precision import Precision
+from gangline.pytorch.profile.clock import StepClock
+from gangline.pytorch.torch_error import explain
+
+
+class ParameterUpdate:
+    """scalers: what the trial wrapped, and the one that fp16 brings. own_scaler: the latter alone."""
+
+    def __init__(
+        self, optimizations: Optimizations, strategy: Strategy, precision: Precision, clock: StepClock
+    ) -> None:
+        self.scalers: list[Any] = []
+        self.own_scaler: Any = None
+        self.is_step_batch = True
+        self._strategy = strategy
+        self._precision = precision
+        self._clock = clock
+        frequency = optimizations.aggregation_frequency
+        self._loss_divisor = frequency if optimizations.average_aggregated_gradients else 1
+
+    def begin_batch(self, is_step_batch: bool) -> None:
+        self.is_step_batch = is_step_batch
+
+    def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
+        with self._clock.phase("backward"), self._precision.without_autocast():
+            if self._loss_divisor > 1:
+                loss = loss / self._loss_divisor
+            if self.own_scaler is not None:
+                loss = self.own_scaler.scale(loss)
+            if self.is_step_batch:
+                self._strategy.before_backward()
+            try:
+                loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            except RuntimeError as error:
+                meaning = explain(error)
+                if meaning is None:
+                    raise
+                raise meaning from error
+
+    def step(
+        self,
+        optimizer: Optimizer,
+        clip_grads: Callable[[Iterable[nn.Parameter]], Any] | None,
+        auto_zero_grads: bool,
+        scaler: Any,
+        closure: Callable[[], Any] | None,
+    ) -> None:
+        if not self.is_step_batch:
+            return
+        with self._clock.phase("optimizer"), self._precision.without_autocast():
+            scaler = scaler if scaler is not None else self.own_scaler
+            if clip_grads is not None:
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
+                clip_grads(parameter for group in optimizer.param_groups for parameter in group["params"])
+            if scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step(closure) if closure is not None else optimizer.step()
+            if auto_zero_grads:
+                optimizer.zero_grad()
+
+    def end_batch(self) -> None:
+        """A scaler learns once from all optimizers that it stepped, unless the trial has updated it already: an update
+        without a step before it is an error in torch."""
+        for scaler in self.scalers:
+            states = getattr(scaler, "_per_optimizer_states", {})
+            if any(state["found_inf_per_device"] for state in states.values()):
+                scaler.update()

@@ -1,0 +1,80 @@
+"""What is remembered of tensor fusion, between the chief rank and the leading scheduler.
+
+A rank that asks waits for the answer before it trains, so it gets one within seconds: what the scheduler knows, or
+nothing when no scheduler answers. What tuning found goes the way of all reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import structlog
+
+from gangline.rpc import token_metadata
+from gangline.v1 import rank_pb2, runner_pb2, runner_pb2_grpc, types_pb2
+from services.trial_runner.report import Reporter
+from services.trial_runner.route import Route
+
+CHIEF = 0
+ANSWER_SECONDS = 3.0
+
+log = structlog.get_logger(__name__)
+
+
+class FusionDesk:
+    """send: a message to a rank. `close` only when the ranks have gone."""
+
+    def __init__(
+        self, spec: runner_pb2.RunnerSpec, reporter: Reporter, send: Callable[[int, rank_pb2.RunnerMessage], None]
+    ) -> None:
+        self._spec = spec
+        self._reporter = reporter
+        self._send = send
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
+        """Other messages than its own are nothing to it."""
+        if rank != CHIEF:
+            return
+        match message.WhichOneof("message"):
+            case "fusion_query":
+                task = asyncio.create_task(self._answer(rank, message.fusion_query.family))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case "fusion_record":
+                self._reporter.add(runner_pb2.TrialReport(fusion=message.fusion_record))
+            case "fusion_forget":
+                self._reporter.add(runner_pb2.TrialReport(forgotten_fusion=message.fusion_forget.key))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _answer(self, rank: int, family: str) -> None:
+        answer = rank_pb2.FusionAnswer(family=family)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                answer.records.extend(await self._find(family))
+        except TimeoutError:
+            log.warning("no scheduler says what it remembers of tensor fusion; the trial tunes anew")
+        self._send(rank, rank_pb2.RunnerMessage(fusion_answer=answer))
+
+    async def _find(self, family: str) -> list[types_pb2.FusionRecord]:
+        """Asks one scheduler after another until one answers."""
+        request = runner_pb2.FindFusionRequest(allocation_id=self._spec.allocation.id, family=family)
+        route = Route("scheduler", self._spec.scheduler_addresses)
+        try:
+            while True:
+                try:
+                    stub = runner_pb2_grpc.RunnerServiceStub(route.channel())
+                    found = await stub.FindFusion(
+                        request, timeout=ANSWER_SECONDS, metadata=token_metadata(self._spec.token)
+                    )
+                    return list(found.records)
+                except grpc.aio.AioRpcError as error:
+                    await route.failed(error.details() or "")
+        finally:
+            await route.close()

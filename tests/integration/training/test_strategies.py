@@ -1,0 +1,134 @@
+"""Every strategy trains to the losses and parameters of one process, and says in time what it cannot do."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.gang import run_gang
+from tests.support.strategy_work import (
+    Case,
+    Outcome,
+    Recorder,
+    WholePointsTrial,
+    fit_many,
+    refusals,
+    scaled_steps,
+    train_cases,
+)
+
+# A strategy of several machines needs four ranks; everything else is as true of two, and takes half the time.
+_OF_TWO = [
+    Case(strategy, optimizer, precision, parts)
+    for strategy in ("ddp", "zero1", "zero2", "zero3")
+    for optimizer, precision, parts in (("sgd", 32, 1), ("adamw", 64, 1), ("sgd", 64, 2))
+]
+_OF_FOUR = [
+    *(Case(strategy, "sgd", 32) for strategy in ("ddp", "zero1", "zero3", "hsdp")),
+    *(Case(strategy, "adamw", 64) for strategy in ("zero1", "hsdp")),
+    Case("hsdp", "adamw", 32, steps=10),
+]
+_LOSS_TOLERANCE = {32: 1e-5, 64: 1e-12}
+_PARAMETER_TOLERANCE = {32: 1e-5, 64: 1e-10}
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[list[Outcome]]:
+    return run_gang(2, tmp_path_factory.mktemp("two"), train_cases, _OF_TWO)
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory: pytest.TempPathFactory) -> list[list[Outcome]]:
+    return run_gang(4, tmp_path_factory.mktemp("four"), train_cases, _OF_FOUR)
+
+
+@cache
+def _alone(case: Case) -> Outcome:
+    return train_cases([case])[0]
+
+
+def _check(case: Case, by_rank: list[Outcome]) -> None:
+    alone = _alone(Case("none", case.optimizer, case.precision, case.parts, case.steps))
+    for found in by_rank:
+        assert found.losses == pytest.approx(alone.losses, abs=_LOSS_TOLERANCE[case.precision])
+        assert found.norms == pytest.approx(alone.norms, abs=_LOSS_TOLERANCE[case.precision] * 10)
+        assert found.model.keys() == alone.model.keys()
+        for name, value in found.model.items():
+            if case.optimizer == "sgd" or case.precision == 64:
+                difference = (value.double() - alone.model[name].double()).abs().max()
+                assert difference <= _PARAMETER_TOLERANCE[case.precision], name
+
+
+@pytest.mark.parametrize("case", _OF_TWO, ids=str)
+def test_two_ranks_train_as_one(case: Case, of_two: list[list[Outcome]]) -> None:
+    _check(case, [outcomes[_OF_TWO.index(case)] for outcomes in of_two])
+
+
+@pytest.mark.parametrize("case", _OF_FOUR, ids=str)
+def test_four_ranks_train_as_one(case: Case, of_four: list[list[Outcome]]) -> None:
+    _check(case, [outcomes[_OF_FOUR.index(case)] for outcomes in of_four])
+
+
+def test_ranks_share_the_state_of_the_optimizer(of_two: list[list[Outcome]]) -> None:
+    held = {
+        case.strategy: [outcomes[index].state_numel for outcomes in of_two]
+        for index, case in enumerate(_OF_TWO)
+        if case.optimizer == "adamw"
+    }
+    whole = held["ddp"][0]
+    assert held["ddp"] == [whole, whole]
+    for strategy in ("zero1", "zero2", "zero3"):
+        assert all(number < 0.6 * whole for number in held[strategy]), held
+
+
+def test_mistakes_show_when_things_are_wrapped(tmp_path: Path) -> None:
+    found, other = run_gang(2, tmp_path / "gang", refusals)
+    assert other == found
+    expected = {
+        "optimizer before wrap_model": (
+            "16 of 16 parameters of SGD belong to no wrapped model; zero3 replaces a model's parameters by shards in "
+            "wrap_model, so build the optimizer after that, from the parameters of every model that was wrapped"
+        ),
+        "tied after wrap_model": (
+            "Sequential had 2 parameters when it was wrapped and has others now; tie, add and replace parameters "
+            "before context.wrap_model"
+        ),
+        "parameter without dimension": (
+            "zero3 cannot divide Linear.scale, which has no dimension; give it the shape (1,), or use ddp or zero1"
+        ),
+        "LBFGS with zero1": ("zero1 divides an optimizer's state by parameter, which LBFGS does not keep so; use ddp"),
+        "LBFGS with zero2": ("LBFGS joins all parameters in one row, which zero2 has divided over ranks; use ddp"),
+        "closure with zero1": "zero1 cannot step with a closure, which would see a part of the parameters",
+        "unknown block": (
+            "parallelism.blocks: Net has no module of class 'Layer'; its classes are Block, LayerNorm, Linear, "
+            "ModuleList, Net"
+        ),
+    }
+    assert found == expected
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_one_infinite_gradient_skips_the_step_on_all_ranks(tmp_path: Path, strategy: str) -> None:
+    assert run_gang(2, tmp_path / "gang", scaled_steps, strategy) == [[False, True]] * 2
+
+
+def test_sharded_model_is_validated_as_a_whole_one(tmp_path: Path) -> None:
+    """Five batches of 37 records on two ranks: one of them has a batch less, and makes up for it."""
+    whole: dict[str, Any] = {"kind": WholePointsTrial}
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (("ddp", whole), ("zero3", whole), ("zero3", {}), ("zero2", {}))
+    runs = [{"parallelism": strategy, "batches": 3, **kind} for strategy, kind in kinds]
+    by_rank: list[list[Recorder]] = run_gang(2, tmp_path / "gang", fit_many, tmp_path, runs)
+    error = by_rank[0][0].validations[-1]["error"]
+    for recorders in by_rank:
+        for recorder in recorders:
+            assert recorder.validations[-1]["error"] == pytest.approx(error, abs=1e-6)
+        assert [recorder.validations[-1]["records"] for recorder in recorders[2:]] == [37, 37]
+
+
+def test_reference_uses_plain_tensors(of_two: list[list[Outcome]]) -> None:
+    kinds = {type(value) for outcome in of_two[0] for value in outcome.model.values()}
+    assert kinds == {torch.Tensor}

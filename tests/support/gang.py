@@ -1,0 +1,83 @@
+"""Several ranks of torch.distributed in processes of their own, for what strategies and checkpoints do together. They
+are forked from one process that has torch loaded; one spawn serves many checks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+_PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch"]
+_SECONDS = 100.0
+
+
+class RankFailed(AssertionError):
+    """A rank's traceback."""
+
+
+def run_gang(size: int, directory: Path, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Calls work(*arguments), a function of a module, on every rank of a gloo group. Its results by rank.
+
+    directory: empty or absent, for what ranks tell. Raises RankFailed with the first failure, once all have ended.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    processes = start_gang(size, directory, work, *arguments)
+    try:
+        deadline = time.monotonic() + _SECONDS
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [_result_of(directory, rank) for rank in range(size)]
+
+
+def start_gang(size: int, directory: Path, work: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
+    """As run_gang, without waiting; the caller ends the processes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADS)
+    found: list[BaseProcess] = []
+    for rank in range(size):
+        place = {"rank": rank, "size": size, "directory": str(directory)}
+        process = context.Process(target=_be_rank, args=(place, work, arguments), name=f"rank {rank}", daemon=True)
+        process.start()
+        found.append(process)
+    return found
+
+
+def _result_of(directory: Path, rank: int) -> Any:
+    failures = sorted(directory.glob("failure*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    if failures:
+        raise RankFailed(failures[0].read_text())
+    path = directory / f"result{rank}.pkl"
+    if not path.exists():
+        raise RankFailed(f"rank {rank} ended without a result, or not within {_SECONDS:g} s")
+    return pickle.loads(path.read_bytes())
+
+
+def _be_rank(place: dict[str, Any], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank, size, directory = place["rank"], place["size"], Path(place["directory"])
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(GROUP_RANK="0", GROUP_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES="")
+    torch.set_num_threads(1)
+    try:
+        if size > 1:
+            dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=size)
+        result = work(*arguments)
+        partial = directory / f"partial{rank}.pkl"
+        partial.write_bytes(pickle.dumps(result))
+        partial.rename(directory / f"result{rank}.pkl")
+    except BaseException:  # noqa: BLE001  whatever it is, the test tells it
+        (directory / f"failure{rank}.txt").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+    os._exit(0)

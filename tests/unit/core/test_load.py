@@ -1,0 +1,86 @@
+"""The load of a rank's machine, and the profiler that reports it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import psutil
+import pytest
+
+from gangline.core import DistributedContext, ProfilerContext
+from gangline.core.link import LocalLink
+from gangline.core.load import LoadSampler, device_name
+from gangline.errors import GanglineError
+
+
+def test_means_of_what_was_seen_since_the_last_time() -> None:
+    numbers = itertools.count()
+    has_looked = threading.Event()
+
+    def read() -> dict[str, float]:
+        number = next(numbers)
+        if number == 4:
+            has_looked.set()
+            sampler._is_over.wait()
+        return {"cpu_percent": float(number)}
+
+    sampler = LoadSampler(read, seconds=0.001)
+    sampler.start()
+    assert has_looked.wait(60)
+    # The first look only starts the counters.
+    assert sampler.take() == {"cpu_percent": 2.0}
+    sampler.stop()
+    sampler.stop()
+
+
+def test_a_real_look_finds_this_process() -> None:
+    sampler = LoadSampler(seconds=0.001)
+    sampler.start()
+    found: dict[str, float] = {}
+    while "cpu_percent" not in found:
+        found = sampler.take()
+    sampler.stop()
+    assert found["memory_bytes"] >= psutil.Process().memory_info().rss / 4
+    assert 0 <= found["machine_cpu_percent"] <= 100
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({}, "0"),
+        ({"LOCAL_RANK": "2"}, "2"),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "3, GPU-ab"}, "GPU-ab"),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "5"}, "5"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ""),
+    ],
+)
+def test_device_of_a_local_rank(environment: dict[str, str], name: str) -> None:
+    assert device_name(environment) == name
+
+
+class _Link(LocalLink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_reported = threading.Event()
+        self.reports: list[tuple[str, dict[str, float]]] = []
+
+    def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
+        self.reports.append((group, metrics))
+        self.has_reported.set()
+
+
+def test_profiler_reports_on_the_chief_while_it_is_on() -> None:
+    link = _Link()
+    profiler = ProfilerContext(DistributedContext(), link)
+    profiler.off()
+    profiler.on(sampling_interval=0.01, samples_per_report=2)
+    with pytest.raises(GanglineError, match=r"call off\(\) between"):
+        profiler.on()
+    assert link.has_reported.wait(60)
+    profiler.off()
+    group, metrics = link.reports[0]
+    assert group == "profiling"
+    assert {"memory_bytes", "machine_cpu_percent"} <= metrics.keys()
+    with pytest.raises(GanglineError, match="the interval must be above 0"):
+        profiler.on(0)

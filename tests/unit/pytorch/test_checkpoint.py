@@ -1,0 +1,285 @@
+"""A trial's checkpoint on one rank: what is in it, the first version's layout, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gangline import pytorch
+from gangline.core.storage import MANIFEST_KEY, CheckpointStore, StoredFile, digest_of
+from gangline.errors import GanglineError
+from tests.support.strategy_work import Net, PointsTrial, Recorder, fit, make_optimizer
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _saved(**options: Any) -> Path:
+    recorder = fit("none", 3, **options)
+    return Path("checkpoints", recorder.checkpoints[-1])
+
+
+def _resume(folder: Path, **options: Any) -> Recorder:
+    return fit("none", 6, str(folder.resolve()), **options)
+
+
+def test_folder_holds_one_share_and_what_is_plain() -> None:
+    folder = _saved()
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert files == ["metadata.json", "rank_0.pth", "tensors/.metadata", "tensors/__0_0.distcp", "trainer.pth"]
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert metadata["manifest"]["files"].keys() == set(files) - {"metadata.json"}
+    assert (metadata["steps_completed"], metadata["parallelism"], metadata["world_size"]) == (3, "none", 1)
+
+
+def test_state_fits_bare_modules() -> None:
+    state = pytorch.load_checkpoint(_saved())
+    net = Net()
+    net.load_state_dict(state["models_state_dict"][0])
+    optimizer = make_optimizer(net, "adamw")
+    optimizer.load_state_dict(state["optimizers_state_dict"][0])
+    assert all(entries["step"] == 3 for entries in optimizer.state.values())
+    assert state["callbacks"] == {"recorder": {"seen": 3}}
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda folder: _flip(folder / "tensors" / "__0_0.distcp"),
+            r"tensors/__0_0.distcp differs from what was saved .*; use another checkpoint",
+        ),
+        (lambda folder: (folder / "tensors" / "__0_0.distcp").unlink(), r"lacks tensors/__0_0.distcp; use another"),
+        (lambda folder: (folder / "tensors" / ".metadata").unlink(), r"lacks tensors/.metadata; use another"),
+        (lambda folder: _flip(folder / "trainer.pth"), r"trainer.pth differs from what was saved"),
+        (lambda folder: (folder / "rank_0.pth").unlink(), r"lacks rank_0.pth; use another checkpoint"),
+        (lambda folder: (folder / "metadata.json").unlink(), r"no checkpoint [0-9a-f-]+ at|holds no metadata.json"),
+        (
+            lambda folder: _change(folder, state_format=3),
+            r"holds a trial's state in format 3, this version of Gangline reads up to 2; use a newer one",
+        ),
+        (lambda folder: _put_pickle(folder, os.system), r"does not describe tensors: it names posix.system"),
+        (lambda folder: _put_pickle(folder, None), r".metadata holds a NoneType; use another checkpoint"),
+    ],
+)
+def test_damage_is_told_in_one_line(damage: Callable[[Path], object], message: str) -> None:
+    folder = _saved()
+    damage(folder)
+    for read in (pytorch.load_checkpoint, _resume):
+        with pytest.raises(GanglineError, match=message) as caught:
+            read(folder)
+        assert "\n" not in caught.value.message
+
+
+def _change(folder: Path, **values: Any) -> None:
+    path = folder / "metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def _put_pickle(folder: Path, content: Any) -> None:
+    """With a manifest that says that it belongs there."""
+    path = folder / "tensors" / ".metadata"
+    path.write_bytes(pickle.dumps(content))
+    manifest = json.loads((folder / "metadata.json").read_text())[MANIFEST_KEY]
+    manifest["files"]["tensors/.metadata"] = {"bytes": path.stat().st_size, "sha256": digest_of(path)}
+    _change(folder, manifest=manifest)
+
+
+class _OneGroup(PointsTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.optimizers[0] = torch.optim.AdamW(self.model.parameters())
+
+
+class _OtherOrder(PointsTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        for group in context.optimizers[0].param_groups:
+            group["params"].reverse()
+
+
+class _OtherNames(PointsTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.models[0] = nn.Sequential(self.model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"hparams": {"width": 10}},
+            r"another model than Net: its stem.weight has the shape \(8, 6\), not \(10, 6\); its stem.bias has the "
+            r"shape \(8\), not \(10\) \(and 13 differences more\)",
+        ),
+        ({"kind": _OtherNames}, r"another model than Sequential: it has no 0.mask; it has no 0.stem.weight \(and"),
+        (
+            {"kind": _OneGroup},
+            "optimizer 0 has groups of 6, 10 parameters, this trial's AdamW has groups of 16; it belongs to another",
+        ),
+        (
+            {"kind": _OtherOrder},
+            "optimizer 0 has the parameter 0.stem.weight where this trial's AdamW has 0.head.weight; it belongs",
+        ),
+    ],
+)
+def test_checkpoint_of_another_trial(options: dict[str, Any], message: str) -> None:
+    folder = _saved()
+    with pytest.raises(GanglineError, match=message):
+        _resume(folder, **options)
+
+
+class _Noted(Recorder):
+    """Adds to the state and to the folder, as Determined's callbacks may."""
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["note"] = {"of": "the user"}
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "vocabulary.txt").write_text("a b c")
+
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any] | None) -> None:
+        assert checkpoint is not None
+        self.note = checkpoint["note"]
+
+
+class _NotedTrial(PointsTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.recorder = _Noted()
+
+
+def test_callbacks_may_add_to_a_checkpoint() -> None:
+    folder = _saved(kind=_NotedTrial)
+    assert (folder / "vocabulary.txt").read_text() == "a b c"
+    assert pytorch.load_checkpoint(folder)["note"] == {"of": "the user"}
+    assert getattr(_resume(folder, kind=_NotedTrial), "note", None) == {"of": "the user"}
+
+
+class _Counted(torch.optim.SGD):
+    """Keeps numbers and lists beside tensors, under names that tensors cannot have in a checkpoint."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                state["last.two"] = torch.tensor([1.0, 2.0])
+        return super().step(closure)
+
+
+class _CountedTrial(PointsTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.optimizer = context.optimizers[0] = _Counted(self.model.parameters(), lr=0.1)
+
+
+def test_optimizer_may_keep_what_is_no_tensor() -> None:
+    folder = _saved(kind=_CountedTrial)
+    with pytorch.init(hparams={"global_batch_size": 8}) as context:
+        trial = _CountedTrial(context)
+        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(4), latest_checkpoint=str(folder.resolve()))
+    for state in trial.optimizer.state.values():
+        assert state["count"] == 4
+        assert state["last.two"].tolist() == [1.0, 2.0]
+
+
+def test_first_version_is_read() -> None:
+    """One file with everything, whose optimizers count their parameters."""
+    whole = fit("none", 6).losses
+    state = pytorch.load_checkpoint(_saved())
+    progress = {**state["progress"]}
+    first = {**state, "progress": progress, "rng_state": state["rng_state"], "rank_state": [{}]}
+    store = CheckpointStore(str(Path.cwd()))
+    Path("old").mkdir()
+    torch.save(first, "old/state_dict.pth")
+    path = Path("old/state_dict.pth")
+    store.upload_files("old", Path("old"), ["state_dict.pth"])
+    store.commit("old", {"steps_completed": 3}, {"state_dict.pth": StoredFile(path.stat().st_size, digest_of(path))})
+    folder = Path("checkpoints", "old")
+    assert _resume(folder).losses == pytest.approx(whole[3:], abs=1e-9)
+    again = pytorch.load_checkpoint(folder)
+    assert again.keys() == state.keys()
+    for name, value in state["models_state_dict"][0].items():
+        assert torch.equal(value, again["models_state_dict"][0][name])
+    assert again["optimizers_state_dict"][0]["param_groups"] == state["optimizers_state_dict"][0]["param_groups"]
+
+
+class _HeldStore:
+    """Storage that takes no file until it is released."""
+
+    def __init__(self) -> None:
+        self.original = CheckpointStore.open_file
+        self.release = threading.Event()
+        self.waiting = threading.Event()
+
+    def opener(self) -> Callable[[CheckpointStore, str, str], Any]:
+        """In the place of CheckpointStore.open_file."""
+
+        @contextmanager
+        def open_file(store: CheckpointStore, storage_id: str, path: str) -> Iterator[Any]:
+            self.waiting.set()
+            assert self.release.wait(60)
+            with self.original(store, storage_id, path) as stream:
+                yield stream
+
+        return open_file
+
+
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+def test_training_waits_only_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch, is_asynchronous: bool) -> None:
+    held = _HeldStore()
+    monkeypatch.setattr(CheckpointStore, "open_file", held.opener())
+    seen: list[int] = []
+
+    class Watching(PointsTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            seen.append(batch_idx)
+            if batch_idx == 3:
+                # The next save waits for this one, which would otherwise never end.
+                assert held.waiting.wait(60)
+                assert held.release.is_set() is not is_asynchronous
+                held.release.set()
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    if not is_asynchronous:
+        held.release.set()
+    with pytorch.init(
+        hparams={"global_batch_size": 8},
+        exp_conf={"async_checkpoints": is_asynchronous, "scheduling_unit": 1, "checkpoint_policy": "none"},
+    ) as context:
+        trial = Watching(context)
+        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(5), checkpoint_period=pytorch.Batch(2))
+    assert seen == [0, 1, 2, 3, 4]
+    found = sorted(pytorch.load_checkpoint(path)["progress"]["batches"] for path in Path("checkpoints").iterdir())
+    assert found == [2, 4, 5]
+    assert len(trial.recorder.checkpoints) == 3
+
+
+def test_storage_that_fails_ends_training_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(store: CheckpointStore, storage_id: str, path: str) -> Any:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(CheckpointStore, "open_file", refuse)
+    with pytest.raises(GanglineError, match=r"after batch 3 could not be written to .*Permission denied") as caught:
+        fit("none", 3)
+    assert (caught.value.code, caught.value.kind) == ("checkpoint.storage", "unavailable")
+    assert not list(Path("checkpoints").glob("*"))

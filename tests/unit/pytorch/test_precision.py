@@ -1,0 +1,130 @@
+"""Mixed precision: by the configuration, by the trial's own scaler, and by the names of old trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gangline import pytorch
+from gangline.errors import GanglineError
+from tests.support.small_trial import SmallTrial, fit
+
+
+class _Typed(SmallTrial):
+    """Notes in which type its forward passes, backward passes and updates run."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.types: set[tuple[str, str]] = set()
+        self.model.register_forward_hook(lambda _module, _inputs, output: self._note("forward", output.dtype))
+
+    def _note(self, what: str, kind: torch.dtype) -> None:
+        self.types.add((what, str(kind).removeprefix("torch.")))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = (self.model(batch[0]).float() ** 2).mean()
+        loss.register_hook(lambda gradient: self._note("autocast", gradient.dtype) if _is_cast() else None)
+        self.context.backward(loss)
+        self.context.step_optimizer(
+            self.optimizer, clip_grads=lambda _: self._note("autocast", torch.float16) if _is_cast() else None
+        )
+        return loss
+
+
+def _is_cast() -> bool:
+    return torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("level", "kind"), [("O0", "float32"), ("bf16", "bfloat16"), ("fp16", "float16"), ("O2", "float16")]
+)
+def test_forward_passes_run_in_the_named_type(level: str, kind: str) -> None:
+    init = {"exp_conf": {"optimizations": {"mixed_precision": level}}}
+    trial = fit(_Typed, max_length=pytorch.Batch(2), init=init)
+    assert trial.types == {("forward", kind)}
+    assert trial.model.weight.dtype == torch.float32
+
+
+def test_fp16_scales_the_loss_and_keeps_its_scale() -> None:
+    config = {"exp_conf": {"optimizations": {"mixed_precision": "fp16"}}}
+    trial = fit(_Slow, max_length=pytorch.Batch(8), init=config)
+    assert trial.losses[-1] < trial.losses[0] / 2
+    (folder,) = Path("checkpoints").iterdir()
+    kept = trial.context.scalers[0].state_dict()
+    resumed = fit(_Slow, max_length=pytorch.Batch(9), init=config, latest_checkpoint=folder.name)
+    found = resumed.context.scalers[0].state_dict()
+    assert (found["scale"], found["_growth_tracker"]) == (kept["scale"], kept["_growth_tracker"] + 1)
+
+
+class _Slow(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.losses: list[float] = []
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = super().train_batch(batch, epoch_idx, batch_idx)
+        self.losses.append(float(loss.detach()))
+        return loss
+
+
+class _OwnScaler(SmallTrial):
+    """As trials of Determined do it: autocast and scaler are theirs, two optimizers share the scaler."""
+
+    updates_itself = False
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.other = context.wrap_model(nn.Linear(1, 1))
+        self.second = context.wrap_optimizer(torch.optim.SGD(self.other.parameters(), lr=0.1))
+        self.scaler = context.wrap_scaler(torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = (self.model(batch[0]) ** 2).mean() + (self.other(batch[0]) ** 2).mean()
+        self.context.backward(self.scaler.scale(loss))
+        for optimizer in (self.optimizer, self.second):
+            self.context.step_optimizer(optimizer, scaler=self.scaler)
+        if self.updates_itself:
+            self.scaler.update()
+        return {"loss": loss}
+
+
+class _OwnUpdates(_OwnScaler):
+    updates_itself = True
+
+
+@pytest.mark.parametrize("make", [_OwnScaler, _OwnUpdates])
+def test_scaler_of_the_trial_learns_once_a_batch(make: type[_OwnScaler]) -> None:
+    trial = fit(make, max_length=pytorch.Batch(4))
+    assert trial.scaler.get_scale() == 16.0
+
+
+class _OldNames(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        models, optimizers = context.configure_apex_amp([self.model], [self.optimizer], opt_level="O1")
+        assert (models, optimizers) == ([self.model], [self.optimizer])
+
+
+class _UseAmp(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.experimental.use_amp()
+
+
+@pytest.mark.parametrize("make", [_OldNames, _UseAmp])
+def test_old_switches_turn_fp16_on(make: type[SmallTrial]) -> None:
+    trial = fit(make, max_length=pytorch.Batch(1))
+    assert (trial.context.precision.kind, len(trial.context.scalers)) == ("fp16", 1)
+
+
+def test_two_scalers_are_refused() -> None:
+    init = {"exp_conf": {"optimizations": {"mixed_precision": "fp16"}}}
+    with pytest.raises(GanglineError, match="the trial wraps a GradScaler, but mixed_precision fp16 brings its own"):
+        fit(_OwnScaler, max_length=pytorch.Batch(1), init=init)

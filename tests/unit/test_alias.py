@@ -1,0 +1,125 @@
+"""`import determined` where it is not installed finds Gangline; where it is, it finds Determined."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from gangline.alias.finder import SHIM
+from tests.support.source import ROOT
+
+_INSTALL = "from gangline import alias; alias.install()\n"
+
+
+def _python(
+    code: str, tmp_path: Path, *more_path: str, arguments: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which finds Gangline and the given folders."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GANGLINE_")}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), *more_path])}
+    command = [sys.executable, *(arguments or ("-c", code))]
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+
+def _installed(folder: Path) -> str:
+    """A stand-in for an installed Determined."""
+    package = folder / "site" / "determined"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("who = 'the real one'\n")
+    (package / "keras.py").write_text("who = 'real keras'\n")
+    return str(package.parent)
+
+
+_KNOWN = """
+import determined as det, determined.pytorch
+from determined import core, pytorch
+from determined.pytorch import DataLoader, PyTorchTrial, samplers
+from determined.pytorch import *
+from determined.tensorboard.metric_writers.pytorch import TorchWriter
+import gangline.core, gangline.pytorch as ours
+
+assert PyTorchTrial is ours.PyTorchTrial is det.pytorch.PyTorchTrial
+assert det.core.init is core.init is gangline.core.init
+assert det.get_cluster_info() is None and det.LOG_FORMAT and det.InvalidHP
+assert samplers.RepeatSampler and Epoch(1) == pytorch.Epoch(1)
+assert not hasattr(det, "keras") and "get_cluster_info" in dir(det)
+"""
+
+
+def test_names_of_determined_are_found(tmp_path: Path) -> None:
+    done = _python(_INSTALL + _KNOWN, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_loaded_before_it_is_asked_for(tmp_path: Path) -> None:
+    code = "import sys, determined\nassert 'torch' not in sys.modules and 'gangline.core' not in sys.modules\n"
+    done = _python(_INSTALL + code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+_LACKING = {
+    "import determined.keras": "determined.keras",
+    "from determined import keras": "determined.keras",
+    "from determined.experimental import client": "determined.experimental",
+    "from determined.pytorch import deepspeed": "determined.pytorch.deepspeed",
+    "from determined.pytorch import ClipGradsL2Norm": "determined.pytorch.ClipGradsL2Norm",
+    "import determined as det; det.core.DeepSpeedContext": "determined.core.DeepSpeedContext",
+    "import determined as det; det.core.init().train.get_metadata()": "TrainContext.get_metadata",
+}
+_TRYING = """
+import sys
+for code in sys.argv[1:]:
+    try:
+        exec(code)
+    except (ImportError, AttributeError) as error:
+        print(error)
+"""
+
+
+def test_what_is_lacking_is_named_with_the_page_of_differences(tmp_path: Path) -> None:
+    done = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, *_LACKING))
+    page = "docs/from-determined.md says what is, and what to use instead"
+    assert done.stdout.splitlines() == [f"{name} is not part of Gangline; {page}" for name in _LACKING.values()]
+
+
+def test_installed_determined_comes_first(tmp_path: Path) -> None:
+    code = "import determined, determined.keras; print(determined.who, determined.keras.who)"
+    done = _python(_INSTALL + code, tmp_path, _installed(tmp_path))
+    assert done.stdout == "the real one real keras\n", done.stderr
+    missing = _python(_INSTALL + "import determined.core", tmp_path, str(tmp_path / "site"))
+    assert "No module named 'determined.core'" in missing.stderr
+
+
+def test_child_processes_find_the_alias_and_an_installed_one_before_it(tmp_path: Path) -> None:
+    code = "import determined; print(determined.__version__ if hasattr(determined, 'core') else determined.who)"
+    assert _python(code, tmp_path, SHIM).stdout == "0.38.1\n"
+    assert _python(code, tmp_path, SHIM, _installed(tmp_path)).stdout == "the real one\n"
+    inherited = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    assert _python(_INSTALL + inherited, tmp_path).stdout == "0.38.1\n"
+
+
+def test_launchers_run_under_the_old_name(tmp_path: Path) -> None:
+    words = ("-m", "determined.launch.wrap_rank", "3", sys.executable, "-c", "import determined; print('hello')")
+    done = _python("", tmp_path, SHIM, arguments=words)
+    assert (done.stdout, done.returncode) == ("[rank=3] hello\n", 0), done.stderr
+    trial = ("-m", "determined.launch.torch_distributed", "--trial", "model_def:Trial")
+    done = _python("", tmp_path, SHIM, arguments=trial)
+    assert done.stderr.startswith("error: model_def:Trial needs an experiment's configuration")
+
+
+def test_wrapped_command_keeps_its_exit_code_and_its_streams(tmp_path: Path) -> None:
+    program = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"
+    words = ("-m", "gangline.launch.wrap_rank", "WORKER", sys.executable, "-c", program)
+    kept = os.environ.get("WORKER")
+    os.environ["WORKER"] = "2"
+    try:
+        done = _python("", tmp_path, arguments=words)
+    finally:
+        os.environ.pop("WORKER") if kept is None else os.environ.update(WORKER=kept)
+    assert (done.stdout, done.stderr, done.returncode) == ("[rank=2] out\n", "[rank=2] err\n", 7)
+    absent = _python("", tmp_path, arguments=("-m", "gangline.launch.wrap_rank", "ABSENT", "true"))
+    assert absent.stderr == (
+        "error: wrap_rank ABSENT: expected a number or a variable that holds one; there is no such variable\n"
+    )
