@@ -94,6 +94,11 @@ class Saver:
         if not self._is_asynchronous:
             self.wait()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a save has begun and nobody has heard of its end yet."""
+        return self._running is not None
+
     def poll(self) -> None:
         """Looks whether the save under way has ended, without waiting. Raises what went wrong with it."""
         if self._running is not None and not self._running.thread.is_alive():
