@@ -22,7 +22,7 @@ def _take(loader: DataLoader, count: int, **options: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 4}])
-def test_worker_processes_do_not_change_the_order(options: dict[str, int]) -> None:
+def test_worker_processes_do_not_change_the_order(options: dict[str, Any]) -> None:
     """From the middle of an epoch on, over the begin of the next."""
     alone = DataLoader(_DATA, batch_size=3, shuffle=True)
     helped = DataLoader(_DATA, batch_size=3, shuffle=True, **options)
