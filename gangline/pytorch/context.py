@@ -124,6 +124,12 @@ class PyTorchTrialContext(Lacking):
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Moves the model to the device and spreads it over the ranks. Returns the module to train; its state_dict
         has the names of the model given."""
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise invalid(
+                "pytorch.meta_model",
+                f"wrap_model got a {type(model).__name__} on the meta device, whose parameters have no values; build "
+                "it on the CPU",
+            )
         wrapped = self.strategy.prepare_model(model.to(self.device))
         self.models.append(wrapped)
         return wrapped

@@ -7,7 +7,9 @@ before is raised on every rank at its next `poll` or `wait`. Made and called by 
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,6 +35,7 @@ from gangline.pytorch.checkpoint.writer import write_tensors
 
 # Ranks wait for one another's uploads; a rank that died breaks its connections at once.
 _GROUP_TIMEOUT = timedelta(hours=4)
+_log = logging.getLogger("gangline")
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class Save:
     folder: TemporaryDirectory[str] | None
     storage_id: str = ""
     error: BaseException | None = None
+    began: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
     thread: threading.Thread = field(init=False)
 
 
@@ -71,6 +76,7 @@ class Saver:
         self._staging = Staging()
         self._known_group: dist.ProcessGroup | None = None
         self._running: Save | None = None
+        self._stall = 0.0
 
     def save(
         self,
@@ -84,6 +90,7 @@ class Saver:
 
         Raises what went wrong with the save before, or GanglineError `checkpoint.not_plain`.
         """
+        called = time.perf_counter()
         rank_part = to_bytes(captured.rank, "what a rank keeps")
         self.wait()
         group = self._group()
@@ -91,6 +98,7 @@ class Saver:
         save.thread = threading.Thread(target=self._run, args=(save, group), name="gangline-save", daemon=True)
         self._running = save
         save.thread.start()
+        self._stall = time.perf_counter() - called
         if not self._is_asynchronous:
             self.wait()
 
@@ -112,6 +120,9 @@ class Saver:
         save.thread.join()
         if save.error is not None:
             raise _describe(save, self._checkpoint.storage_url) from save.error
+        if self._distributed.is_chief:
+            text = "checkpoint %s after batch %d: complete in %.1f s, begun in %.2f s"
+            _log.info(text, save.storage_id, save.batches, save.ended - save.began, self._stall)
         self._on_saved(save.storage_id)
 
     def _group(self) -> dist.ProcessGroup | None:
@@ -125,6 +136,7 @@ class Saver:
         except BaseException as error:  # noqa: BLE001  it is raised again in the thread that trains
             save.error = error
         finally:
+            save.ended = time.perf_counter()
             if save.folder is not None:
                 save.folder.cleanup()
 

@@ -42,6 +42,7 @@ def test_folder_holds_one_share_and_what_is_plain() -> None:
     metadata = json.loads((folder / "metadata.json").read_text())
     assert metadata["manifest"]["files"].keys() == set(files) - {"metadata.json"}
     assert (metadata["steps_completed"], metadata["parallelism"], metadata["world_size"]) == (3, "none", 1)
+    assert metadata["validation_metrics"].keys() == {"error", "records"}
 
 
 def test_state_fits_bare_modules() -> None:
