@@ -30,7 +30,7 @@ from gangline.core.transport import AloneTransport, TorchTransport, Transport
 from gangline.errors import ErrorKind, GanglineError
 from gangline.pytorch.checkpoint.capture import Captured, rank_file, to_bytes
 from gangline.pytorch.checkpoint.name import Path
-from gangline.pytorch.checkpoint.staging import Staging
+from gangline.pytorch.checkpoint.staging import Staging, copy_values
 from gangline.pytorch.checkpoint.writer import write_tensors
 
 # Ranks wait for one another's uploads; a rank that died breaks its connections at once.
@@ -40,13 +40,13 @@ _log = logging.getLogger("gangline")
 
 @dataclass(slots=True)
 class Save:
-    """One save under way. rank_part: this rank's own file. folder: with more files, on the chief. storage_id: known
-    once ranks have agreed."""
+    """One save under way. rank_part: what this rank keeps for itself. folder: with more files, on the chief.
+    storage_id: known once ranks have agreed."""
 
     batches: int
     metadata: Mapping[str, Any]
     tensors: Mapping[Path, torch.Tensor]
-    rank_part: bytes
+    rank_part: Mapping[str, Any]
     folder: TemporaryDirectory[str] | None
     storage_id: str = ""
     error: BaseException | None = None
@@ -88,13 +88,12 @@ class Saver:
         """Begins to save, after the save before has ended. folder: whose files become the checkpoint's, from the chief
         alone; it is removed when they are written.
 
-        Raises what went wrong with the save before, or GanglineError `checkpoint.not_plain`.
+        Raises what went wrong with the save before.
         """
         called = time.perf_counter()
-        rank_part = to_bytes(captured.rank, "what a rank keeps")
         self.wait()
         group = self._group()
-        save = Save(batches, metadata, self._staging.copy(captured.tensors), rank_part, folder)
+        save = Save(batches, metadata, self._staging.copy(captured.tensors), copy_values(captured.rank), folder)
         save.thread = threading.Thread(target=self._run, args=(save, group), name="gangline-save", daemon=True)
         self._running = save
         save.thread.start()
@@ -157,7 +156,7 @@ class Saver:
 
     def _write_files(self, draft: CheckpointDraft, save: Save) -> dict[str, StoredFile]:
         """Returns what this rank has written in all."""
-        draft.write(rank_file(self._distributed.rank), save.rank_part)
+        draft.write(rank_file(self._distributed.rank), to_bytes(save.rank_part, "what a rank keeps"))
         if save.folder is not None:
             draft.copy_folder(save.folder.name)
         return draft.files
