@@ -296,8 +296,13 @@ class PyTorchTrialContext(Lacking):
             for name, value in metrics.items():
                 writer.add_scalar(f"{group}/{name}", value, steps_completed)
 
+    def flush_writer(self) -> None:
+        """The trainer calls it at the end of training."""
+        if self._writer is not None:
+            self._writer.flush()
+
     def close_writer(self) -> None:
-        """The trainer calls it at the end; a later get_tensorboard_writer opens another one."""
+        """gangline.pytorch.init calls it at the end of its block."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

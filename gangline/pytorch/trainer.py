@@ -110,9 +110,9 @@ class Trainer:
         finally:
             profile.close()
             context.trace.stop()
-            context.close_writer()
             for callback in callbacks.values():
                 callback.on_trial_shutdown()
+            context.flush_writer()
         context.core.link.is_preempted = loop.is_preempted
         context.core.link.batches_completed = context.position.batches
 
