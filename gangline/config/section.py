@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
@@ -76,7 +77,8 @@ class Section(BaseModel):
             for key in value:
                 if key not in cls.model_fields:
                     raise unknown_key(str(key), cls.model_fields)
-        return {key: entry for key, entry in value.items() if entry is not None or not cls._has_default(key)}
+        optional = _optional_keys(cls)
+        return {key: entry for key, entry in value.items() if entry is not None or key not in optional}
 
     @classmethod
     def is_default(cls, key: str, value: Any) -> bool:
@@ -84,6 +86,8 @@ class Section(BaseModel):
         default = cls.model_fields[key].get_default(call_default_factory=True, validated_data={})
         return value is None or bool(value == default)
 
-    @classmethod
-    def _has_default(cls, key: str) -> bool:
-        return key in cls.model_fields and not cls.model_fields[key].is_required()
+
+@cache
+def _optional_keys(section: type[Section]) -> frozenset[str]:
+    """Those with a default."""
+    return frozenset(key for key, field in section.model_fields.items() if not field.is_required())

@@ -39,7 +39,8 @@ class Facts:
     hyperparameters: Mapping[str, Any]
 
 
-@lru_cache(maxsize=4096)
+# More than ever wait or run at once: a cycle asks for each of them, and one more than fits would parse them all anew.
+@lru_cache(maxsize=1 << 16)
 def facts_of(config_json: str) -> Facts:
     """Raises pydantic's ValidationError for what no Gangline ever stored."""
     config = ExperimentConfig.model_validate_json(config_json)
