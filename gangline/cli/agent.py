@@ -1,14 +1,25 @@
-"""`gangline agent ...` and `gangline slot ...`: the machines of the cluster and what holds their slots."""
+"""`gangline agent ...` and `gangline slot ...`: the machines of the cluster, what holds their slots."""
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING, Annotated
 
-from gangline.cli.shared import Json, connect, new_group, show_table
+import typer
+
+from gangline.cli.shared import Json, connect, new_group, show, show_table
 from gangline.cli.text import format_age, format_bytes
+from gangline.errors import invalid
 
-app = new_group("See the machines of the cluster.")
-slot_app = new_group("See the slots of the cluster.")
+if TYPE_CHECKING:
+    from gangline.domain.resource import Agent
+
+app = new_group("See the machines of the cluster, and take them out of use.")
+slot_app = new_group("See the slots of the cluster, and take them out of use.")
+
+AgentId = Annotated[str, typer.Argument(metavar="ID", help="The id of the agent.")]
+SlotId = Annotated[str, typer.Argument(metavar="ID", help="The id of the slot, as agent-1/0.")]
+Drain = Annotated[bool, typer.Option("--drain", help="Let what runs there go on to its end.")]
 
 
 @app.command("list")
@@ -23,6 +34,8 @@ def list_agents(is_json: Json = False) -> None:
             view.agent.id,
             view.agent.pool,
             view.agent.state,
+            view.agent.availability,
+            _health(view.agent),
             f"{len(view.allocation_id_by_slot_id)}/{len(view.agent.slots)}",
             view.agent.hostname,
             format_age(view.agent.registered_at, now),
@@ -30,8 +43,22 @@ def list_agents(is_json: Json = False) -> None:
         )
         for view in views
     ]
-    headings = ("AGENT", "POOL", "STATE", "SLOTS USED", "HOST", "REGISTERED", "VERSION")
+    headings = ("AGENT", "POOL", "STATE", "AVAILABILITY", "HEALTH", "SLOTS USED", "HOST", "REGISTERED", "VERSION")
     show_table(views, is_json, headings, rows, "no agents have joined")
+
+
+@app.command()
+def enable(agent_id: AgentId, is_json: Json = False) -> None:
+    """Give its slots out again."""
+    with connect() as client:
+        _show_agent(client.enable_agent(agent_id), is_json)
+
+
+@app.command()
+def disable(agent_id: AgentId, drain: Drain = False, is_json: Json = False) -> None:
+    """Start nothing more there. What runs there checkpoints and waits again; with --drain it runs to its end."""
+    with connect() as client:
+        _show_agent((client.drain_agent if drain else client.disable_agent)(agent_id), is_json)
 
 
 @slot_app.command("list")
@@ -49,9 +76,49 @@ def list_slots(is_json: Json = False) -> None:
             slot.kind,
             slot.model or "-",
             format_bytes(slot.memory_bytes) if slot.memory_bytes else "-",
-            holder or ("free" if slot.is_healthy else slot.problem or "unhealthy"),
+            slot.availability,
+            "ok" if slot.is_healthy else slot.problem or "unhealthy",
+            holder or ("free" if slot.is_open else "-"),
         )
         for view, slot, holder in pairs
     ]
-    headings = ("SLOT", "AGENT", "KIND", "MODEL", "MEMORY", "HELD BY")
+    headings = ("SLOT", "AGENT", "KIND", "MODEL", "MEMORY", "AVAILABILITY", "HEALTH", "HELD BY")
     show_table(records, is_json, headings, rows, "no agents have joined")
+
+
+@slot_app.command("enable")
+def enable_slot(slot_id: SlotId, is_json: Json = False) -> None:
+    """Give it out again."""
+    with connect() as client:
+        _show_slot(client.enable_agent(_agent_of(slot_id), [slot_id]), slot_id, is_json)
+
+
+@slot_app.command("disable")
+def disable_slot(slot_id: SlotId, drain: Drain = False, is_json: Json = False) -> None:
+    """Start nothing more on it. What runs there checkpoints and waits again; with --drain it runs to its end."""
+    with connect() as client:
+        change = client.drain_agent if drain else client.disable_agent
+        _show_slot(change(_agent_of(slot_id), [slot_id]), slot_id, is_json)
+
+
+def _agent_of(slot_id: str) -> str:
+    """Raises GanglineError `id.slot`."""
+    agent_id, slash, name = slot_id.partition("/")
+    if not (agent_id and slash and name):
+        raise invalid("id.slot", f"{slot_id!r} is no slot id; one looks like 'agent-1/0': gangline slot list")
+    return agent_id
+
+
+def _health(agent: Agent) -> str:
+    """ok, or how many of its slots are not."""
+    unhealthy = sum(not slot.is_healthy for slot in agent.slots)
+    return f"{unhealthy} of {len(agent.slots)} unhealthy" if unhealthy else "ok"
+
+
+def _show_agent(agent: Agent, is_json: bool) -> None:
+    show(agent, is_json, lambda: f"agent {agent.id}: {agent.availability}")
+
+
+def _show_slot(agent: Agent, slot_id: str, is_json: bool) -> None:
+    slot = next(slot for slot in agent.slots if slot.id == slot_id)
+    show(slot, is_json, lambda: f"slot {slot.id}: {slot.availability}")

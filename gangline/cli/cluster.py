@@ -11,7 +11,7 @@ import typer
 
 from gangline.cli.shared import Json, connect
 from gangline.cli.text import count, format_table, to_json
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import ErrorKind, GanglineError, invalid
 
 if TYPE_CHECKING:
     from gangline.client import ClusterView
@@ -67,8 +67,23 @@ def down(data_dir: DataDirectory = None, grace_seconds: Grace = 10, is_json: Jso
     print(to_json(record) if is_json else f"{words} {layout.root}")
 
 
-def status(data_dir: DataDirectory = None, is_json: Json = False) -> None:
+def status(
+    data_dir: DataDirectory = None,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot", help="Print what the planner looks at, as JSON for gangline simulate.")
+    ] = False,
+    pool: Annotated[str, typer.Option(help="With --snapshot: of this pool; default: the only one.")] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With --snapshot: write it to this file.", dir_okay=False)
+    ] = None,
+    is_json: Json = False,
+) -> None:
     """Show the services, the leading scheduler, agents and slots."""
+    if snapshot:
+        _show_snapshot(pool, output)
+        return
+    if pool or output is not None:
+        raise invalid("status.no_snapshot", "--pool and --output go with --snapshot only")
     table, layout = _local_table(data_dir)
     cluster, problem = _cluster()
     if is_json:
@@ -80,6 +95,20 @@ def status(data_dir: DataDirectory = None, is_json: Json = False) -> None:
             print("\n\n".join(part for part in parts if part))
     if problem:
         raise GanglineError(problem["code"], problem["message"], ErrorKind.UNAVAILABLE)
+
+
+def _show_snapshot(pool: str, output: Path | None) -> None:
+    """Raises GanglineError `status.unwritable`."""
+    with connect() as client:
+        text = client.get_snapshot(pool).rstrip("\n") + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, "utf-8")
+    except OSError as failure:
+        raise invalid("status.unwritable", f"cannot write {output}: {failure.strerror}") from failure
+    print(f"wrote {output}; look at its plan with: gangline simulate {output}")
 
 
 def _tell(line: str) -> None:

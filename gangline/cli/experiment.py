@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 
 from gangline.cli.shared import (
     ExperimentId,
+    ExperimentIds,
     Json,
     TrialId,
     connect,
@@ -23,7 +25,7 @@ from gangline.cli.shared import (
     warn,
 )
 from gangline.cli.text import format_age, format_duration, format_metrics, to_json
-from gangline.errors import invalid
+from gangline.errors import ErrorKind, GanglineError, invalid
 
 if TYPE_CHECKING:
     from gangline.client import ExperimentView
@@ -144,31 +146,31 @@ def wait(
 
 
 @app.command()
-def kill(experiment_id: ExperimentId, is_json: Json = False) -> None:
-    """End an experiment at once."""
+def kill(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
+    """End experiments at once."""
     with connect() as client:
-        _show_changed(client.kill_experiment(experiment_id), is_json)
+        _change_each(experiment_ids, client.kill_experiment, is_json)
 
 
 @app.command()
-def pause(experiment_id: ExperimentId, is_json: Json = False) -> None:
+def pause(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
     """Take a checkpoint of every trial and give its slots back until the experiment is activated."""
     with connect() as client:
-        _show_changed(client.pause_experiment(experiment_id), is_json)
+        _change_each(experiment_ids, client.pause_experiment, is_json)
 
 
 @app.command()
-def activate(experiment_id: ExperimentId, is_json: Json = False) -> None:
-    """Go on with a paused experiment, from its checkpoints."""
+def activate(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
+    """Go on with paused experiments, from their checkpoints."""
     with connect() as client:
-        _show_changed(client.activate_experiment(experiment_id), is_json)
+        _change_each(experiment_ids, client.activate_experiment, is_json)
 
 
 @app.command()
-def cancel(experiment_id: ExperimentId, is_json: Json = False) -> None:
-    """End an experiment after a checkpoint of every trial."""
+def cancel(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
+    """End experiments after a checkpoint of every trial."""
     with connect() as client:
-        _show_changed(client.cancel_experiment(experiment_id), is_json)
+        _change_each(experiment_ids, client.cancel_experiment, is_json)
 
 
 @app.command()
@@ -189,9 +191,27 @@ def schema() -> None:
     print(json.dumps(export_schema(), indent=1))
 
 
-def _show_changed(experiment: Experiment, is_json: bool) -> None:
-    word = experiment.outcome or experiment.state
-    show(experiment, is_json, lambda: f"experiment {experiment.id} {experiment.name}: {word}")
+def _change_each(numbers: list[int], change: Callable[[int], Experiment], is_json: bool) -> None:
+    """One that is refused does not keep the others from being changed; the exit status says that there was one."""
+    changed: list[Experiment] = []
+    refused: list[GanglineError] = []
+    for number in dict.fromkeys(numbers):
+        try:
+            changed.append(change(number))
+        except GanglineError as error:
+            if len(numbers) == 1 or error.kind not in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT, ErrorKind.INVALID):
+                raise
+            refused.append(error)
+    if changed or is_json:
+        show(changed[0] if len(numbers) == 1 else changed, is_json, lambda: "\n".join(map(_state_line, changed)))
+    for refusal in refused:
+        sys.stderr.write(f"error: {refusal.message}\n")
+    if refused:
+        raise typer.Exit(2)
+
+
+def _state_line(experiment: Experiment) -> str:
+    return f"experiment {experiment.id} {experiment.name}: {experiment.outcome or experiment.state}"
 
 
 def _follow(views: Any, number: int, is_json: bool) -> ExperimentView | None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import gangline
-from gangline.cli import agent, checkpoint, cluster, experiment, search, task, trial
+from gangline.cli import agent, checkpoint, cluster, experiment, job, search, setting, simulate, task, trial
 from gangline.errors import ErrorKind, GanglineError
 
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
@@ -30,10 +30,16 @@ app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.status)
 app.command("preview-search")(search.preview_search)
+# Its options are those of the program that it runs, --help among them.
+app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    simulate.simulate
+)
+experiment.app.add_typer(setting.app, name="set")
 for _group, _name, _aliases in (
     (experiment.app, "experiment", ("e", "exp")),
     (trial.app, "trial", ()),
     (task.app, "task", ("t",)),
+    (job.app, "job", ("j",)),
     (agent.app, "agent", ("a",)),
     (agent.slot_app, "slot", ("s",)),
     (checkpoint.app, "checkpoint", ("c",)),

@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping
 
 from gangline.cli.search_summary import best_trial, is_search, search_line, trial_table
-from gangline.cli.text import count, format_duration, format_metrics
+from gangline.cli.text import format_duration, format_metrics
 from gangline.client.record import ExperimentView, TrialView
+from gangline.domain import explanation
 from gangline.domain.allocation import ExitReport
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import Outcome, ReasonCode, State
@@ -38,10 +39,7 @@ def progress_ratio(trial: TrialView | None) -> float | None:
 
 def place_of(trial: TrialView) -> str:
     """Where it runs: agent-1 (2 slots), agent-2 (2 slots)."""
-    if trial.allocation is None:
-        return ""
-    members = trial.allocation.members
-    return ", ".join(f"{member.agent_id} ({count(len(member.slot_ids), 'slot')})" for member in members)
+    return "" if trial.allocation is None else explanation.place_of(trial.allocation)
 
 
 def waiting_for(trial: TrialView) -> str:

@@ -1,5 +1,6 @@
 """The SDK: `Client`, and the records that it returns. Importing it loads grpc, but nothing that trains."""
 
+from gangline.client.change import new_request_id
 from gangline.client.login import Login, find_login, load_login
 from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.record import (
@@ -11,24 +12,28 @@ from gangline.client.record import (
     Metrics,
     MetricsEntry,
     Progress,
-    Task,
     TrialView,
 )
-from gangline.client.session import Client, new_request_id
+from gangline.client.session import Client
+from gangline.domain.explanation import Blocker, Explanation, TaskExplanation
+from gangline.domain.task import Task
 
 __all__ = [
     "AgentView",
+    "Blocker",
     "Client",
     "ClusterView",
     "CodeArchive",
     "Created",
     "ExperimentView",
+    "Explanation",
     "LogEntry",
     "Login",
     "Metrics",
     "MetricsEntry",
     "Progress",
     "Task",
+    "TaskExplanation",
     "TrialView",
     "find_login",
     "load_login",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gangline.domain.allocation import Allocation, Reason, Request
+from gangline.domain.allocation import Allocation, Reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Cluster, ServiceInstance
 from gangline.domain.search import Search
@@ -79,17 +79,6 @@ class MetricsEntry:
     trial_id: str
     at: float
     point: Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A trial that holds slots (allocation) or waits for them (request, and the reason while a scheduler leads)."""
-
-    trial: Trial
-    experiment_name: str
-    allocation: Allocation | None = None
-    request: Request | None = None
-    reason: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)

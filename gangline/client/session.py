@@ -6,13 +6,13 @@ gangline.config's, retries gangline.client.connection's. Used by the CLI, by not
 
 from __future__ import annotations
 
-import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from gangline.client import view
+from gangline.client import change, view
+from gangline.client.change import new_request_id
 from gangline.client.connection import Connection
 from gangline.client.download import check_target, write_files
 from gangline.client.login import Login, find_login
@@ -24,16 +24,19 @@ from gangline.client.record import (
     ExperimentView,
     LogEntry,
     MetricsEntry,
-    Task,
 )
 from gangline.config import check_code, parse_config, parse_entrypoint
-from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
+from gangline.domain.explanation import Explanation, explain
+from gangline.domain.id import parse_job_id
+from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
-from gangline.domain.state import ExperimentAction, State
+from gangline.domain.state import Availability, ExperimentAction, State
+from gangline.domain.task import Task
 from gangline.errors import ErrorKind, GanglineError
 from gangline.rpc import CHUNK_BYTES
 from gangline.v1 import gateway_pb2 as pb
-from gangline.wire import enum_number, from_proto
+from gangline.wire import from_proto
 
 
 class Client:
@@ -136,15 +139,39 @@ class Client:
 
     def pause_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
         """Its trials checkpoint and give their slots back; none starts before it is activated."""
-        return self._change(experiment_id, ExperimentAction.PAUSE, request_id)
+        return self._update(change.of_state(experiment_id, ExperimentAction.PAUSE, request_id))
 
     def activate_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
         """Its trials go on from their checkpoints. Activating one that is not paused changes nothing."""
-        return self._change(experiment_id, ExperimentAction.ACTIVATE, request_id)
+        return self._update(change.of_state(experiment_id, ExperimentAction.ACTIVATE, request_id))
 
     def cancel_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
         """Its trials checkpoint, then it has ended."""
-        return self._change(experiment_id, ExperimentAction.CANCEL, request_id)
+        return self._update(change.of_state(experiment_id, ExperimentAction.CANCEL, request_id))
+
+    def update_experiment(
+        self,
+        experiment_id: int,
+        *,
+        priority: int | None = None,
+        weight: float | None = None,
+        max_slots: int | None = None,
+        request_id: str | None = None,
+    ) -> Experiment:
+        """Changes its resources while it lives; what is None stays. max_slots: 0 lifts the cap."""
+        resources = ResourceChange(priority, weight, max_slots)
+        return self._update(change.of_resources(experiment_id, resources, request_id))
+
+    def move_experiment(
+        self,
+        experiment_id: int,
+        *,
+        ahead_of: int | None = None,
+        behind: int | None = None,
+        request_id: str | None = None,
+    ) -> Experiment:
+        """Puts it directly ahead of another experiment of its pool, or directly behind it, at that one's priority."""
+        return self._update(change.of_place(experiment_id, ahead_of, behind, request_id))
 
     def kill_trial(self, trial_id: str, request_id: str | None = None) -> Trial:
         """Ends it at once; the others of its experiment go on. Killing an ended one changes nothing."""
@@ -185,14 +212,45 @@ class Client:
                     last_id = stored.id
                     yield view.metrics_entry(stored)
 
-    def list_tasks(self) -> list[Task]:
-        """What runs and what waits."""
-        answer = self._connection.call(self._stub.ListTasks, pb.ListTasksRequest())
+    def list_tasks(self, experiment_id: int = 0) -> list[Task]:
+        """What runs, oldest first; then what waits, in the order in which the planner looks at it.
+
+        experiment_id: 0 for all experiments.
+        """
+        answer = self._connection.call(self._stub.ListTasks, pb.ListTasksRequest(experiment_id=experiment_id))
         return [view.task(message) for message in answer.tasks]
+
+    def explain(self, job_id: int | str) -> Explanation:
+        """Why an experiment (7) or one of its trials ("7.1") waits, what would start it and when, or where it runs.
+
+        Raises GanglineError `id.job`, `experiment.unknown`, `trial.unknown`.
+        """
+        experiment_id, trial_id = parse_job_id(str(job_id))
+        found = self.get_experiment(experiment_id)
+        trials = [trial.trial for trial in found.trials]
+        agents = [agent.agent for agent in self.list_agents()]
+        return explain(found.experiment, found.reason, trials, self.list_tasks(), agents, trial_id=trial_id)
+
+    def get_snapshot(self, pool: str = "") -> str:
+        """What the planner would look at now, as JSON that `gangline simulate` reads. pool: empty for the only one."""
+        request = pb.GatewayServiceGetSnapshotRequest(pool=pool)
+        return self._connection.call(self._stub.GetSnapshot, request).snapshot_json
 
     def list_agents(self) -> list[AgentView]:
         answer = self._connection.call(self._stub.ListAgents, pb.ListAgentsRequest())
         return [view.agent_view(message) for message in answer.agents]
+
+    def enable_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
+        """Gives it out again. slot_ids: only these of its slots. This and the next two are for administrators."""
+        return self._set(agent_id, slot_ids, Availability.ENABLED, request_id)
+
+    def drain_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
+        """What runs there goes on to its end; nothing new starts."""
+        return self._set(agent_id, slot_ids, Availability.DRAINING, request_id)
+
+    def disable_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
+        """What runs there checkpoints and stops, and waits for other slots; nothing new starts."""
+        return self._set(agent_id, slot_ids, Availability.DISABLED, request_id)
 
     def list_checkpoints(self, experiment_id: int = 0) -> list[Checkpoint]:
         """experiment_id: 0 for all experiments."""
@@ -209,12 +267,9 @@ class Client:
     def get_cluster(self) -> ClusterView:
         return view.cluster_view(self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
 
-    def _change(self, experiment_id: int, action: ExperimentAction, request_id: str | None) -> Experiment:
-        request = pb.UpdateExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
-        request.action = enum_number(action)  # type: ignore[assignment]  # an enum's number is what protobuf takes
+    def _update(self, request: pb.UpdateExperimentRequest) -> Experiment:
         return from_proto(Experiment, self._connection.call(self._stub.UpdateExperiment, request).experiment)
 
-
-def new_request_id() -> str:
-    """An id for one change that a user wants once, however often it is sent."""
-    return str(uuid.uuid4())
+    def _set(self, agent_id: str, slot_ids: Sequence[str], availability: Availability, request_id: str | None) -> Agent:
+        request = change.of_agent(agent_id, slot_ids, availability, request_id)
+        return from_proto(Agent, self._connection.call(self._stub.UpdateAgent, request).agent)

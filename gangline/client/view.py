@@ -12,13 +12,13 @@ from gangline.client.record import (
     Metrics,
     MetricsEntry,
     Progress,
-    Task,
     TrialView,
 )
 from gangline.domain.allocation import Allocation, Reason, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Cluster, ServiceInstance
 from gangline.domain.search import Search
+from gangline.domain.task import Task
 from gangline.v1 import gateway_pb2, ingest_pb2
 from gangline.wire import from_proto
 
@@ -70,6 +70,9 @@ def task(message: gateway_pb2.Task) -> Task:
         allocation=_optional(Allocation, message, "allocation"),
         request=_optional(Request, message, "request"),
         reason=_optional(Reason, message, "reason"),
+        queue_place=message.queue_place,
+        priority=message.priority if message.HasField("priority") else None,
+        weight=message.weight,
     )
 
 

@@ -4,6 +4,7 @@ Imports pydantic and PyYAML, nothing of the cluster. Sections live in one module
 """
 
 from gangline.config.batch import BatchSplit, split_batch
+from gangline.config.change import check_resource_change
 from gangline.config.code_check import check_code
 from gangline.config.entrypoint import Command, Entrypoint, Module, Script, TrialClass, parse_entrypoint
 from gangline.config.experiment import ExperimentConfig
@@ -25,6 +26,7 @@ __all__ = [
     "TrialClass",
     "check_code",
     "check_config",
+    "check_resource_change",
     "export_schema",
     "parse_config",
     "parse_entrypoint",

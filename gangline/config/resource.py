@@ -20,7 +20,7 @@ class Resources(Section):
 
     slots_per_trial: int = Field(default=1, ge=1)
     max_slots: int | None = Field(default=None, ge=0)
-    weight: float = Field(default=1, gt=0)
+    weight: float = Field(default=1, ge=0)
     priority: int | None = Field(default=None, ge=1, le=99)
     resource_pool: str = ""
     shm_size: int | str | None = None

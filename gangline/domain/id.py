@@ -31,6 +31,16 @@ def parse_allocation_id(text: str) -> tuple[str, int]:
     return trial_id(experiment, number), attempt
 
 
+def parse_job_id(text: str) -> tuple[int, str]:
+    """The experiment id, and the trial id where one of a trial was given. Raises GanglineError `id.job`."""
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text), ""
+    try:
+        return parse_trial_id(text)[0], text
+    except GanglineError as error:
+        raise invalid("id.job", f"{text!r} is no id of an experiment, as '7', and none of a trial, as '7.1'") from error
+
+
 def _parse_numbers(text: str, count: int, what: str, example: str) -> tuple[int, ...]:
     parts = text.split(".")
     if len(parts) != count or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):

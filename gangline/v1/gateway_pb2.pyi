@@ -608,9 +608,15 @@ class Task(google.protobuf.message.Message):
     REQUEST_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     QUEUE_PLACE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
     experiment_name: builtins.str
     queue_place: builtins.int
     """From 1 in the order in which its pool looks at what waits; 0 when it does not wait or no scheduler leads."""
+    priority: builtins.int
+    """Of its experiment; absent when it names none and the trial, which holds slots, needs none."""
+    weight: builtins.float
+    """Of its experiment."""
     @property
     def trial(self) -> gangline.v1.types_pb2.Trial: ...
     @property
@@ -628,9 +634,12 @@ class Task(google.protobuf.message.Message):
         request: gangline.v1.types_pb2.Request | None = ...,
         reason: gangline.v1.types_pb2.Reason | None = ...,
         queue_place: builtins.int = ...,
+        priority: builtins.int | None = ...,
+        weight: builtins.float = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocation", b"allocation", "reason", b"reason", "request", b"request", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "experiment_name", b"experiment_name", "queue_place", b"queue_place", "reason", b"reason", "request", b"request", "trial", b"trial"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_priority", b"_priority", "allocation", b"allocation", "priority", b"priority", "reason", b"reason", "request", b"request", "trial", b"trial"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "allocation", b"allocation", "experiment_name", b"experiment_name", "priority", b"priority", "queue_place", b"queue_place", "reason", b"reason", "request", b"request", "trial", b"trial", "weight", b"weight"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gangline.domain.allocation import Allocation, Reason, Request
+from gangline.domain.allocation import Allocation, Reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Cluster, ServiceInstance
 from gangline.domain.search import Search
@@ -116,21 +116,6 @@ class ExperimentView:
     trials: tuple[TrialView, ...]
     search: Search | None = None
     reason: Reason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A trial that holds slots (allocation) or waits for them (request, and reason where a scheduler leads).
-
-    queue_place: from 1 in the order in which its pool looks at what waits; 0 when it does not wait or nobody leads.
-    """
-
-    trial: Trial
-    experiment_name: str
-    allocation: Allocation | None = None
-    request: Request | None = None
-    reason: Reason | None = None
-    queue_place: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,10 @@ class Facts:
     max_concurrent_trials: int
     hyperparameters: Mapping[str, Any]
 
+    @property
+    def pool_name(self) -> str:
+        return self.pool or DEFAULT_POOL
+
 
 # More than ever wait or run at once: a cycle asks for each of them, and one more than fits would parse them all anew.
 @lru_cache(maxsize=1 << 16)

@@ -19,9 +19,9 @@ from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.id import parse_allocation_id
 from gangline.v1 import runner_pb2
 from services.scheduler import metric
+from services.scheduler.estimate import Progress
 from services.scheduler.records import Change
 from services.scheduler.session import Session, Sessions
-from services.scheduler.snapshot import Progress
 from services.scheduler.store import Store
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.report import checkpointed, progressed, validated
@@ -128,9 +128,7 @@ class Intake:
     async def _write_progress(self, trial_id: str) -> None:
         progress = self.progress_by_trial.get(trial_id)
         if progress is not None:
-            await self._store.commit(
-                lambda records: progressed(records, trial_id, progress.batches_completed, self._rules, time.time())
-            )
+            await self._store.commit(lambda records: progressed(records, trial_id, progress, self._rules, time.time()))
 
     async def _validated(self, allocation_id: str, report: runner_pb2.ValidationReport) -> None:
         trial_id = parse_allocation_id(allocation_id)[0]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -23,12 +24,12 @@ from gangline.errors import unavailable
 from services.common.election import Leadership
 from services.scheduler import metric
 from services.scheduler.dispatch import Dispatch
-from services.scheduler.hold import find_held
+from services.scheduler.hold import held_reason, is_held
 from services.scheduler.intake import Intake
 from services.scheduler.lease import Leases
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.assignment import Assignment, Preemption
-from services.scheduler.placement.order import by_priority
+from services.scheduler.placement.change import dump_change
 from services.scheduler.records import Change, State, get
 from services.scheduler.session import Sessions
 from services.scheduler.snapshot import take_snapshot
@@ -78,7 +79,6 @@ class Loop:
         self._state = view.store.state
         self._wake = asyncio.Event()
         self._plan = Plan((), (), {})
-        self._held: dict[str, Reason] = {}
         self._planned_revision = -1
         self._counting: asyncio.TimerHandle | None = None
 
@@ -108,7 +108,7 @@ class Loop:
         with _timed("expire"):
             await self._expire(now)
         if not self._state.count(Request):
-            self._plan, self._held, self._planned_revision = Plan((), (), {}), {}, self._state.revision
+            self._plan, self._planned_revision = Plan((), (), {}), self._state.revision
             self._count()
             return
         # 2. A frozen picture of agents, requests and running work.
@@ -126,26 +126,29 @@ class Loop:
         self._count()
 
     def pending(self) -> list[tuple[Request, Reason]]:
-        """Every request that waits, in the planner's order, each with its reason as of now."""
+        """Every request that waits, pool by pool in the order in which the planner looks at them, each with its reason
+        as of now."""
         if self._planned_revision != self._state.revision:
             # Only looked at, not acted upon: the loop is about to do the same.
             now = time.time()
             self._plan, self._planned_revision = plan(self.take_snapshot(now), now), self._state.revision
-        requests = sorted(self._state.all_of(Request), key=by_priority)
-        reasons = self._reasons()
         # One that is assigned at this moment is no longer waiting.
-        return [(request, reasons[request.trial_id]) for request in requests if request.trial_id in reasons]
+        return [(get(self._state, Request, trial_id), self._reason(trial_id)) for trial_id in self._plan.reasons]
 
-    def _reasons(self) -> dict[str, Reason]:
-        return {**self._plan.reasons, **self._held}
+    def _reason(self, trial_id: str) -> Reason:
+        """With what would start it as records, and in the words of whoever paused it."""
+        changes = [dump_change(change) for change in self._plan.changes.get(trial_id, ())]
+        reason = replace(self._plan.reasons[trial_id], changes_json=json.dumps(changes))
+        request = get(self._state, Request, trial_id)
+        experiment = get(self._state, Experiment, request.experiment_id)
+        return held_reason(experiment, reason) if is_held(experiment) else reason
 
     def take_snapshot(self, now: float) -> Snapshot:
         """What the planner would look at now."""
         view = self._view
-        self._held = find_held(self._state, self._state.all_of(Request))
         problems = {agent.id: view.sessions.problem_of(agent.id) for agent in self._state.all_of(Agent)}
         progress = view.intake.progress_by_trial
-        return take_snapshot(self._state, view.pools, problems, progress, now=now, held=self._held)
+        return take_snapshot(self._state, view.pools, problems, progress, now=now)
 
     async def _expire(self, now: float) -> None:
         view = self._view
@@ -250,7 +253,7 @@ class Loop:
     def _count_now(self) -> None:
         self._counting = None
         metric.count_state(self._state)
-        reasons = Counter(reason.code for reason in self._reasons().values())
+        reasons = Counter(reason.code for reason in self._plan.reasons.values())
         metric.count_reasons(reasons)
 
 

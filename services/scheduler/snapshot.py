@@ -1,50 +1,30 @@
 """PURE: takes the planner's snapshot of the leader's state.
 
-Slots are counted: an agent has its healthy slots and those that a live allocation still holds. Agents that cannot
-start anything now stay in the snapshot, marked, because they count for what a pool can hold.
+Slots are counted: an agent has its open slots (healthy and enabled), and beside them those that a live allocation still
+holds though nobody gets them after it. Agents that cannot start anything now stay in the snapshot, marked, because they
+count for what a pool can hold. What a user changes of an experiment counts at once, whatever its requests still say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent
+from gangline.domain.state import Availability, ReasonCode
 from gangline.domain.state import State as Stage
-from services.scheduler.facts import facts_of
+from services.scheduler.estimate import Estimates, Progress
+from services.scheduler.facts import Facts, facts_of
+from services.scheduler.hold import is_held
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
 from services.scheduler.records import State, get
-from services.scheduler.transition.place import taken_slot_ids
+from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.rules import DEFAULT_PRIORITY
 
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The newest that a trial's chief reported. batches_total: 0 when unknown."""
-
-    batches_completed: int
-    batches_total: int
-    seconds_per_batch: float
-    at: float
-
-    @property
-    def estimated_end_at(self) -> float:
-        """0 when there is no telling."""
-        left = self.batches_total - self.batches_completed
-        return self.at + left * self.seconds_per_batch if left > 0 and self.seconds_per_batch > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What every running allocation is looked up in. unhealthy: slot ids by agent. default_priorities: by pool."""
-
-    state: State
-    unhealthy: Mapping[str, set[str]]
-    progress_by_trial: Mapping[str, Progress]
-    default_priorities: Mapping[str, int]
-    now: float
+_SAID = {Availability.DRAINING: "drained by an operator", Availability.DISABLED: "disabled by an operator"}
 
 
 def take_snapshot(
@@ -54,29 +34,26 @@ def take_snapshot(
     progress_by_trial: Mapping[str, Progress],
     *,
     now: float,
-    held: Container[str] = (),
 ) -> Snapshot:
-    """problem_by_agent: agents that cannot start anything now, and why. now: ages of checkpoints count from it. held:
-    trials that must not be planned."""
+    """problem_by_agent: agents that cannot start anything now, and why, beside what operators said of them. now: ages
+    of checkpoints count from it."""
     agents = tuple(state.all_of(Agent))
-    allocations = tuple(state.all_of(Allocation))
-    requests = tuple(request for request in state.all_of(Request) if request.trial_id not in held)
     known_pools = all_pools(pools, agents)
     look = _Look(
         state,
-        {agent.id: {slot.id for slot in agent.slots if not slot.is_healthy} for agent in agents},
-        progress_by_trial,
+        Estimates(state, progress_by_trial),
         {pool.name: pool.default_priority for pool in known_pools},
+        {agent.id: frozenset(slot.id for slot in agent.slots if slot.is_open) for agent in agents},
         now,
     )
+    running = tuple(look.running(allocation) for allocation in state.all_of(Allocation))
+    requests = tuple(look.pending(request) for request in state.all_of(Request))
     return Snapshot(
         pools=known_pools,
-        agents=tuple(_room(state, agent, problem_by_agent.get(agent.id, "")) for agent in agents),
-        requests=tuple(_pending(request) for request in requests),
-        running=tuple(_running(look, found) for found in allocations),
-        groups=_groups(
-            state, {found.experiment_id for found in allocations} | {found.experiment_id for found in requests}
-        ),
+        agents=tuple(look.room(agent, problem_by_agent.get(agent.id, "")) for agent in agents),
+        requests=requests,
+        running=running,
+        groups=look.groups(),
         revision=state.revision,
     )
 
@@ -89,76 +66,116 @@ def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tupl
     return tuple(pools[name] for name in sorted(pools))
 
 
-def _room(state: State, agent: Agent, problem: str) -> AgentRoom:
-    """An unhealthy slot that is busy comes back to nobody."""
-    taken = taken_slot_ids(state, agent.id)
-    healthy = [slot.id for slot in agent.slots if slot.is_healthy]
-    used = sum(1 for slot_id in healthy if slot_id in taken)
-    return AgentRoom(
-        id=agent.id,
-        pool=agent.pool,
-        slots=len(healthy),
-        used=used,
-        is_usable=not problem,
-        problem=problem,
-        used_zero_slot=sum(1 for found in state.allocations_on(agent.id) if found.num_slots == 0),
-        draining=len(taken) - used,
-        disabled=max(len(agent.slots) - len(healthy), len(taken) - used),
-        labels=agent.labels,
-    )
+def group_of(experiment_id: int) -> str:
+    """The planner's name for what shares a cap and a weight; it stands in reasons."""
+    return f"experiment {experiment_id}"
 
 
-def _pending(request: Request) -> PendingRequest:
-    return PendingRequest(
-        trial_id=request.trial_id,
-        group=str(request.experiment_id),
-        pool=request.pool,
-        slots=request.slots,
-        priority=request.priority,
-        is_single_agent=request.is_single_agent,
-        blocklist=request.blocklist,
-        submitted_at=request.submitted_at,
-        not_before_at=request.not_before_at,
-    )
+@dataclass
+class _Look:
+    """One pass over the records: allocations first, then what depends on them. open_ids: of each agent's slots.
 
+    used, closed, auxiliary: by agent, what live allocations hold: open slots, other slots, places without slots.
+    """
 
-def _running(look: _Look, allocation: Allocation) -> Running:
-    facts = facts_of(get(look.state, Experiment, allocation.experiment_id).config_json)
-    progress = look.progress_by_trial.get(allocation.trial_id)
-    is_stopping = allocation.state is Stage.STOPPING
-    estimated_end_at = progress.estimated_end_at if progress else 0.0
-    return Running(
-        allocation_id=allocation.id,
-        trial_id=allocation.trial_id,
-        group=str(allocation.experiment_id),
-        pool=allocation.pool,
-        slots_by_agent={member.agent_id: len(member.slot_ids) for member in allocation.members},
-        priority=facts.priority or look.default_priorities.get(allocation.pool, DEFAULT_PRIORITY),
-        started_at=allocation.created_at,
-        estimated_end_at=allocation.deadline_at if is_stopping else estimated_end_at,
-        draining_by_agent=_draining(allocation, look.unhealthy),
-        is_stopping=is_stopping,
-        checkpoint_age_seconds=_checkpoint_age(look.state, allocation, look.now),
-    )
+    state: State
+    estimates: Estimates
+    default_priorities: Mapping[str, int]
+    open_ids: Mapping[str, frozenset[str]]
+    now: float
+    used: Counter[str] = field(default_factory=Counter)
+    closed: Counter[str] = field(default_factory=Counter)
+    auxiliary: Counter[str] = field(default_factory=Counter)
+    _experiments: dict[int, tuple[Experiment, Facts, int]] = field(default_factory=dict)
 
+    def running(self, allocation: Allocation) -> Running:
+        _, _, priority = self._experiment(allocation.experiment_id)
+        is_stopping = allocation.state is Stage.STOPPING
+        return Running(
+            allocation_id=allocation.id,
+            trial_id=allocation.trial_id,
+            group=group_of(allocation.experiment_id),
+            pool=allocation.pool,
+            slots_by_agent={member.agent_id: len(member.slot_ids) for member in allocation.members},
+            priority=priority,
+            started_at=allocation.created_at,
+            estimated_end_at=allocation.deadline_at if is_stopping else self.estimates.end_at(allocation),
+            draining_by_agent=self._occupy(allocation),
+            is_stopping=is_stopping,
+            checkpoint_age_seconds=self._checkpoint_age(allocation),
+        )
 
-def _draining(allocation: Allocation, unhealthy: Mapping[str, set[str]]) -> dict[str, int]:
-    lost = {m.agent_id: len(unhealthy.get(m.agent_id, set()).intersection(m.slot_ids)) for m in allocation.members}
-    return {agent_id: slots for agent_id, slots in lost.items() if slots}
+    def pending(self, request: Request) -> PendingRequest:
+        experiment, _, priority = self._experiment(request.experiment_id)
+        return PendingRequest(
+            trial_id=request.trial_id,
+            group=group_of(request.experiment_id),
+            pool=request.pool,
+            slots=request.slots,
+            priority=priority,
+            queue_position=position_of(experiment),
+            is_single_agent=request.is_single_agent,
+            blocklist=request.blocklist,
+            submitted_at=request.submitted_at,
+            not_before_at=request.not_before_at,
+            estimated_seconds=self.estimates.waiting_seconds(request.trial_id),
+            hold=ReasonCode.PAUSED if is_held(experiment) else None,
+        )
 
+    def room(self, agent: Agent, problem: str) -> AgentRoom:
+        """A slot that is busy but not open comes back to nobody; it may be one that the agent no longer has."""
+        said = _SAID.get(agent.availability, "")
+        problems = " and ".join(part for part in (said, problem) if part)
+        num_open, closed = len(self.open_ids[agent.id]), self.closed[agent.id]
+        return AgentRoom(
+            id=agent.id,
+            pool=agent.pool,
+            slots=num_open,
+            used=self.used[agent.id],
+            is_usable=not problems,
+            problem=problems,
+            used_zero_slot=self.auxiliary[agent.id],
+            draining=closed,
+            disabled=max(len(agent.slots) - num_open, closed),
+            labels=agent.labels,
+        )
 
-def _checkpoint_age(state: State, allocation: Allocation, now: float) -> float | None:
-    """None when this attempt has saved nothing yet."""
-    trial = get(state, Trial, allocation.trial_id)
-    checkpoint = state.find(Checkpoint, trial.latest_checkpoint_id) if trial.latest_checkpoint_id else None
-    if checkpoint is None or checkpoint.created_at < allocation.created_at:
-        return None
-    return max(0.0, now - checkpoint.created_at)
+    def groups(self) -> tuple[Group, ...]:
+        """Of the experiments that were looked at."""
+        return tuple(
+            Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
+            for experiment_id, (_, facts, priority) in sorted(self._experiments.items())
+        )
 
+    def _occupy(self, allocation: Allocation) -> dict[str, int]:
+        """Of its slots those that nobody gets after it, by agent."""
+        closed_by_agent = {}
+        for member in allocation.members:
+            agent_id, slots = member.agent_id, len(member.slot_ids)
+            used = len(self.open_ids.get(agent_id, frozenset()).intersection(member.slot_ids))
+            self.used[agent_id] += used
+            if slots == 0:
+                self.auxiliary[agent_id] += 1
+            elif used < slots:
+                self.closed[agent_id] += slots - used
+                closed_by_agent[agent_id] = slots - used
+        return closed_by_agent
 
-def _groups(state: State, experiment_ids: Iterable[int]) -> tuple[Group, ...]:
-    groups = []
-    for experiment_id in sorted(experiment_ids):
-        facts = facts_of(get(state, Experiment, experiment_id).config_json)
-        groups.append(Group(str(experiment_id), facts.max_slots, facts.weight, facts.priority or DEFAULT_PRIORITY))
-    return tuple(groups)
+    def _experiment(self, experiment_id: int) -> tuple[Experiment, Facts, int]:
+        """With its facts and its priority."""
+        found = self._experiments.get(experiment_id)
+        if found is None:
+            experiment = get(self.state, Experiment, experiment_id)
+            facts = facts_of(experiment.config_json)
+            default = self.default_priorities.get(facts.pool_name, DEFAULT_PRIORITY)
+            found = experiment, facts, facts.priority if facts.priority is not None else default
+            self._experiments[experiment_id] = found
+        return found
+
+    def _checkpoint_age(self, allocation: Allocation) -> float | None:
+        """None when this attempt has saved nothing yet."""
+        trial = get(self.state, Trial, allocation.trial_id)
+        checkpoint = self.state.find(Checkpoint, trial.latest_checkpoint_id) if trial.latest_checkpoint_id else None
+        if checkpoint is None or checkpoint.created_at < allocation.created_at:
+            return None
+        return max(0.0, self.now - checkpoint.created_at)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.session import new_request_id
+from gangline.client import new_request_id
 from gangline.domain.state import Outcome
 from tests.support.fleet import Fleet
 from tests.support.gated_run import ALL_CHECKPOINTS, GatedRun, gated_run, is_whole

@@ -14,8 +14,9 @@ from services.common.etcd import KeyValue, Put
 from services.common.etcd.transaction import MAX_OPERATIONS
 from services.scheduler.codec import operations_of, record_of
 from services.scheduler.facts import facts_of
-from services.scheduler.hold import find_held
+from services.scheduler.placement import Plan, plan
 from services.scheduler.records import Change, State, get
+from services.scheduler.snapshot import take_snapshot
 from services.scheduler.transition.agent import registered
 from services.scheduler.transition.end import pursue
 from services.scheduler.transition.exit import member_exited
@@ -71,10 +72,11 @@ class SearchWorld:
 
     def place(self) -> list[str]:
         """Everything that is not held starts; their trials."""
-        requests = list(self.records.all_of(Request))
-        held = find_held(self.records, requests)
-        free = [request.trial_id for request in requests if request.trial_id not in held]
-        return [trial_id for trial_id in free if self.try_to_place(trial_id)]
+        decided = self.plan()
+        return [one.trial_id for one in decided.assignments if self.try_to_place(one.trial_id)]
+
+    def plan(self) -> Plan:
+        return plan(take_snapshot(self.records, (), {}, {}, now=self.now), self.now)
 
     def try_to_place(self, trial_id: str) -> Change:
         slots = {"a1": get(self.records, Request, trial_id).slots}

@@ -9,6 +9,7 @@ fail calls or to lose its connections in the middle of a stream.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,8 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.break_after: int | None = None
         self.codes: dict[str, bytes] = {}
         self.requests: list[pb.CreateExperimentRequest] = []
+        self.updates: list[pb.UpdateExperimentRequest] = []
+        self.agent_updates: list[pb.UpdateAgentRequest] = []
         self.warnings: list[str] = []
         self.experiments: dict[int, types_pb2.Experiment] = {}
         self.views: dict[int, list[pb.ExperimentView]] = {}
@@ -139,7 +142,13 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         def handle() -> pb.UpdateExperimentResponse:
             assert request.request_id
             experiment = self._experiment(request.experiment_id)
-            experiment.state = _STATE_AFTER[request.action]
+            self.updates.append(request)
+            if request.action:
+                experiment.state = _STATE_AFTER[request.action]
+            elif request.HasField("resources"):
+                _change_resources(experiment, request.resources)
+            else:
+                self._experiment(request.move.anchor_experiment_id)
             return pb.UpdateExperimentResponse(experiment=experiment)
 
         return self._answer("UpdateExperiment", context, handle)
@@ -179,7 +188,8 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         yield from self._stream("StreamMetrics", context, handle)
 
     def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
-        return self._answer("ListTasks", context, lambda: pb.ListTasksResponse(tasks=self.tasks))
+        wanted = [task for task in self.tasks if request.experiment_id in (0, task.trial.experiment_id)]
+        return self._answer("ListTasks", context, lambda: pb.ListTasksResponse(tasks=wanted))
 
     def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:
         return self._answer("ListAgents", context, lambda: pb.ListAgentsResponse(agents=self.agents))
@@ -187,6 +197,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def UpdateAgent(self, request: pb.UpdateAgentRequest, context: Any) -> pb.UpdateAgentResponse:
         def handle() -> pb.UpdateAgentResponse:
             assert request.request_id
+            self.agent_updates.append(request)
             agent = next((view.agent for view in self.agents if view.agent.id == request.agent_id), None)
             if agent is None:
                 raise not_found("agent.unknown", f"there is no agent {request.agent_id!r}")
@@ -275,6 +286,12 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             raise unauthenticated("auth.wrong_token", "nobody holds this token; look into the admin.token file")
         if self.failures:
             raise self.failures.pop(0)
+
+
+def _change_resources(experiment: types_pb2.Experiment, change: types_pb2.ResourceChange) -> None:
+    config = json.loads(experiment.config_json)
+    given = {field.name: value for field, value in change.ListFields()}
+    experiment.config_json = json.dumps(config | {"resources": config.get("resources", {}) | given})
 
 
 def _abort(context: Any, error: GanglineError) -> NoReturn:

@@ -17,7 +17,7 @@ from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, Outcome, ReasonCode, State
 from gangline.errors import ErrorKind, GanglineError, not_found
-from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
 from services.common.etcd import Delete, EtcdClient, Put
 from services.common.security import is_same_token
@@ -32,6 +32,7 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, etcd: EtcdClient, cluster_token: str) -> None:
         self.submissions: list[scheduler_pb2.SubmitExperimentRequest] = []
         self.agent_changes: list[scheduler_pb2.ChangeAgentRequest] = []
+        self.experiment_changes: list[scheduler_pb2.ChangeExperimentRequest] = []
         self.num_pending_calls = 0
         self.is_standby = False
         self.is_quiet = False
@@ -93,8 +94,15 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._admit()
         assert request.request_id
         experiment = await self._find(Experiment, keys.experiment(request.experiment_id))
-        state = {1: State.PAUSED, 2: State.QUEUED, 3: State.STOPPING}[request.action]
-        changed = replace(experiment, state=state, reason=f"{state.lower()} by {request.user}")
+        self.experiment_changes.append(request)
+        if request.HasField("resources"):
+            changed = replace(experiment, config_json=_with_resources(experiment.config_json, request.resources))
+        elif request.HasField("move"):
+            anchor = await self._find(Experiment, keys.experiment(request.move.anchor_experiment_id))
+            changed = replace(experiment, queue_position=anchor.id + (0.5 if request.move.is_behind else -0.5))
+        else:
+            state = {1: State.PAUSED, 2: State.QUEUED, 3: State.STOPPING}[request.action]
+            changed = replace(experiment, state=state, reason=f"{state.lower()} by {request.user}")
         revision = await self._put(keys.experiment(changed.id), changed)
         return scheduler_pb2.ChangeExperimentResponse(experiment=wire.to_proto(changed), revision=revision)
 
@@ -199,3 +207,9 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         assert token is not None
         assert is_same_token(token, self._cluster_token)
         return Principal(kind="cluster", name="cluster")
+
+
+def _with_resources(config_json: str, change: types_pb2.ResourceChange) -> str:
+    config = json.loads(config_json)
+    given = {field.name: value for field, value in change.ListFields()}
+    return json.dumps(config | {"resources": config.get("resources", {}) | given})

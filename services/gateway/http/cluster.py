@@ -1,4 +1,4 @@
-"""Routes of tasks, agents, checkpoints and the cluster as a whole."""
+"""Routes of checkpoints and of the cluster as a whole."""
 
 from __future__ import annotations
 
@@ -12,22 +12,6 @@ from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
 
 router = APIRouter(prefix="/api/v1")
-
-
-@router.get("/tasks", tags=["cluster"])
-async def list_tasks(caller: Caller, cases: Cases) -> model.TaskList:
-    """What runs and what waits, each waiting one with its reason."""
-    return model.TaskList.model_validate({"tasks": await cases.queue.list_tasks(caller)})
-
-
-@router.get("/agents", tags=["cluster"])
-async def list_agents(caller: Caller, cases: Cases) -> model.AgentList:
-    return model.AgentList.model_validate({"agents": cases.agents.list(caller)})
-
-
-@router.get("/agents/{agent_id}", tags=["cluster"])
-async def get_agent(agent_id: str, caller: Caller, cases: Cases) -> model.AgentView:
-    return model.AgentView.model_validate(cases.agents.view(caller, agent_id))
 
 
 @router.get("/master", tags=["cluster"], include_in_schema=False)

@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 
 from gangline.config import parse_config
+from gangline.domain.experiment import ResourceChange
 from gangline.domain.state import ExperimentAction
 from gangline.errors import invalid
 from services.common.server import Principal
-from services.gateway.http import model
+from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
 from services.gateway.usecase.bundle import UseCases
+from services.gateway.usecase.experiment import ExperimentChange
 
 router = APIRouter(prefix="/api/v1")
 
@@ -50,6 +52,15 @@ async def list_experiments(
 @router.get("/experiments/{experiment_id}", tags=["experiments"])
 async def get_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentView:
     return model.ExperimentView.model_validate(await cases.experiments.view(caller, experiment_id))
+
+
+@router.patch("/experiments/{experiment_id}", tags=["experiments"])
+async def patch_experiment(
+    experiment_id: int, body: queue_model.PatchExperiment, caller: Caller, cases: Cases
+) -> model.ExperimentAnswer:
+    """Changes its resources while it lives; what is absent stays."""
+    resources = ResourceChange(body.resources.priority, body.resources.weight, body.resources.max_slots)
+    return await _change(cases, caller, experiment_id, resources)
 
 
 @router.post("/experiments/{experiment_id}/kill", tags=["experiments"])
@@ -111,9 +122,9 @@ async def upload_code(code_sha256: str, request: Request, caller: Caller, cases:
 
 
 async def _change(
-    cases: UseCases, caller: Principal, experiment_id: int, action: ExperimentAction
+    cases: UseCases, caller: Principal, experiment_id: int, change: ExperimentChange
 ) -> model.ExperimentAnswer:
-    experiment = await cases.experiments.change(caller, str(uuid.uuid4()), experiment_id, action)
+    experiment = await cases.experiments.change(caller, str(uuid.uuid4()), experiment_id, (change,))
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))
 
 

@@ -10,9 +10,10 @@ import json
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field, computed_field
 from pydantic.alias_generators import to_camel
 
+from gangline.domain import state as domain
 from gangline.domain.state import AgentState, ExitKind, Outcome, ReasonCode, SlotKind, State
 
 
@@ -123,6 +124,7 @@ class Reason(Answer):
     would_start_if: str
     blocking_ids: list[str]
     eta_at: Instant
+    changes: Document = Field(validation_alias="changes_json")
 
 
 class Progress(Answer):
@@ -238,20 +240,40 @@ class Request(Answer):
 
 
 class Task(Answer):
-    """allocation: the slots that it holds. request and reason: what it waits for, and why."""
+    """allocation: the slots that it holds. request and reason: what it waits for, and why.
+
+    queue_place: from 1 within its pool; 0 when it does not wait. priority: null where its pool's default holds.
+    """
 
     trial: Trial
     experiment_name: str
     allocation: Allocation | None
     request: Request | None
     reason: Reason | None
+    queue_place: int
+    priority: int | None
+    weight: float
 
 
 class TaskList(Answer):
     tasks: list[Task]
 
 
-class Slot(Answer):
+class Availability(Answer):
+    """Whether it is given out. enabled and draining say the same as Determined does."""
+
+    availability: domain.Availability
+
+    @computed_field
+    def enabled(self) -> bool:
+        return self.availability is domain.Availability.ENABLED
+
+    @computed_field
+    def draining(self) -> bool:
+        return self.availability is domain.Availability.DRAINING
+
+
+class Slot(Availability):
     id: str
     kind: SlotKind
     uuid: str
@@ -268,7 +290,7 @@ class NetworkInterface(Answer):
     speed_mbit: int
 
 
-class Agent(Answer):
+class Agent(Availability):
     id: str
     pool: str
     state: AgentState

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gangline import wire
-from gangline.domain.state import Availability, ExperimentAction
+from gangline.domain.state import Availability
 from gangline.errors import invalid
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
@@ -68,9 +68,8 @@ class GatewayService(GatewayServiceServicer):
     async def UpdateExperiment(
         self, request: pb.UpdateExperimentRequest, context: Context
     ) -> pb.UpdateExperimentResponse:
-        action = wire.enum_member(ExperimentAction, request.action)
         experiment = await self._usecases.experiments.change(
-            current_principal(), request.request_id, request.experiment_id, action
+            current_principal(), request.request_id, request.experiment_id, mapping.changes_from_proto(request)
         )
         return pb.UpdateExperimentResponse(experiment=wire.to_proto(experiment))
 

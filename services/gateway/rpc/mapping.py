@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangline import wire
+from gangline.domain.experiment import QueueMove, ResourceChange
+from gangline.domain.state import ExperimentAction
+from gangline.domain.task import Task
 from gangline.errors import invalid
 from gangline.v1 import gateway_pb2, ingest_pb2
 from services.gateway.record import (
@@ -20,9 +23,9 @@ from services.gateway.record import (
     ProgressPoint,
     StoredLog,
     StoredMetrics,
-    Task,
     TrialView,
 )
+from services.gateway.usecase.experiment import ExperimentChange
 
 
 def records_from_proto(messages: Iterable[ingest_pb2.IngestRecord]) -> tuple[IngestRecord, ...]:
@@ -42,6 +45,18 @@ def _content_from_proto(message: ingest_pb2.IngestRecord) -> LogLine | MetricsPo
         progress = message.progress
         return ProgressPoint(progress.batches_completed, progress.batches_total, progress.samples_per_second)
     raise invalid("ingest.empty_record", f"record {message.sequence} holds no log, metrics or progress")
+
+
+def changes_from_proto(message: gateway_pb2.UpdateExperimentRequest) -> list[ExperimentChange | None]:
+    """All that it asks for, of which there may be but one. None: an action that this version does not know."""
+    changes: list[ExperimentChange | None] = []
+    if message.action:
+        changes.append(wire.enum_member(ExperimentAction, message.action))
+    if message.HasField("resources"):
+        changes.append(wire.from_proto(ResourceChange, message.resources))
+    if message.HasField("move"):
+        changes.append(wire.from_proto(QueueMove, message.move))
+    return changes
 
 
 def log_to_proto(row: StoredLog) -> gateway_pb2.StoredLog:
@@ -72,6 +87,8 @@ def task_to_proto(task: Task) -> gateway_pb2.Task:
         request=wire.to_proto(task.request) if task.request else None,
         reason=wire.to_proto(task.reason) if task.reason else None,
         queue_place=task.queue_place,
+        priority=task.priority,
+        weight=task.weight,
     )
 
 

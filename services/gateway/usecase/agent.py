@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from gangline import wire
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability
-from gangline.errors import GanglineError, invalid, not_found
+from gangline.errors import invalid, not_found
 from gangline.v1 import scheduler_pb2
-from services.common import keys
 from services.common.server import Principal
 from services.gateway.auth import check_admin, check_user
 from services.gateway.leader import Leader
@@ -37,7 +36,7 @@ class Agents:
         for view in self.list(principal):
             if view.agent.id == agent_id:
                 return view
-        raise unknown_agent(agent_id)
+        raise not_found("agent.unknown", f"there is no agent {agent_id!r}; list them with: gangline agent list")
 
     async def change(
         self,
@@ -55,7 +54,6 @@ class Agents:
         check_request_id(request_id)
         if availability is None:
             raise invalid("request.availability", "say whether it is to be ENABLED, DRAINING or DISABLED")
-        self._check_known(agent_id, slot_ids)
         request = scheduler_pb2.ChangeAgentRequest(
             request_id=request_id, agent_id=agent_id, slot_ids=slot_ids, user=principal.name
         )
@@ -63,18 +61,3 @@ class Agents:
         answer = await self._leader.change_agent(request)
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Agent, answer.agent)
-
-    def _check_known(self, agent_id: str, slot_ids: Sequence[str]) -> None:
-        agent = self._mirror.state.agents.find(keys.agent(agent_id))
-        if agent is None:
-            raise unknown_agent(agent_id)
-        known = {slot.id for slot in agent.slots}
-        for slot_id in slot_ids:
-            if slot_id not in known:
-                raise not_found(
-                    "slot.unknown", f"agent {agent_id} has no slot {slot_id!r}; list them with: gangline slot list"
-                )
-
-
-def unknown_agent(agent_id: str) -> GanglineError:
-    return not_found("agent.unknown", f"there is no agent {agent_id!r}; list them with: gangline agent list")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from gangline import wire
-from gangline.config import check_config
+from gangline.config import check_config, check_resource_change
 from gangline.config.searcher import MAX_TRIALS
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, State
 from gangline.errors import invalid
@@ -29,6 +29,8 @@ MAX_LIMIT = 1000
 # ingested this often without being woken.
 MIN_INTERVAL_SECONDS = 0.1
 LOOK_AGAIN_SECONDS = 1.0
+
+ExperimentChange = ExperimentAction | ResourceChange | QueueMove
 
 
 class Experiments:
@@ -65,17 +67,26 @@ class Experiments:
         return wire.from_proto(Experiment, answer.experiment)
 
     async def change(
-        self, principal: Principal, request_id: str, experiment_id: int, action: ExperimentAction | None
+        self, principal: Principal, request_id: str, experiment_id: int, changes: Sequence[ExperimentChange | None]
     ) -> Experiment:
-        """Pauses, activates or cancels it. action: None for one that this version does not know."""
+        """Pauses, activates or cancels it, changes its resources or moves it in its queue.
+
+        changes: one, which is None where it is an action that this version does not know.
+        """
         check_user(principal)
         check_request_id(request_id)
-        if action is None:
-            raise invalid("request.action", "this version knows no such action; it can PAUSE, ACTIVATE and CANCEL")
+        change = _only(changes)
         request = scheduler_pb2.ChangeExperimentRequest(
             request_id=request_id, experiment_id=experiment_id, user=principal.name
         )
-        request.action = wire.enum_number(action)  # type: ignore[assignment]  # protobuf takes the number
+        match change:
+            case ExperimentAction():
+                request.action = wire.enum_number(change)  # type: ignore[assignment]  # protobuf takes the number
+            case ResourceChange():
+                check_resource_change(change)
+                request.resources.CopyFrom(wire.to_proto(change))
+            case QueueMove():
+                request.move.CopyFrom(wire.to_proto(change))
         answer = await self._leader.change(request)
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Experiment, answer.experiment)
@@ -131,3 +142,14 @@ class Experiments:
                     return
                 await asyncio.sleep(MIN_INTERVAL_SECONDS)
                 await self._following.wait(changed, LOOK_AGAIN_SECONDS)
+
+
+def _only(changes: Sequence[ExperimentChange | None]) -> ExperimentChange:
+    """Raises GanglineError `request.one_change`, `request.action`."""
+    if len(changes) != 1:
+        raise invalid(
+            "request.one_change", f"give exactly one of action, resources and move; there are {len(changes)} of them"
+        )
+    if changes[0] is None:
+        raise invalid("request.action", "this version knows no such action; it can PAUSE, ACTIVATE and CANCEL")
+    return changes[0]

@@ -1,4 +1,4 @@
-"""Why trials wait, as the leading scheduler says.
+"""Why trials wait and at which place of their queue, as the leading scheduler says.
 
 An answer is kept for a moment, and callers that come while one is being fetched share it, so that many views cost the
 leader one call. Without a leader there are no reasons, and nothing else fails because of it.
@@ -7,7 +7,9 @@ leader one call. Without a leader there are no reasons, and nothing else fails b
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -22,26 +24,40 @@ FETCH_SECONDS = 1.0
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """queue_place: from 1 in the order in which the pool looks at its requests."""
+
+    reason: Reason
+    queue_place: int
+
+
 class Pending:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
-        self._reason_by_trial_id: Mapping[str, Reason] = {}
+        self._standing_by_trial_id: Mapping[str, Standing] = {}
         self._fetched_at = float("-inf")
         self._fetching = asyncio.Lock()
 
-    async def reasons(self) -> Mapping[str, Reason]:
+    async def standings(self) -> Mapping[str, Standing]:
         """By trial id, in the order in which the planner looks at them."""
         clock = asyncio.get_running_loop().time
         async with self._fetching:
             if clock() - self._fetched_at >= FRESH_SECONDS:
-                self._reason_by_trial_id = await self._fetch()
+                self._standing_by_trial_id = await self._fetch()
                 self._fetched_at = clock()
-            return self._reason_by_trial_id
+            return self._standing_by_trial_id
 
-    async def _fetch(self) -> Mapping[str, Reason]:
+    async def _fetch(self) -> Mapping[str, Standing]:
         try:
             answer = await self._leader.list_pending(FETCH_SECONDS)
         except GanglineError as error:
             log.debug("no reasons for pending requests", error=error.message)
             return {}
-        return {item.request.trial_id: wire.from_proto(Reason, item.reason) for item in answer.pending}
+        places: Counter[str] = Counter()
+        found = {}
+        for item in answer.pending:
+            places[item.request.pool] += 1
+            standing = Standing(wire.from_proto(Reason, item.reason), places[item.request.pool])
+            found[item.request.trial_id] = standing
+        return found

@@ -1,19 +1,23 @@
-"""What runs and what waits: the tasks of the cluster, and what the planner looks at."""
+"""What runs and what waits, why, and what the planner looks at."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections.abc import Mapping
+from functools import lru_cache
 
 from gangline.domain.allocation import Allocation, Request
+from gangline.domain.explanation import Explanation, explain
+from gangline.domain.id import parse_job_id
 from gangline.domain.state import State
+from gangline.domain.task import Task
 from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.common.server import Principal
 from services.gateway.auth import check_user
 from services.gateway.leader import Leader
 from services.gateway.mirror import Watched
-from services.gateway.record import Task
-from services.gateway.usecase.pending import Pending
+from services.gateway.usecase.pending import Pending, Standing
 from services.gateway.usecase.view import Views
 
 
@@ -32,8 +36,20 @@ class Queue:
         check_user(principal)
         if experiment_id:
             self._views.experiment(experiment_id)
-        tasks = [*self._running(), *await self._waiting()]
-        return [task for task in tasks if experiment_id in (0, task.trial.experiment_id)]
+        standings = await self._pending.standings() if len(self._mirror.state.requests) else {}
+        found: list[Allocation | Request] = [*self._running(), *self._waiting(standings)]
+        wanted = [one for one in found if experiment_id in (0, one.experiment_id)]
+        tasks = (self._task(one, standings.get(one.trial_id)) for one in wanted)
+        return [task for task in tasks if task is not None]
+
+    async def explain(self, principal: Principal, job_id: str) -> Explanation:
+        """job_id: of an experiment ("7") or of a trial ("7.1")."""
+        experiment_id, trial_id = parse_job_id(job_id)
+        tasks = await self.list_tasks(principal)
+        view = await self._views.view_experiment(experiment_id)
+        trials = [trial.trial for trial in view.trials]
+        agents = self._mirror.state.agents.all()
+        return explain(view.experiment, view.reason, trials, tasks, agents, trial_id=trial_id)
 
     async def snapshot(self, principal: Principal, pool: str = "") -> str:
         """What the planner would look at now, as `gangline simulate` reads it. pool: empty when there is one only."""
@@ -41,36 +57,40 @@ class Queue:
         answer = await self._leader.snapshot(scheduler_pb2.GetSnapshotRequest(pool=pool))
         return answer.snapshot_json
 
-    def _running(self) -> list[Task]:
-        live = [
-            allocation for allocation in self._mirror.state.allocations.all() if allocation.state is not State.TERMINAL
-        ]
-        tasks = (self._task(allocation) for allocation in sorted(live, key=lambda allocation: allocation.created_at))
-        return [task for task in tasks if task is not None]
+    def _running(self) -> list[Allocation]:
+        live = (one for one in self._mirror.state.allocations.all() if one.state is not State.TERMINAL)
+        return sorted(live, key=lambda allocation: allocation.created_at)
 
-    async def _waiting(self) -> list[Task]:
-        reasons = await self._pending.reasons() if len(self._mirror.state.requests) else {}
-        position = {trial_id: place for place, trial_id in enumerate(reasons)}
-        waiting = sorted(
+    def _waiting(self, standings: Mapping[str, Standing]) -> list[Request]:
+        position = {trial_id: place for place, trial_id in enumerate(standings)}
+        return sorted(
             self._mirror.state.requests.all(),
             key=lambda request: (position.get(request.trial_id, len(position)), request.submitted_at),
         )
-        places: Counter[str] = Counter()
-        tasks = []
-        for request in waiting:
-            reason = reasons.get(request.trial_id)
-            if reason is not None:
-                places[request.pool] += 1
-            task = self._task(request)
-            if task is not None:
-                place = places[request.pool] if reason is not None else 0
-                tasks.append(Task(task.trial, task.experiment_name, None, request, reason, place))
-        return tasks
 
-    def _task(self, of: Allocation | Request) -> Task | None:
-        trial = self._mirror.state.trials.find(keys.trial(of.trial_id))
+    def _task(self, one: Allocation | Request, standing: Standing | None) -> Task | None:
+        """None for what has gone meanwhile."""
+        trial = self._mirror.state.trials.find(keys.trial(one.trial_id))
+        experiment = self._mirror.state.experiments.find(keys.experiment(one.experiment_id))
         if trial is None:
             return None
-        experiment = self._mirror.state.experiments.find(keys.experiment(trial.experiment_id))
-        name = experiment.name if experiment else ""
-        return Task(trial, name, allocation=of if isinstance(of, Allocation) else None)
+        name = experiment.name if experiment is not None else ""
+        priority, weight = _configured_urgency(experiment.config_json if experiment is not None else "")
+        if isinstance(one, Allocation):
+            return Task(trial, name, allocation=one, priority=priority, weight=weight)
+        return Task(
+            trial,
+            name,
+            request=one,
+            reason=standing.reason if standing else None,
+            queue_place=standing.queue_place if standing else 0,
+            priority=one.priority,
+            weight=weight,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _configured_urgency(config_json: str) -> tuple[int | None, float]:
+    """Priority and weight as the configuration has them; a priority that it does not name is the pool's default."""
+    resources = json.loads(config_json or "{}").get("resources") or {}
+    return resources.get("priority"), resources.get("weight", 1.0)

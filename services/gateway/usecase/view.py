@@ -56,8 +56,9 @@ class Views:
         return self._join(self.trial(trial_id), newest, reasons)
 
     async def _reasons(self, trials: list[Trial]) -> Mapping[str, Reason]:
-        is_any_waiting = any(trial.state is State.QUEUED for trial in trials)
-        return await self._pending.reasons() if is_any_waiting else {}
+        if all(trial.state is not State.QUEUED for trial in trials):
+            return {}
+        return {trial_id: standing.reason for trial_id, standing in (await self._pending.standings()).items()}
 
     def _join(self, trial: Trial, newest: Mapping[str, Newest], reasons: Mapping[str, Reason]) -> TrialView:
         return TrialView(

@@ -71,6 +71,15 @@ class Explanation:
     def _rooms(self) -> list[Bin]:
         return sorted(self._ledger.room.bins, key=lambda bin_: (-bin_.free, bin_.agent.id))
 
+    @cached_property
+    def _holders(self) -> dict[str, tuple[str, ...]]:
+        """By group, what it runs."""
+        holders: dict[str, list[str]] = {}
+        for work in self._ledger.view.running:
+            if work.slots:
+                holders.setdefault(work.group, []).append(work.allocation_id)
+        return {group: tuple(found) for group, found in holders.items()}
+
     def _sentence(self, waiting: Waiting) -> _Sentence:
         """What names the request itself is told anew for each."""
         if waiting.cause in ("held", "backoff", "quota", "claim"):
@@ -89,6 +98,8 @@ class Explanation:
     def _blocking(self, waiting: Waiting, changes: Sequence[Change]) -> tuple[str, ...]:
         if waiting.cause == "claim":
             return self._ledger.claims[waiting.request.trial_id]
+        if waiting.cause == "quota":
+            return self._holders.get(waiting.request.group, ())
         reservation = self._ledger.reservation
         if waiting.cause == "behind" and reservation is not None:
             return (reservation.trial_id,)

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from gangline import wire
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
@@ -32,6 +32,8 @@ from services.scheduler.transition.end import (
     kill_trial,
     pause_experiment,
 )
+from services.scheduler.transition.queue_move import move_experiment
+from services.scheduler.transition.resource import change_resources
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.submit import submit
 
@@ -86,7 +88,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.ChangeExperimentResponse:
         require_cluster()
         term = self._seat.require()
-        change = await term.store.commit(_change_of(request, term.conditions.rules, time.time()))
+        change = await term.store.commit(_change_of(request, term, time.time()))
         experiment = get(term.state, Experiment, request.experiment_id)
         if change:
             _log.info("experiment is changed", experiment_id=experiment.id, state=str(experiment.state))
@@ -161,7 +163,29 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.ListPendingResponse(pending=pending)
 
 
-def _change_of(request: scheduler_pb2.ChangeExperimentRequest, rules: Rules, now: float) -> Transition:
+def _change_of(request: scheduler_pb2.ChangeExperimentRequest, term: Term, now: float) -> Transition:
+    """Raises GanglineError `request.not_one` unless it says exactly one thing."""
+    said = ["action"] if request.action else []
+    said += [name for name in ("resources", "move") if request.HasField(name)]
+    if len(said) != 1:
+        raise invalid(
+            "request.not_one",
+            f"a change is one of action, resources and move; this one has {' and '.join(said) or 'none'}",
+        )
+    experiment_id, rules = request.experiment_id, term.conditions.rules
+    if request.HasField("resources"):
+        resources = wire.from_proto(ResourceChange, request.resources)
+        return lambda records: change_resources(records, experiment_id, resources, rules)
+    if request.HasField("move"):
+        move = wire.from_proto(QueueMove, request.move)
+        policies = {pool.name: pool.policy for pool in term.pools}
+        return lambda records: move_experiment(
+            records, experiment_id, move, policy_by_pool=policies, rules=rules, now=now
+        )
+    return _acting(request, rules, now)
+
+
+def _acting(request: scheduler_pb2.ChangeExperimentRequest, rules: Rules, now: float) -> Transition:
     experiment_id, user = request.experiment_id, request.user or "a user"
     match wire.enum_member(ExperimentAction, request.action):
         case ExperimentAction.PAUSE:

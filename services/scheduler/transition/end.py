@@ -12,10 +12,10 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, State
-from gangline.errors import GanglineError, conflict
 from services.scheduler.facts import facts_of
 from services.scheduler.records import Change, Draft, Records, get, live_allocation_of
-from services.scheduler.transition.experiment import settle_experiment
+from services.scheduler.transition.experiment import check_going_on, settle_experiment
+from services.scheduler.transition.request import follow_experiment
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import close_trial, make_outstanding
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -51,7 +51,7 @@ def pause_experiment(records: Records, experiment_id: int, reason: str, rules: R
 
     Raises GanglineError `experiment.ended` or `experiment.stopping`."""
     experiment = get(records, Experiment, experiment_id)
-    _check_going_on(experiment, "paused")
+    check_going_on(experiment, "paused")
     if experiment.state is State.PAUSED:
         return Change()
     return _wish(records, replace(experiment, state=State.PAUSED, reason=reason), rules, now)
@@ -62,7 +62,7 @@ def activate_experiment(records: Records, experiment_id: int, now: float) -> Cha
 
     Raises GanglineError `experiment.ended` or `experiment.stopping`."""
     experiment = get(records, Experiment, experiment_id)
-    _check_going_on(experiment, "activated")
+    check_going_on(experiment, "activated")
     if experiment.state is not State.PAUSED:
         return Change()
     draft = Draft(records)
@@ -102,6 +102,7 @@ def _wish(records: Records, wished: Experiment, rules: Rules, now: float) -> Cha
 def _bring_in_line(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
     if experiment.state is not State.STOPPING:
         make_outstanding(draft, experiment, rules, now)
+        follow_experiment(draft, experiment, rules)
     if experiment.state in (State.STOPPING, State.PAUSED):
         order = _order_of(experiment, rules, now)
         behind = [trial for trial in draft.trials_of(experiment.id) if _is_behind(draft, trial, experiment, order)]
@@ -137,14 +138,3 @@ def _stop_trial(draft: Draft, trial: Trial, order: StopOrder, now: float) -> Non
         return
     draft.delete(Request, trial.id)
     draft.put(replace(trial, state=State.TERMINAL, outcome=Outcome.CANCELED, reason=order.reason, ended_at=now))
-
-
-def _check_going_on(experiment: Experiment, done: str) -> None:
-    if experiment.state is State.TERMINAL:
-        raise _refusal("ended", experiment, f"has ended ({experiment.outcome})", done)
-    if experiment.state is State.STOPPING:
-        raise _refusal("stopping", experiment, f"is being ended ({experiment.reason})", done)
-
-
-def _refusal(code: str, experiment: Experiment, why: str, done: str) -> GanglineError:
-    return conflict(f"experiment.{code}", f"experiment {experiment.id} {why}, so it cannot be {done}")

@@ -9,6 +9,7 @@ from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.search import Search
 from gangline.domain.state import Outcome, State
+from gangline.errors import GanglineError, conflict
 from services.scheduler.records import Draft, get
 
 _FURTHEST_FIRST = (State.RUNNING, State.STOPPING, State.STARTING, State.QUEUED)
@@ -59,3 +60,15 @@ def _outcome(experiment: Experiment, trials: Sequence[Trial], is_found: bool) ->
     if num_completed:
         return Outcome.COMPLETED, f"{num_completed} of {len(trials)} trials completed; {what}"
     return Outcome.FAILED if failed else Outcome.CANCELED, what
+
+
+def check_going_on(experiment: Experiment, done: str) -> None:
+    """done: what it cannot be once it is over. Raises GanglineError `experiment.ended` or `experiment.stopping`."""
+    if experiment.state is State.TERMINAL:
+        raise _refusal("ended", experiment, f"has ended ({experiment.outcome})", done)
+    if experiment.state is State.STOPPING:
+        raise _refusal("stopping", experiment, f"is being ended ({experiment.reason})", done)
+
+
+def _refusal(code: str, experiment: Experiment, why: str, done: str) -> GanglineError:
+    return conflict(f"experiment.{code}", f"experiment {experiment.id} {why}, so it cannot be {done}")

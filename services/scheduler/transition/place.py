@@ -14,7 +14,7 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.id import allocation_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, Availability, State
-from services.scheduler.hold import find_hold
+from services.scheduler.hold import may_start
 from services.scheduler.records import Change, Draft, Records, get
 from services.scheduler.transition.experiment import follow_allocation
 from services.scheduler.transition.rules import Rules
@@ -44,7 +44,7 @@ def place(
     request = records.find(Request, trial_id)
     if request is None or sum(slots_by_agent.values()) != request.slots or request.not_before_at > now:
         return Change()
-    if find_hold(records, get(records, Experiment, request.experiment_id), request.slots) is not None:
+    if not may_start(records, get(records, Experiment, request.experiment_id), request.slots):
         return Change()
     members = _members(records, slots_by_agent)
     if members is None:

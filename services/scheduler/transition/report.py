@@ -13,6 +13,7 @@ from dataclasses import replace
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import SearchEventKind, State
+from services.scheduler.estimate import Progress
 from services.scheduler.facts import facts_of
 from services.scheduler.records import Change, Draft, Records, get
 from services.scheduler.transition.experiment import settle_experiment
@@ -20,14 +21,22 @@ from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import tell
 
 
-def progressed(records: Records, trial_id: str, batches_completed: int, rules: Rules, now: float) -> Change:
-    """Backwards too: a restart begins at its checkpoint, below what the trial had reached."""
+def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules, now: float) -> Change:
+    """Backwards too: a restart begins at its checkpoint, below what the trial had reached. A pace that changes without
+    progress is not worth a write."""
     trial = records.find(Trial, trial_id)
-    if trial is None or trial.state is State.TERMINAL or trial.batches_completed == batches_completed:
+    if trial is None or trial.state is State.TERMINAL or trial.batches_completed == progress.batches_completed:
         return Change()
     draft = Draft(records)
-    draft.put(replace(trial, batches_completed=batches_completed))
-    event = SearchEvent(SearchEventKind.PROGRESSED, trial.number, batches_completed)
+    draft.put(
+        replace(
+            trial,
+            batches_completed=progress.batches_completed,
+            batches_total=progress.batches_total or trial.batches_total,
+            seconds_per_batch=progress.seconds_per_batch or trial.seconds_per_batch,
+        )
+    )
+    event = SearchEvent(SearchEventKind.PROGRESSED, trial.number, progress.batches_completed)
     _tell(draft, trial, event, rules, now)
     return draft.change
 

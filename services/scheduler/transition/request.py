@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gangline.domain.allocation import Request
-from gangline.domain.experiment import Trial
-from services.scheduler.facts import DEFAULT_POOL, Facts
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.state import State
+from services.scheduler.facts import Facts, facts_of
 from services.scheduler.records import Draft
 from services.scheduler.transition.rules import Rules
+
+# One operation each, of the 128 that etcd takes; others change beside them.
+MAX_FOLLOWING = 32
 
 
 def queue(draft: Draft, trial: Trial, facts: Facts, rules: Rules, not_before_at: float = 0.0) -> None:
     """A trial that runs again keeps its place in the queue, so it counts from when it was made."""
-    pool = facts.pool or DEFAULT_POOL
     draft.put(
         Request(
             trial_id=trial.id,
             experiment_id=trial.experiment_id,
-            pool=pool,
+            pool=facts.pool_name,
             slots=facts.slots,
-            priority=facts.priority if facts.priority is not None else rules.default_priority(pool),
+            priority=priority_of(facts, rules),
             is_single_agent=facts.is_single_agent,
             submitted_at=trial.created_at,
             not_before_at=not_before_at,
         )
     )
+
+
+def priority_of(facts: Facts, rules: Rules) -> int:
+    """The configured one, else its pool's default."""
+    return facts.priority if facts.priority is not None else rules.default_priority(facts.pool_name)
+
+
+def follow_experiment(draft: Draft, experiment: Experiment, rules: Rules) -> None:
+    """The next requests that do not show the experiment's priority do. The planner goes by the experiment's own, so
+    that those whose turn has not come lose nothing."""
+    priority = priority_of(facts_of(experiment.config_json), rules)
+    waiting = (trial for trial in draft.trials_of(experiment.id) if trial.state is State.QUEUED)
+    requests = (draft.find(Request, trial.id) for trial in waiting)
+    behind = [request for request in requests if request is not None and request.priority != priority]
+    for request in behind[:MAX_FOLLOWING]:
+        draft.put(replace(request, priority=priority))

@@ -163,7 +163,7 @@ def test_tasks_say_where_or_why_not(cli: Cli, gateway: StandInGateway) -> None:
 def test_agents_and_slots(cli: Cli, gateway: StandInGateway) -> None:
     assert cli("agent", "list").out == "no agents have joined\n"
     gateway.agents = [make_agent_view()]
-    assert cli("agent", "list").out.splitlines()[1].split()[:5] == ["a1", "default", "ALIVE", "1/2", "host"]
+    assert cli("agent", "list").out.splitlines()[1].split()[:5] == ["a1", "default", "ALIVE", "ENABLED", "ok"]
     assert [line.split()[-1] for line in cli("slot", "list").out.splitlines()[1:]] == ["1.1.1", "free"]
     assert [slot["allocation_id"] for slot in json.loads(cli("s", "list", "--json").out)] == ["1.1.1", None]
 

@@ -62,7 +62,7 @@ async def test_change_without_request_id_or_action_is_refused(client: Client, le
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await client.gateway.UpdateExperiment(request, metadata=client.metadata)
         codes.append(rpc.error_of(failure.value, "the gateway").code)
-    assert codes == ["request.no_id", "request.action"]
+    assert codes == ["request.no_id", "request.one_change"]
 
 
 async def test_search_is_previewed_on_both_surfaces(client: Client, leader: StandInLeader) -> None:

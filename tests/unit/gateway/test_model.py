@@ -8,6 +8,7 @@ from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Member, Reason, Request, Timeline
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, State
+from gangline.domain.task import Task
 from gangline.v1 import ingest_pb2
 from services.gateway.http import model
 from services.gateway.record import (
@@ -17,7 +18,6 @@ from services.gateway.record import (
     MetricsPoint,
     Newest,
     ProgressPoint,
-    Task,
     TrialView,
 )
 from services.gateway.rpc import mapping

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.allocation import Request
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.search import SearchEvent, SearchLog
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, SearchEventKind, State
 from gangline.errors import GanglineError
-from services.scheduler.hold import find_held
+from services.scheduler.estimate import Progress
+from services.scheduler.hold import held_reason
 from services.scheduler.records import get
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
 from services.scheduler.searcher.registry import SEARCHERS
@@ -120,13 +120,12 @@ def test_max_slots_holds_requests_and_says_why() -> None:
     )
     assert world.place() == ["1.1", "1.2"]
     assert not world.try_to_place("1.3"), "a plan from before cannot break it either"
-    held = find_held(world.records, world.records.all_of(Request))
-    assert len(held) == 7
-    reason = held["1.3"]
+    reasons = world.plan().reasons
+    assert len(reasons) == 7
+    reason = reasons["1.3"]
     assert reason.code is ReasonCode.QUOTA_EXCEEDED
-    assert reason.message == (
-        "needs 2 of the 5 slots that experiment 1 may hold at once (resources.max_slots), and it holds 4"
-    )
+    assert reason.message == "needs 2 slots; experiment 1 holds or was promised 4 of its max_slots 5"
+    assert reason.would_start_if == "max_slots of experiment 1 is raised to 6"
     assert reason.blocking_ids == ("1.1.1", "1.2.1")
     world.exit("1.1", ExitKind.COMPLETED)
     assert world.place() == ["1.3"]
@@ -155,9 +154,11 @@ def test_pause_takes_a_checkpoint_and_activate_goes_on() -> None:
     world.change_leader()
     world.pursue()
     assert world.place() == []
-    held = find_held(world.records, world.records.all_of(Request))
-    assert {reason.message for reason in held.values()} == {"experiment 1 is paused by ann"}
-    assert {reason.code for reason in held.values()} == {ReasonCode.PAUSED}
+    reasons = world.plan().reasons
+    assert {reason.code for reason in reasons.values()} == {ReasonCode.PAUSED}
+    told = held_reason(world.experiment, reasons["1.1"])
+    assert told.message == "experiment 1 is paused by ann"
+    assert told.would_start_if == "it is activated (gangline experiment activate 1)"
     assert not world.try_to_place("1.1")
     world.apply(activate_experiment(world.records, 1, world.now))
     assert (world.experiment.state, world.experiment.reason) == (State.QUEUED, "")
@@ -296,7 +297,7 @@ def test_a_searcher_closes_a_trial_by_its_validations(monkeypatch: pytest.Monkey
     world = SearchWorld(config_of({"name": "single"}))
     world.place()
     world.run("1.2")
-    world.apply(progressed(world.records, "1.2", 4, RULES, world.now))
+    world.apply(progressed(world.records, "1.2", Progress(4, 9, 1.0, world.now), RULES, world.now))
     for number, loss in ((1, 0.2), (2, 0.7)):
         world.change_leader()
         world.apply(validated(world.records, f"1.{number}", 5, json.dumps({"loss": loss}), rules=RULES, now=world.now))

@@ -9,11 +9,12 @@ from gangline.domain.allocation import Allocation, ExitReport, Request, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import AgentState, ExitKind, Outcome, ReasonCode, State
+from services.scheduler.estimate import Progress
 from services.scheduler.facts import facts_of
 from services.scheduler.placement import PoolConfig, plan
 from services.scheduler.records import Change, get
 from services.scheduler.records import State as Records
-from services.scheduler.snapshot import Progress, take_snapshot
+from services.scheduler.snapshot import take_snapshot
 from services.scheduler.transition.agent import registered
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
 from services.scheduler.transition.end import end_experiment
@@ -202,7 +203,7 @@ def test_checkpoints_lead_only_forward_and_forgive_the_machines() -> None:
     trial = world.trial
     assert (trial.latest_checkpoint_id, trial.batches_completed, trial.infrastructure_failures) == ("c1", 10, 0)
     assert world.records.count(Checkpoint) == 2
-    assert not progressed(world.records, "1.1", 10, RULES, 20.0)
+    assert not progressed(world.records, "1.1", Progress(10, 0, 0.0, 20.0), RULES, 20.0)
 
 
 def test_snapshot_counts_healthy_and_held_slots() -> None:
@@ -221,7 +222,8 @@ def test_snapshot_counts_healthy_and_held_slots() -> None:
 
 def test_a_pool_that_only_agents_name_places_too() -> None:
     world = World()
-    world.apply(Change(puts=(Agent("b1", pool="lab", slots=(Slot("b1/0"),)), Request("2.1", 1, "lab", 1))))
+    lab = Agent("b1", pool="lab", slots=(Slot("b1/0"),))
+    world.apply(Change(puts=(lab, Trial("2.1", 1, 2), Request("2.1", 1, "lab", 1))))
     snapshot = take_snapshot(world.records, (PoolConfig("default"),), {}, {}, now=50.0)
     assert [one.trial_id for one in plan(snapshot, 0.0).assignments] == ["1.1", "2.1"]
     assert ReasonCode.NO_MATCHING_POOL not in {reason.code for reason in plan(snapshot, 0.0).reasons.values()}

@@ -1,0 +1,80 @@
+"""`gangline job ...`: the queue of each pool, why something waits, and what changes its order."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gangline.cli.setting import show_resources
+from gangline.cli.shared import ExperimentId, Json, connect, new_group, show, show_table
+from gangline.errors import invalid
+
+app = new_group("See and change the queues, and ask why something waits.")
+
+
+@app.command("list")
+@app.command("ls", hidden=True)
+def list_jobs(
+    pool: Annotated[str, typer.Option(help="Only the queue of this pool.")] = "",
+    is_json: Json = False,
+) -> None:
+    """List what runs and the queue of each pool, in the order in which it is looked at."""
+    from gangline.cli.job_summary import HEADINGS, in_queue_order, job_row  # noqa: PLC0415 - loads records
+
+    with connect() as client:
+        tasks = in_queue_order([task for task in client.list_tasks() if pool in ("", task.pool)])
+    now = time.time()
+    show_table(tasks, is_json, HEADINGS, [job_row(task, now) for task in tasks], "nothing runs and nothing waits")
+
+
+@app.command()
+def explain(
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="The id of an experiment, as 7, or of a trial, as 7.1.")],
+    is_json: Json = False,
+) -> None:
+    """Tell why an experiment or a trial waits, what would start it and when; or where it runs."""
+    from gangline.cli.job_summary import explanation_lines  # noqa: PLC0415 - loads records
+
+    with connect() as client:
+        explanation = client.explain(job_id)
+    show(explanation, is_json, lambda: "\n".join(explanation_lines(explanation, time.time(), _instant)))
+
+
+@app.command()
+def update(
+    experiment_id: ExperimentId,
+    *,
+    priority: Annotated[int | None, typer.Option("--priority", "-p", help="1 (most urgent) to 99.")] = None,
+    weight: Annotated[float | None, typer.Option("--weight", "-w", help="Its share in a fair_share pool.")] = None,
+    max_slots: Annotated[int | None, typer.Option(help="The most slots at a time; 0 for no cap.")] = None,
+    ahead_of: Annotated[int | None, typer.Option(metavar="ID", help="Put it directly ahead of this one.")] = None,
+    behind_of: Annotated[int | None, typer.Option(metavar="ID", help="Put it directly behind this one.")] = None,
+    is_json: Json = False,
+) -> None:
+    """Change the resources of an experiment that waits or runs, or its place in the queue."""
+    resources = [value for value in (priority, weight, max_slots) if value is not None]
+    places = [value for value in (ahead_of, behind_of) if value is not None]
+    if not resources and not places:
+        raise invalid("job.no_change", "give --priority, --weight, --max-slots, --ahead-of or --behind-of")
+    if len(places) > 1:
+        raise invalid("job.two_places", "--ahead-of and --behind-of exclude each other; give one of them")
+    if resources and places:
+        raise invalid(
+            "job.two_changes",
+            "a moved experiment takes the priority of the one that it is moved to; change --priority, --weight or "
+            "--max-slots with another command",
+        )
+    with connect() as client:
+        if places:
+            changed = client.move_experiment(experiment_id, ahead_of=ahead_of, behind=behind_of)
+        else:
+            changed = client.update_experiment(experiment_id, priority=priority, weight=weight, max_slots=max_slots)
+    show_resources(changed, is_json)
+
+
+def _instant(at: float) -> str:
+    """As a clock on the wall here shows it, with the day when that is another one."""
+    local, today = time.localtime(at), time.localtime()
+    return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M", local)

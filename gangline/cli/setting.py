@@ -1,0 +1,64 @@
+"""`gangline experiment set ...`: the resources of an experiment that waits or runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gangline.cli.shared import ExperimentId, Json, connect, new_group, show
+
+if TYPE_CHECKING:
+    from gangline.domain.experiment import Experiment
+
+app = new_group("Change the resources of an experiment that waits or runs.")
+
+
+@app.command()
+def priority(
+    experiment_id: ExperimentId,
+    value: Annotated[int, typer.Argument(metavar="PRIORITY", help="1 (most urgent) to 99.")],
+    is_json: Json = False,
+) -> None:
+    """Set how urgent it is."""
+    with connect() as client:
+        show_resources(client.update_experiment(experiment_id, priority=value), is_json)
+
+
+@app.command()
+def weight(
+    experiment_id: ExperimentId,
+    value: Annotated[float, typer.Argument(metavar="WEIGHT", help="Its share in a fair_share pool; default: 1.")],
+    is_json: Json = False,
+) -> None:
+    """Set its share."""
+    with connect() as client:
+        show_resources(client.update_experiment(experiment_id, weight=value), is_json)
+
+
+@app.command("max-slots")
+def max_slots(
+    experiment_id: ExperimentId,
+    value: Annotated[int, typer.Argument(metavar="SLOTS", help="The most at a time; 0 for no cap.")],
+    is_json: Json = False,
+) -> None:
+    """Set how many slots all of its trials may hold at a time."""
+    with connect() as client:
+        show_resources(client.update_experiment(experiment_id, max_slots=value), is_json)
+
+
+def show_resources(experiment: Experiment, is_json: bool) -> None:
+    show(experiment, is_json, lambda: _text(experiment))
+
+
+def _text(experiment: Experiment) -> str:
+    """experiment 7 digits: priority 10, weight 1, no max_slots"""
+    resources = json.loads(experiment.config_json or "{}").get("resources") or {}
+    priority, max_slots = resources.get("priority"), resources.get("max_slots")
+    words = [
+        "the pool's default priority" if priority is None else f"priority {priority}",
+        f"weight {resources.get('weight', 1):g}",
+        f"max_slots {max_slots}" if max_slots else "no max_slots",
+    ]
+    return f"experiment {experiment.id} {experiment.name}: {', '.join(words)}"

@@ -1,0 +1,63 @@
+"""What a client sends to change experiments, agents and slots. It sends nothing by itself; the session does.
+
+A request id stands for one change that a user wants once, however often it is sent.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from gangline.config import check_resource_change
+from gangline.domain.experiment import QueueMove, ResourceChange
+from gangline.domain.state import Availability, ExperimentAction
+from gangline.errors import invalid
+from gangline.v1 import gateway_pb2 as pb
+from gangline.wire import enum_number, to_proto
+
+
+def new_request_id() -> str:
+    """An id for one change that a user wants once, however often it is sent."""
+    return str(uuid.uuid4())
+
+
+def of_state(experiment_id: int, action: ExperimentAction, request_id: str | None) -> pb.UpdateExperimentRequest:
+    request = _update(experiment_id, request_id)
+    request.action = enum_number(action)  # type: ignore[assignment]  # an enum's number is what protobuf takes
+    return request
+
+
+def of_resources(experiment_id: int, change: ResourceChange, request_id: str | None) -> pb.UpdateExperimentRequest:
+    """Raises GanglineError `resources.*`."""
+    check_resource_change(change)
+    request = _update(experiment_id, request_id)
+    request.resources.CopyFrom(to_proto(change))
+    return request
+
+
+def of_place(
+    experiment_id: int, ahead_of: int | None, behind: int | None, request_id: str | None
+) -> pb.UpdateExperimentRequest:
+    """Raises GanglineError `queue.one_place`."""
+    anchor = ahead_of if behind is None else behind
+    if anchor is None or (ahead_of is not None and behind is not None):
+        raise invalid(
+            "queue.one_place",
+            "name one experiment: the one that it is to be ahead of, or the one that it is to be behind",
+        )
+    request = _update(experiment_id, request_id)
+    request.move.CopyFrom(to_proto(QueueMove(anchor, is_behind=behind is not None)))
+    return request
+
+
+def of_agent(
+    agent_id: str, slot_ids: Sequence[str], availability: Availability, request_id: str | None
+) -> pb.UpdateAgentRequest:
+    """slot_ids: empty for the agent itself."""
+    request = pb.UpdateAgentRequest(request_id=request_id or new_request_id(), agent_id=agent_id, slot_ids=slot_ids)
+    request.availability = enum_number(availability)  # type: ignore[assignment]  # as above
+    return request
+
+
+def _update(experiment_id: int, request_id: str | None) -> pb.UpdateExperimentRequest:
+    return pb.UpdateExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)

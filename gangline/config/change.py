@@ -1,0 +1,29 @@
+"""PURE: whether a change of a living experiment's resources is one that its configuration could have said.
+
+Called by whoever takes such a change: the commands, the gateway, the scheduler.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gangline.domain.experiment import ResourceChange
+from gangline.errors import invalid
+
+LEAST_URGENT = 99
+
+
+def check_resource_change(change: ResourceChange) -> None:
+    """Raises GanglineError `resources.nothing`, `resources.priority`, `resources.weight`, `resources.max_slots`."""
+    if change == ResourceChange():
+        raise invalid("resources.nothing", "nothing is to be changed; give a priority, a weight or max_slots")
+    if change.priority is not None and not 1 <= change.priority <= LEAST_URGENT:
+        raise invalid(
+            "resources.priority", f"priority {change.priority} is out of range; give 1 (most urgent) to {LEAST_URGENT}"
+        )
+    if change.weight is not None and not (math.isfinite(change.weight) and change.weight >= 0):
+        raise invalid("resources.weight", f"weight {change.weight:g} is out of range; give 0 or more")
+    if change.max_slots is not None and change.max_slots < 0:
+        raise invalid(
+            "resources.max_slots", f"max_slots {change.max_slots} is out of range; give a number of slots, 0 for no cap"
+        )

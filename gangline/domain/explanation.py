@@ -1,0 +1,124 @@
+"""PURE: why an experiment or a trial runs or waits: its tasks, and what those that block it are.
+
+Why a request waits is the planner's word (Reason); here it is put beside where the rest stands, so that the ids in it
+mean something to a reader. The gateway and the SDK make the same explanation with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gangline.domain.allocation import Allocation, Reason
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.resource import Agent
+from gangline.domain.state import AgentState, Availability, State
+from gangline.domain.task import Task
+from gangline.errors import not_found
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """kind: "allocation", "trial" or "agent"; "gone" for what is not there any more. text: half a sentence."""
+
+    id: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskExplanation:
+    """blockers: what the ids in the task's reason are, in their order."""
+
+    task: Task
+    blockers: tuple[Blocker, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """reason: why no further trial starts (paused, the search waits); None when there is none.
+
+    tasks: of the trial that was asked about; otherwise of those trials of the experiment that have not ended.
+    """
+
+    experiment: Experiment
+    reason: Reason | None = None
+    tasks: tuple[TaskExplanation, ...] = ()
+
+
+def explain(
+    experiment: Experiment,
+    reason: Reason | None,
+    trials: Iterable[Trial],
+    tasks: Sequence[Task],
+    agents: Iterable[Agent],
+    *,
+    trial_id: str = "",
+) -> Explanation:
+    """trials: of the experiment. tasks: of the whole cluster. trial_id: only this one, ended or not.
+
+    Raises GanglineError `trial.unknown`.
+    """
+    wanted = [trial for trial in trials if _is_asked_for(trial, trial_id)]
+    if trial_id and not wanted:
+        raise not_found(
+            "trial.unknown",
+            f"experiment {experiment.id} has no trial {trial_id}; list them with: "
+            f"gangline experiment trials {experiment.id}",
+        )
+    task_by_trial_id = {task.trial.id: task for task in tasks}
+    agent_by_id = {agent.id: agent for agent in agents}
+    explained = []
+    for trial in wanted:
+        task = task_by_trial_id.get(trial.id, Task(trial, experiment.name))
+        ids = task.reason.blocking_ids if task.reason is not None else ()
+        explained.append(TaskExplanation(task, tuple(_blocker(id_, task_by_trial_id, agent_by_id) for id_ in ids)))
+    return Explanation(experiment, reason, tuple(explained))
+
+
+def place_of(allocation: Allocation) -> str:
+    """agent-1 (2 slots), agent-2 (2 slots)"""
+    return ", ".join(f"{member.agent_id} ({_slots(len(member.slot_ids))})" for member in allocation.members)
+
+
+def _is_asked_for(trial: Trial, trial_id: str) -> bool:
+    return trial.id == trial_id if trial_id else trial.state is not State.TERMINAL
+
+
+def _blocker(id_: str, task_by_trial_id: dict[str, Task], agent_by_id: dict[str, Agent]) -> Blocker:
+    if id_ in agent_by_id:
+        return Blocker(id_, "agent", _agent_words(agent_by_id[id_]))
+    waiting = task_by_trial_id.get(id_)
+    if waiting is not None:
+        return Blocker(id_, "trial", _task_words(waiting))
+    holder = task_by_trial_id.get(id_.rpartition(".")[0])
+    if holder is not None and holder.allocation is not None and holder.allocation.id == id_:
+        return Blocker(id_, "allocation", _task_words(holder))
+    return Blocker(id_, "gone", "is not there any more")
+
+
+def _task_words(task: Task) -> str:
+    """trial 7.1 of experiment 7 digits, RUNNING on agent-1 (2 slots)"""
+    words = f"trial {task.trial.id} of experiment {task.trial.experiment_id} {task.experiment_name}"
+    if task.allocation is not None:
+        return f"{words}, {task.allocation.state} on {place_of(task.allocation)}"
+    place = f", place {task.queue_place} in pool {task.pool!r}" if task.queue_place else ""
+    return f"{words}, waits for {_slots(task.num_slots)}{place}"
+
+
+def _agent_words(agent: Agent) -> str:
+    """agent in pool 'default', DRAINING, 1 of 4 slots DISABLED"""
+    words = [f"agent in pool {agent.pool!r}"]
+    if agent.state is AgentState.LOST:
+        words.append("LOST")
+    if agent.availability is not Availability.ENABLED:
+        words.append(str(agent.availability))
+    for availability in (Availability.DRAINING, Availability.DISABLED):
+        count = sum(slot.availability is availability for slot in agent.slots)
+        words += [f"{count} of {_slots(len(agent.slots))} {availability}"] if count else []
+    unhealthy = sum(not slot.is_healthy for slot in agent.slots)
+    return ", ".join(words + ([f"{unhealthy} of {_slots(len(agent.slots))} unhealthy"] if unhealthy else []))
+
+
+def _slots(number: int) -> str:
+    return "1 slot" if number == 1 else f"{number} slots"

@@ -1,0 +1,45 @@
+"""PURE: a trial that holds slots or waits for them, as the list of tasks and the queue show it. See gateway.proto."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline.domain.allocation import Allocation, Reason, Request
+from gangline.domain.experiment import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """allocation: the slots that it holds. request: what it waits for, and the reason while a scheduler leads.
+
+    queue_place: from 1 in the order in which its pool looks at what waits; 0 when it does not wait or nobody leads.
+    priority: None when its experiment names none and it does not wait; then its pool's default holds.
+    """
+
+    trial: Trial
+    experiment_name: str
+    allocation: Allocation | None = None
+    request: Request | None = None
+    reason: Reason | None = None
+    queue_place: int = 0
+    priority: int | None = None
+    weight: float = 1.0
+
+    @property
+    def pool(self) -> str:
+        """Empty for one that neither holds slots nor waits for any."""
+        if self.allocation is not None:
+            return self.allocation.pool
+        return self.request.pool if self.request is not None else ""
+
+    @property
+    def num_slots(self) -> int:
+        """Held or asked for."""
+        if self.allocation is not None:
+            return self.allocation.num_slots
+        return self.request.slots if self.request is not None else 0
+
+    @property
+    def submitted_at(self) -> float:
+        """Unix seconds."""
+        return self.request.submitted_at if self.request is not None else self.trial.created_at

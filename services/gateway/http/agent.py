@@ -1,0 +1,76 @@
+"""Routes of agents and slots. Changing them is for administrators."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+
+from gangline.domain.resource import Agent
+from gangline.domain.state import Availability
+from services.common.server import Principal
+from services.gateway.http import model, queue_model
+from services.gateway.http.admission import Caller
+from services.gateway.http.context import Cases
+from services.gateway.usecase.bundle import UseCases
+
+router = APIRouter(prefix="/api/v1", tags=["agents"])
+
+
+@router.get("/agents")
+async def list_agents(caller: Caller, cases: Cases) -> model.AgentList:
+    return model.AgentList.model_validate({"agents": cases.agents.list(caller)})
+
+
+@router.get("/agents/{agent_id}")
+async def get_agent(agent_id: str, caller: Caller, cases: Cases) -> model.AgentView:
+    return model.AgentView.model_validate(cases.agents.view(caller, agent_id))
+
+
+@router.post("/agents/{agent_id}/enable")
+async def enable_agent(agent_id: str, caller: Caller, cases: Cases) -> queue_model.AgentAnswer:
+    return _agent(await _set(cases, caller, agent_id, (), Availability.ENABLED))
+
+
+@router.post("/agents/{agent_id}/disable")
+async def disable_agent(
+    agent_id: str, caller: Caller, cases: Cases, body: queue_model.Disable | None = None
+) -> queue_model.AgentAnswer:
+    """What runs there checkpoints and waits for other slots; with drain it goes on to its end."""
+    return _agent(await _set(cases, caller, agent_id, (), _off(body)))
+
+
+@router.post("/agents/{agent_id}/slots/{slot_id:path}/enable")
+async def enable_slot(agent_id: str, slot_id: str, caller: Caller, cases: Cases) -> queue_model.SlotAnswer:
+    """slot_id: what follows the agent's id and the slash."""
+    whole_id = f"{agent_id}/{slot_id}"
+    return _slot(await _set(cases, caller, agent_id, (whole_id,), Availability.ENABLED), whole_id)
+
+
+@router.post("/agents/{agent_id}/slots/{slot_id:path}/disable")
+async def disable_slot(
+    agent_id: str, slot_id: str, caller: Caller, cases: Cases, body: queue_model.Disable | None = None
+) -> queue_model.SlotAnswer:
+    """As for an agent. slot_id: what follows the agent's id and the slash."""
+    whole_id = f"{agent_id}/{slot_id}"
+    return _slot(await _set(cases, caller, agent_id, (whole_id,), _off(body)), whole_id)
+
+
+async def _set(
+    cases: UseCases, caller: Principal, agent_id: str, slot_ids: Sequence[str], availability: Availability
+) -> Agent:
+    return await cases.agents.change(caller, str(uuid.uuid4()), agent_id, slot_ids, availability)
+
+
+def _off(body: queue_model.Disable | None) -> Availability:
+    return Availability.DRAINING if body is not None and body.drain else Availability.DISABLED
+
+
+def _agent(agent: Agent) -> queue_model.AgentAnswer:
+    return queue_model.AgentAnswer.model_validate({"agent": agent})
+
+
+def _slot(agent: Agent, slot_id: str) -> queue_model.SlotAnswer:
+    slot = next(slot for slot in agent.slots if slot.id == slot_id)
+    return queue_model.SlotAnswer.model_validate({"slot": slot})

@@ -1,0 +1,63 @@
+"""Routes of what runs and what waits: tasks, job queues, why a job waits, and what the planner looks at."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from services.gateway.http import model, queue_model
+from services.gateway.http.admission import Caller
+from services.gateway.http.context import Cases
+
+router = APIRouter(prefix="/api/v1")
+
+
+@router.get("/tasks", tags=["queue"])
+async def list_tasks(
+    caller: Caller,
+    cases: Cases,
+    experimentId: int = 0,  # noqa: N803  the API's names are in camel case
+) -> model.TaskList:
+    """What runs and what waits, each waiting one with its reason. experimentId: only those of this experiment."""
+    return model.TaskList.model_validate({"tasks": await cases.queue.list_tasks(caller, experimentId)})
+
+
+@router.get("/job-queues", tags=["queue"])
+async def list_jobs(
+    caller: Caller,
+    cases: Cases,
+    resourcePool: str = "",  # noqa: N803  as above
+) -> queue_model.JobList:
+    """What holds slots, oldest first; then what waits, in the order in which its pool looks at it."""
+    tasks = await cases.queue.list_tasks(caller)
+    jobs = [queue_model.job_of(task) for task in tasks if resourcePool in ("", task.pool)]
+    return queue_model.JobList(jobs=jobs)
+
+
+@router.post("/job-queues", tags=["queue"])
+async def update_queue(
+    body: queue_model.UpdateJobQueue, caller: Caller, cases: Cases
+) -> queue_model.ExperimentsChanged:
+    """Changes priorities, weights and places; the experiments as they are afterwards."""
+    changed = [
+        await cases.experiments.change(caller, str(uuid.uuid4()), update.job_id, (update.change(),))
+        for update in body.updates
+    ]
+    return queue_model.ExperimentsChanged.model_validate({"experiments": changed})
+
+
+@router.get("/jobs/{job_id}/explanation", tags=["queue"])
+async def explain_job(job_id: str, caller: Caller, cases: Cases) -> queue_model.Explanation:
+    """Why an experiment (7) or a trial (7.1) waits, what would start it and when, or where it runs."""
+    return queue_model.Explanation.model_validate(await cases.queue.explain(caller, job_id))
+
+
+@router.get("/snapshot", tags=["queue"], response_model=dict[str, Any])
+async def get_snapshot(caller: Caller, cases: Cases, pool: str = "") -> Response:
+    """What the planner would look at now, as `gangline simulate` reads it. pool: may be left out if there is only
+    one."""
+    snapshot_json = await cases.queue.snapshot(caller, pool)
+    return Response(snapshot_json, media_type="application/json")

@@ -1,0 +1,152 @@
+"""The JSON of what waits and of what operators change: jobs, their explanations, queues, agents and slots.
+
+A job is one trial that holds slots or waits for them, under the names that Determined's job queue has for it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from gangline.domain.experiment import QueueMove, ResourceChange
+from gangline.domain.state import State
+from gangline.domain.task import Task
+from services.gateway.http.model import Agent, Answer, Body, Experiment, Instant, Reason, Slot
+from services.gateway.http.model import Task as TaskAnswer
+
+JobId = Annotated[int, Field(ge=1, description="The experiment's id; a number, or the same as text.")]
+
+
+class ResourcePatch(Body):
+    """What is absent stays. priority: 1 (most urgent) to 99. max_slots: 0 lifts the cap."""
+
+    max_slots: int | None = None
+    weight: float | None = None
+    priority: int | None = None
+
+
+class PatchExperiment(Body):
+    resources: ResourcePatch
+
+
+class QueueUpdate(Body):
+    """Exactly one change. ahead_of and behind_of: another experiment of the same pool."""
+
+    job_id: JobId
+    priority: int | None = None
+    weight: float | None = None
+    ahead_of: JobId | None = None
+    behind_of: JobId | None = None
+
+    @model_validator(mode="after")
+    def _is_one_change(self) -> Self:
+        given = [name for name in ("priority", "weight", "ahead_of", "behind_of") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of priority, weight, aheadOf and behindOf")
+        return self
+
+    def change(self) -> ResourceChange | QueueMove:
+        if self.ahead_of is not None:
+            return QueueMove(self.ahead_of)
+        if self.behind_of is not None:
+            return QueueMove(self.behind_of, is_behind=True)
+        return ResourceChange(self.priority, self.weight)
+
+
+class UpdateJobQueue(Body):
+    """The changes are made one after another, in this order, up to the first that is refused."""
+
+    updates: list[QueueUpdate] = Field(min_length=1)
+
+
+class Disable(Body):
+    """drain: let what runs there go on to its end."""
+
+    drain: bool = False
+
+
+class JobSummary(Answer):
+    """jobs_ahead: how many of its pool are looked at before it; 0 for one that holds slots."""
+
+    state: State
+    jobs_ahead: int
+
+
+class Job(Answer):
+    """job_id: its experiment. priority: null where the pool's default holds and it does not wait.
+
+    queue_place: from 1 within its pool; 0 for one that holds slots, and while no scheduler leads.
+    """
+
+    summary: JobSummary
+    job_id: str
+    trial_id: str
+    name: str
+    resource_pool: str
+    priority: int | None
+    weight: float
+    requested_slots: int
+    allocated_slots: int
+    submission_time: Instant
+    queue_place: int
+    reason: Reason | None
+    eta_time: datetime | None
+
+
+class JobList(Answer):
+    jobs: list[Job]
+
+
+class ExperimentsChanged(Answer):
+    experiments: list[Experiment]
+
+
+class Blocker(Answer):
+    """kind: allocation, trial, agent, or gone for what is not there any more."""
+
+    id: str
+    kind: str
+    text: str
+
+
+class TaskExplanation(Answer):
+    task: TaskAnswer
+    blockers: list[Blocker]
+
+
+class Explanation(Answer):
+    """reason: why no further trial starts. tasks: what has not ended, or the trial that was asked about."""
+
+    experiment: Experiment
+    reason: Reason | None
+    tasks: list[TaskExplanation]
+
+
+class AgentAnswer(Answer):
+    agent: Agent
+
+
+class SlotAnswer(Answer):
+    slot: Slot
+
+
+def job_of(task: Task) -> Job:
+    held = task.allocation.num_slots if task.allocation is not None else 0
+    document: dict[str, Any] = {
+        "summary": {"state": task.trial.state, "jobs_ahead": max(0, task.queue_place - 1)},
+        "job_id": str(task.trial.experiment_id),
+        "trial_id": task.trial.id,
+        "name": task.experiment_name,
+        "resource_pool": task.pool,
+        "priority": task.priority,
+        "weight": task.weight,
+        "requested_slots": task.num_slots,
+        "allocated_slots": held,
+        "submission_time": task.submitted_at,
+        "queue_place": task.queue_place,
+        "reason": task.reason,
+        "eta_time": task.reason.eta_at if task.reason is not None else None,
+    }
+    return Job.model_validate(document)

@@ -1,0 +1,98 @@
+"""PURE: how long trials take, from what they and their siblings have shown.
+
+Owns the choice of evidence: a trial's own pace first, else the median of what the other trials of its experiment
+needed. Where there is none, an estimate is 0 and the planner makes its own guess. Estimates only order and reserve;
+nothing is ended because it overran one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+
+from gangline.domain.allocation import Allocation
+from gangline.domain.experiment import Checkpoint, Trial
+from gangline.domain.state import Outcome, State
+from services.scheduler.records import Records, get
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The newest that a trial's chief reported. batches_total: 0 when unknown."""
+
+    batches_completed: int
+    batches_total: int
+    seconds_per_batch: float
+    at: float
+
+    @property
+    def estimated_end_at(self) -> float:
+        """0 when there is no telling. Of one that has done all its batches and still runs: in the past."""
+        if not _is_pace(self.batches_total, self.seconds_per_batch):
+            return 0.0
+        return self.at + max(0, self.batches_total - self.batches_completed) * self.seconds_per_batch
+
+
+class Estimates:
+    """Of one snapshot; each experiment's trials are looked at once. progress_by_trial: of running trials."""
+
+    def __init__(self, records: Records, progress_by_trial: Mapping[str, Progress]) -> None:
+        self._records = records
+        self._progress_by_trial = progress_by_trial
+        self._typical: dict[int, float] = {}
+
+    def waiting_seconds(self, trial_id: str) -> float:
+        """How long it will run once it starts, from its latest checkpoint on; 0 when unknown."""
+        trial = get(self._records, Trial, trial_id)
+        return _seconds_left(trial, self._checkpoint(trial)) or self._typical_seconds(trial.experiment_id)
+
+    def end_at(self, allocation: Allocation) -> float:
+        """When it will end; in the past when it has overrun its estimate, 0 when unknown."""
+        progress = self._progress_by_trial.get(allocation.trial_id)
+        end_at = progress.estimated_end_at if progress else 0.0
+        if end_at:
+            return end_at
+        # Nobody has told this leader yet: what is on record counts from the latest checkpoint on.
+        trial = get(self._records, Trial, allocation.trial_id)
+        checkpoint = self._checkpoint(trial)
+        left = _seconds_left(trial, checkpoint)
+        if left:
+            return max(allocation.created_at, checkpoint.created_at if checkpoint else 0.0) + left
+        typical = self._typical_seconds(trial.experiment_id)
+        return allocation.created_at + typical if typical else 0.0
+
+    def _checkpoint(self, trial: Trial) -> Checkpoint | None:
+        return self._records.find(Checkpoint, trial.latest_checkpoint_id) if trial.latest_checkpoint_id else None
+
+    def _typical_seconds(self, experiment_id: int) -> float:
+        if experiment_id not in self._typical:
+            known = [seconds for one in self._records.trials_of(experiment_id) if (seconds := _run_seconds(one))]
+            self._typical[experiment_id] = median(known) if known else 0.0
+        return self._typical[experiment_id]
+
+
+def _run_seconds(trial: Trial) -> float:
+    """From its first batch to its last; 0 when unknown. What failed or was ended early says nothing."""
+    if trial.state is State.TERMINAL:
+        if trial.outcome is not Outcome.COMPLETED:
+            return 0.0
+        if trial.attempts == 1 and trial.timeline.placed_at:
+            return max(0.0, trial.ended_at - trial.timeline.placed_at)
+    if not _is_pace(trial.batches_total, trial.seconds_per_batch):
+        return 0.0
+    return trial.batches_total * trial.seconds_per_batch
+
+
+def _seconds_left(trial: Trial, checkpoint: Checkpoint | None) -> float:
+    """One that has done everything still has to come up and say so."""
+    if not _is_pace(trial.batches_total, trial.seconds_per_batch):
+        return 0.0
+    done = checkpoint.batches_completed if checkpoint else 0
+    return max(1, trial.batches_total - done) * trial.seconds_per_batch
+
+
+def _is_pace(batches_total: int, seconds_per_batch: float) -> bool:
+    """What comes over the wire may be anything."""
+    return batches_total > 0 and 0 < seconds_per_batch < inf

@@ -1,0 +1,126 @@
+"""PURE: an experiment is put directly ahead of another one of its pool, or directly behind it.
+
+Owns the positions of experiments in the queue: without one of its own, an experiment stands where its creation puts
+it. A move writes the middle between the two that it goes between, so usually one record; where floats leave no middle,
+as few of those ahead as will do are moved apart as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from gangline.domain.experiment import Experiment, QueueMove
+from gangline.domain.state import State
+from gangline.errors import conflict, invalid
+from services.scheduler.facts import facts_of
+from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.transition.experiment import check_going_on
+from services.scheduler.transition.request import follow_experiment, priority_of
+from services.scheduler.transition.resource import with_resources
+from services.scheduler.transition.rules import Rules
+
+# Of 128 operations that etcd takes in one transaction; the requests of the moved one change beside them.
+MAX_MOVED_APART = 64
+# Between positions where nothing says how far they should be apart: those of experiments are seconds.
+_STEP = 1.0
+
+
+def move_experiment(
+    records: Records,
+    experiment_id: int,
+    move: QueueMove,
+    *,
+    policy_by_pool: Mapping[str, str],
+    rules: Rules,
+    now: float,
+) -> Change:
+    """It takes the other one's priority. Where it stands there already, nothing changes.
+
+    Raises GanglineError `experiment.not_found`, `experiment.ended`, `experiment.stopping` or `queue.*`."""
+    experiment = get(records, Experiment, experiment_id)
+    anchor = get(records, Experiment, move.anchor_experiment_id)
+    _check(experiment, anchor, policy_by_pool)
+    priority = _priority(anchor, rules)
+    queue = sorted(_others(records, experiment, anchor, rules), key=_place)
+    index = queue.index(anchor) + move.is_behind
+    draft = Draft(records)
+    if _priority(experiment, rules) != priority:
+        experiment = with_resources(experiment, {"priority": priority})
+    positions = [position_of(one) for one in queue]
+    if not _is_between(position_of(experiment), positions, index):
+        position, apart = find_position(positions, index, now)
+        experiment = replace(experiment, queue_position=position)
+        for one, moved in zip(queue[index - len(apart) : index], apart, strict=True):
+            draft.put(replace(one, queue_position=moved))
+    draft.put(experiment)
+    follow_experiment(draft, experiment, rules)
+    return draft.change
+
+
+def position_of(experiment: Experiment) -> float:
+    """Its place among those of its pool and priority: the lowest goes first."""
+    return experiment.created_at if experiment.queue_position is None else experiment.queue_position
+
+
+def find_position(positions: Sequence[float], index: int, now: float) -> tuple[float, list[float]]:
+    """A position before positions[index], or after the last one, and new positions for as many of those just before it
+    as have to move apart for that.
+
+    positions: ascending, of those that stay. now: what comes after the last one is ahead of what is submitted later."""
+    end = now if now > positions[-1] else positions[-1] + _STEP
+    high = positions[index] if index < len(positions) else end
+    for count in range(min(index, MAX_MOVED_APART) + 1):
+        low = positions[index - count - 1] if count < index else high - (count + 2) * _STEP
+        step = (high - low) / (count + 2)
+        spread = [low + step * number for number in range(1, count + 2)]
+        if all(one < other for one, other in pairwise([low, *spread, high])):
+            return spread[-1], spread[:-1]
+    raise conflict("queue.too_narrow", "too many experiments stand at the same place of the queue; move another one")
+
+
+def _check(experiment: Experiment, anchor: Experiment, policy_by_pool: Mapping[str, str]) -> None:
+    check_going_on(experiment, "moved")
+    check_going_on(anchor, "the anchor of a move")
+    if experiment.id == anchor.id:
+        raise invalid("queue.same", f"experiment {experiment.id} cannot be moved relative to itself; name another one")
+    pool, other = facts_of(experiment.config_json).pool_name, facts_of(anchor.config_json).pool_name
+    if pool != other:
+        raise invalid(
+            "queue.other_pool",
+            f"experiment {experiment.id} is in pool {pool!r} and experiment {anchor.id} in pool {other!r}; each pool "
+            "has a queue of its own, so name one of the same pool",
+        )
+    if policy_by_pool.get(pool) == "fair_share":
+        raise conflict(
+            "queue.no_order",
+            f"pool {pool!r} gives slots by shares (fair_share), so its queue has no order; change the weight instead",
+        )
+
+
+def _others(records: Records, experiment: Experiment, anchor: Experiment, rules: Rules) -> list[Experiment]:
+    """Those that go on in the anchor's pool at its priority, itself among them, but for the one that is moved."""
+    pool, priority = facts_of(anchor.config_json).pool_name, _priority(anchor, rules)
+    return [
+        one
+        for one in records.all_of(Experiment)
+        if one.state is not State.TERMINAL
+        and one.id != experiment.id
+        and facts_of(one.config_json).pool_name == pool
+        and _priority(one, rules) == priority
+    ]
+
+
+def _place(experiment: Experiment) -> tuple[float, float, int]:
+    """As the planner orders their requests."""
+    return position_of(experiment), experiment.created_at, experiment.id
+
+
+def _is_between(position: float, positions: Sequence[float], index: int) -> bool:
+    is_after = index == 0 or positions[index - 1] < position
+    return is_after and (index == len(positions) or position < positions[index])
+
+
+def _priority(experiment: Experiment, rules: Rules) -> int:
+    return priority_of(facts_of(experiment.config_json), rules)
