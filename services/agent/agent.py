@@ -41,7 +41,7 @@ class Identity:
 
 
 class Agent:
-    """Implements link.Peer. machine.py replaces slots and interfaces when they change."""
+    """Implements link.Peer. program.py replaces slots when their health changes, machine.py interfaces."""
 
     def __init__(self, identity: Identity, slots: Slots, journal: Journal, roster: Roster) -> None:
         self.identity = identity
@@ -67,6 +67,10 @@ class Agent:
             highest_epoch=self._journal.highest_epoch,
             allocations=self.roster.statuses(),
         )
+
+    def slots_message(self) -> agent_pb2.AgentSlots:
+        """All slots, for a leader that has had the hello."""
+        return agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in self.slots.slots])
 
     def refuse_leader(self, epoch: int) -> str:
         refusal = refuse_epoch(epoch, self._journal.highest_epoch)

@@ -31,7 +31,7 @@ RESEND_SECONDS = 10.0
 Call = grpc.aio.StreamStreamCall[agent_pb2.ConnectRequest, agent_pb2.ConnectResponse]
 # A standby's refusal says where the leader is, for people and agents alike: "... the leader is 10.0.0.1:8082".
 _LEADER = re.compile(r"leader is (?:at )?((?:\[[0-9a-fA-F:.]+\]|[\w.-]+):\d+)")
-Outbox = asyncio.Queue[agent_pb2.AllocationStatus]
+Outbox = asyncio.Queue[agent_pb2.ConnectRequest]
 log = structlog.get_logger(__name__)
 
 
@@ -60,7 +60,8 @@ class NotLeadingError(Exception):
 class Link:
     """`run` is its long-lived task; `reconnect` may be called at any time.
 
-    outbox: statuses to send. While no leader is there they may pile up: the next hello holds them all, and it empties.
+    outbox: statuses and slots to send. While no leader is there they may pile up: the next hello holds all that they
+    say, and the outbox is emptied.
     heartbeat_at: when the last heartbeat was handed to the stream, by the monotonic clock; None before the first.
     """
 
@@ -117,7 +118,7 @@ class Link:
         await _first_to_end(self._send(call, welcome.heartbeat_seconds), self._receive(call), self._stale.wait())
 
     async def _greet(self, call: Call) -> agent_pb2.AgentWelcome:
-        # From here on statuses gather in the empty outbox, so none falls between the hello and the sending.
+        # From here on news gathers in the empty outbox, so none falls between the hello and the sending.
         self._stale.clear()
         while not self._outbox.empty():
             self._outbox.get_nowait()
@@ -132,7 +133,7 @@ class Link:
         return first.welcome
 
     async def _send(self, call: Call, heartbeat_seconds: float) -> None:
-        """Heartbeats in time, statuses as they come, the unforgotten final ones now and then."""
+        """Heartbeats in time, news as it comes, the unforgotten final statuses now and then."""
         beat_at = resend_at = time.monotonic()
         resend_at += RESEND_SECONDS
         while True:
@@ -147,8 +148,8 @@ class Link:
                     await _write(call, agent_pb2.ConnectRequest(status=status))
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + beat_at - time.monotonic()):
-                    status = await self._outbox.get()
-                await _write(call, agent_pb2.ConnectRequest(status=status))
+                    news = await self._outbox.get()
+                await _write(call, news)
 
     async def _receive(self, call: Call) -> None:
         while True:

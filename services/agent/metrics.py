@@ -19,3 +19,4 @@ commands = Counter(
 gpu_utilization = Gauge("gangline_agent_gpu_utilization_ratio", "How busy the GPU is, by NVML", ["uuid"])
 gpu_memory_used = Gauge("gangline_agent_gpu_memory_used_bytes", "GPU memory in use, by NVML", ["uuid"])
 gpu_memory_total = Gauge("gangline_agent_gpu_memory_bytes", "GPU memory, by NVML", ["uuid"])
+gpu_xids = Counter("gangline_agent_gpu_xid_total", "XIDs that the driver reported, by what they are about", ["kind"])

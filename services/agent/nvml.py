@@ -1,22 +1,30 @@
 """What the NVIDIA driver says about this machine's GPUs, through nvidia-ml-py.
 
-Owns every call into NVML: a query that fails makes that GPU an unhealthy device with its problem, never an exception.
-It decides nothing about visibility or slots (visible.py, slot.py). NVML calls may block for seconds on a broken GPU,
-so callers on the event loop run these functions in a thread.
+Owns the queries: one that fails makes that GPU a device with a problem, never an exception. Events are xid_watch.py's.
+It decides nothing about visibility, slots or health (visible.py, slot.py, health.py). NVML calls may block for seconds
+on a broken GPU, or for ever, so callers on the event loop run these functions in a thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import pynvml
 
+from services.agent.health import Reading
 from services.agent.visible import Device
+from services.agent.xid import REBOOT, RESET
 
 MIG_ENABLED = 1
+# Names of nvidia-ml-py that its older releases lack: what the driver recommends for a GPU, and those of its answers by
+# which the GPU is of no use meanwhile.
+RECOVERY_ACTION_FIELD = 230
+RECOVERIES = {1: RESET, 2: REBOOT, 6: RESET, 7: REBOOT}
+
+T = TypeVar("T")
 
 
 class NvmlUnavailableError(Exception):
@@ -31,6 +39,16 @@ class Sample:
     utilization_ratio: float | None
     memory_used_bytes: int
     memory_total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one check of a GPU saw. devices: itself, or its MIG devices, as in list_devices. reading: of the whole GPU.
+    samples: of those that answered."""
+
+    devices: tuple[Device, ...]
+    reading: Reading
+    samples: tuple[Sample, ...] = ()
 
 
 @contextmanager
@@ -53,58 +71,98 @@ def list_devices() -> tuple[Device, ...]:
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             raise NvmlUnavailableError(f"it does not tell how many GPUs there are: {error}") from error
-        return tuple(device for index in range(count) for device in _read_gpu(index))
+        return tuple(device for index in range(count) for device in _read_by_index(index))
 
 
-def sample_devices() -> tuple[Sample, ...]:
-    """Utilisation and memory of every GPU and MIG device that answers. Raises NvmlUnavailableError."""
+def look_at_gpu(index: int, bus_id: str) -> Look:
+    """One check of a GPU that list_devices has named. Raises NvmlUnavailableError."""
     with opened():
-        handles = [handle for index in range(pynvml.nvmlDeviceGetCount()) for handle in _handles(index)]
-        return tuple(sample for handle in handles if (sample := _sample(handle)) is not None)
+        devices = _read_gpu(index, lambda: pynvml.nvmlDeviceGetHandleByPciBusId(bus_id))
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
+            samples = tuple(sample for each in _handles(handle) if (sample := _sample(each)) is not None)
+            return Look(devices, _read_health(handle), samples)
+        except pynvml.NVMLError as error:
+            return Look(devices, Reading(_word(f"GPU {index}", error)))
 
 
-def _read_gpu(index: int) -> tuple[Device, ...]:
+def _read_by_index(index: int) -> tuple[Device, ...]:
+    return _read_gpu(index, lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+
+
+def _read_gpu(index: int, find_handle: Callable[[], Any]) -> tuple[Device, ...]:
     # What is known by the time of a failure stays known: a lost GPU mostly still tells its UUID.
-    uuid = model = ""
+    bus_id = uuid = model = ""
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = find_handle()
+        bus_id = pynvml.nvmlDeviceGetPciInfo(handle).busId
         uuid = pynvml.nvmlDeviceGetUUID(handle)
         model = pynvml.nvmlDeviceGetName(handle)
         if _is_mig_enabled(handle):
-            return _read_mig_devices(index, uuid, model, handle)
-        return (Device(index, uuid, model, int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)),)
+            return _read_mig_devices(Device(index, uuid, model, bus_id=bus_id), handle)
+        return (Device(index, uuid, model, int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), bus_id=bus_id),)
     except pynvml.NVMLError as error:
-        return (Device(index, uuid, model, problem=f"NVML says of GPU {index}: {error}"),)
+        problem = _word(f"GPU {index}", error) if uuid else f"{_word(f'GPU {index}', error)}; then restart the agent"
+        return (Device(index, uuid, model, problem=problem, bus_id=bus_id),)
 
 
-def _read_mig_devices(index: int, uuid: str, model: str, handle: Any) -> tuple[Device, ...]:
-    devices = tuple(_read_mig_device(index, uuid, mig) for mig in _mig_handles(handle))
+def _read_mig_devices(gpu: Device, handle: Any) -> tuple[Device, ...]:
+    devices = tuple(_read_mig_device(gpu, mig) for mig in _mig_handles(handle))
     if devices:
         return devices
-    return (
-        Device(index, uuid, model, problem=f"GPU {index} has MIG enabled and no MIG device; create one or disable MIG"),
+    return (replace(gpu, problem=f"GPU {gpu.index} has MIG enabled and no MIG device; create one or disable MIG"),)
+
+
+def _read_mig_device(gpu: Device, handle: Any) -> Device:
+    found = Device(gpu.index, bus_id=gpu.bus_id)
+    try:
+        found = replace(found, uuid=pynvml.nvmlDeviceGetUUID(handle))
+        instance = pynvml.nvmlDeviceGetGpuInstanceId(handle)
+        path = f"{gpu.uuid}/{instance}/{pynvml.nvmlDeviceGetComputeInstanceId(handle)}"
+        found = replace(found, mig_path=path, model=pynvml.nvmlDeviceGetName(handle))
+        return replace(found, memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+    except pynvml.NVMLError as error:
+        return replace(found, problem=_word(f"a MIG device of GPU {gpu.index}", error))
+
+
+def _word(what: str, error: pynvml.NVMLError) -> str:
+    return f"NVML says of {what}: {error}; {RESET}"
+
+
+def _read_health(handle: Any) -> Reading:
+    """Of a whole GPU; its MIG devices share the memory. Raises NVMLError for a GPU that does not answer."""
+    rows = _if_supported(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
+    remedy = RECOVERIES.get(_if_supported(lambda: _read_recovery(handle)) or 0)
+    return Reading(
+        problem=f"the driver says: {remedy}" if remedy else "",
+        num_uncorrected=_if_supported(lambda: _count_uncorrected(handle)),
+        is_remap_pending=rows is not None and bool(rows[2]),
+        has_remap_failed=rows is not None and bool(rows[3]),
     )
 
 
-def _read_mig_device(index: int, gpu_uuid: str, handle: Any) -> Device:
-    uuid = model = path = ""
-    try:
-        uuid = pynvml.nvmlDeviceGetUUID(handle)
-        instance = pynvml.nvmlDeviceGetGpuInstanceId(handle)
-        path = f"{gpu_uuid}/{instance}/{pynvml.nvmlDeviceGetComputeInstanceId(handle)}"
-        model = pynvml.nvmlDeviceGetName(handle)
-        return Device(index, uuid, model, int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), mig_path=path)
-    except pynvml.NVMLError as error:
-        problem = f"NVML says of a MIG device of GPU {index}: {error}"
-        return Device(index, uuid, model, problem=problem, mig_path=path)
+def _count_uncorrected(handle: Any) -> int:
+    kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, since))
 
 
-def _handles(index: int) -> tuple[Any, ...]:
+def _read_recovery(handle: Any) -> int | None:
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_ACTION_FIELD])
+    return int(value.value.uiVal) if value.nvmlReturn == pynvml.NVML_SUCCESS else None
+
+
+def _if_supported(query: Callable[[], T | None]) -> T | None:
+    """None where this GPU, driver or mode cannot tell; that says nothing about its health."""
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        return _mig_handles(handle) if _is_mig_enabled(handle) else (handle,)
+        return query()
+    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired):
+        raise
     except pynvml.NVMLError:
-        return ()
+        return None
+
+
+def _handles(handle: Any) -> tuple[Any, ...]:
+    return _mig_handles(handle) if _is_mig_enabled(handle) else (handle,)
 
 
 def _mig_handles(handle: Any) -> tuple[Any, ...]:

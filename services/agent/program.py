@@ -13,11 +13,14 @@ import signal
 import structlog
 
 from gangline.errors import invalid
+from gangline.v1 import agent_pb2
 from services.agent.agent import Agent, Identity
+from services.agent.health import Policy
 from services.agent.journal import Journal, open_journal
 from services.agent.launcher import Launcher, RunnerProgram
 from services.agent.link import Link, Outbox
 from services.agent.machine import watch_machine
+from services.agent.monitor import SlotMonitor
 from services.agent.roster import Roster
 from services.agent.settings import AgentSettings
 from services.agent.slot import Slots, load_slots
@@ -50,18 +53,20 @@ class _Running:
         self._templates = _make_templates(settings, program) if settings.warm else []
         runner, rank = self._templates or (None, None)
         launcher = Launcher(program, runner, rank.socket_path if rank else "")
-        outbox: Outbox = asyncio.Queue()
-        roster = Roster(settings.id, journal, launcher, outbox.put_nowait)
+        self._outbox: Outbox = asyncio.Queue()
+        roster = Roster(settings.id, journal, launcher, self._on_status)
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else ""
         self._metrics_address = settings.advertised(metrics_address) if metrics_address else ""
         identity = Identity(settings.id, settings.pool, settings.labels, self._metrics_address)
         self._agent = Agent(identity, slots, journal, roster)
-        self._link = Link(settings.scheduler_addresses, token, self._agent, outbox)
+        self._link = Link(settings.scheduler_addresses, token, self._agent, self._outbox)
+        self._monitor = SlotMonitor(slots, _make_policy(settings), settings.health_seconds, self._on_slots)
 
     async def run(self) -> None:
         signals = _catch_signals()
         background = [asyncio.create_task(template.run()) for template in self._templates]
         background.append(asyncio.create_task(watch_machine(self._agent, self._link, self._settings.health_seconds)))
+        background.append(asyncio.create_task(self._monitor.run()))
         self._agent.roster.recover()
         link = asyncio.create_task(self._link.run())
         write_ready_file(self._settings.ready_file, metrics=self._metrics_address or None)
@@ -78,6 +83,13 @@ class _Running:
             for task in background:
                 await _end(task)
 
+    def _on_status(self, status: agent_pb2.AllocationStatus) -> None:
+        self._outbox.put_nowait(agent_pb2.ConnectRequest(status=status))
+
+    def _on_slots(self, slots: Slots) -> None:
+        self._agent.slots = slots
+        self._outbox.put_nowait(agent_pb2.ConnectRequest(slots=self._agent.slots_message()))
+
     async def _stop_runners(self, signals: asyncio.Queue[signal.Signals]) -> None:
         reason = "its agent was stopped"
         stopping = asyncio.create_task(self._agent.roster.stop_all(self._settings.exit_grace_seconds, reason))
@@ -87,6 +99,10 @@ class _Running:
         if not stopping.done():
             await self._agent.roster.stop_all(0.0, reason)
         await stopping
+
+
+def _make_policy(settings: AgentSettings) -> Policy:
+    return Policy(settings.health_confirmations, settings.health_good_checks, settings.health_window_seconds)
 
 
 def _make_templates(settings: AgentSettings, program: RunnerProgram) -> list[Template]:

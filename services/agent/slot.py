@@ -1,20 +1,20 @@
 """Which slots this agent offers: the GPUs that NVML lists and CUDA_VISIBLE_DEVICES leaves, or artificial CPU slots.
 
-Owns the slots' stable ids. It reads NVML through nvml.py and starts nothing. The agent calls `load_slots` once and
-`refresh_slots` now and then, each in a thread, because NVML may block.
+Owns the slots' stable ids. It reads NVML through nvml.py and starts nothing. The agent calls `load_slots` once, in a
+thread, because NVML may block; from then on monitor.py owns the slots' health.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gangline.domain.resource import Slot
 from gangline.domain.state import SlotKind
 from gangline.errors import GanglineError, unavailable
 from services.agent import nvml
-from services.agent.visible import Device, merge_devices, select_visible
+from services.agent.visible import Device, select_visible
 
 VISIBLE_KEY = "CUDA_VISIBLE_DEVICES"
 REMEDY = "start the agent with --slots N for N artificial CPU slots"
@@ -48,21 +48,10 @@ def load_slots(agent_id: str, setting: str, environment: Mapping[str, str] = os.
     return Slots(tuple(_to_slot(agent_id, device) for device in devices), devices)
 
 
-def refresh_slots(agent_id: str, before: Slots) -> Slots:
-    """The same slots in their present health. Artificial slots are always well."""
-    if not before.devices:
-        return before
-    try:
-        devices = merge_devices(before.devices, nvml.list_devices())
-    except nvml.NvmlUnavailableError as error:
-        return with_problem(agent_id, before, f"NVML is not usable ({error})")
-    return Slots(tuple(_to_slot(agent_id, device) for device in devices), devices)
-
-
-def with_problem(agent_id: str, before: Slots, problem: str) -> Slots:
-    """The same GPU slots, all unhealthy for one reason."""
-    devices = tuple(replace(device, problem=problem) for device in before.devices)
-    return Slots(tuple(_to_slot(agent_id, device) for device in devices), devices)
+def with_problems(before: Slots, problems: Sequence[str]) -> Slots:
+    """The same slots, each with its present problem; empty for one that is healthy."""
+    pairs = zip(before.slots, problems, strict=True)
+    return replace(before, slots=tuple(replace(slot, is_healthy=not why, problem=why) for slot, why in pairs))
 
 
 def _to_slot(agent_id: str, device: Device) -> Slot:

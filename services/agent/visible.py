@@ -6,16 +6,17 @@ where CUDA would silently hide it and all that follow. Called by slot.py with wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """A GPU or a MIG device as NVML sees it.
 
-    index: of the GPU, in PCI order. uuid: empty when NVML did not tell. mig_path: "<gpu uuid>/<gpu instance>/<compute
-    instance>" of a MIG device, from which old drivers make its name. problem: empty when it is healthy.
+    index: of the GPU, in PCI order; unlike bus_id, its place on the PCI bus, it changes when another GPU is lost. uuid,
+    bus_id: empty when NVML did not tell. mig_path: "<gpu uuid>/<gpu instance>/<compute instance>" of a MIG device, from
+    which old drivers make its name. problem: empty when it is healthy.
     """
 
     index: int
@@ -24,6 +25,12 @@ class Device:
     memory_bytes: int = 0
     problem: str = ""
     mig_path: str = ""
+    bus_id: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether NVML can be asked for it again; what it could not name is out of use until the agent starts anew."""
+        return bool(self.bus_id and self.uuid)
 
 
 def select_visible(devices: Sequence[Device], setting: str | None) -> tuple[Device, ...]:
@@ -43,22 +50,16 @@ def select_visible(devices: Sequence[Device], setting: str | None) -> tuple[Devi
     return tuple(chosen.values())
 
 
-def merge_devices(before: Iterable[Device], now: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices that the agent started with, in their present health: slots neither come nor go while it runs.
+def find_problem(device: Device, found: Sequence[Device]) -> str:
+    """What is wrong with a device that the agent started with: slots neither come nor go while it runs.
 
-    A device that NVML no longer lists, or lists without a UUID, stays as an unhealthy one.
+    found: what its GPU shows of itself at present. Empty when all is well.
     """
-    by_uuid = {device.uuid: device for device in now if device.uuid}
-    nameless = {device.index: device for device in now if not device.uuid}
-    return tuple(_refresh(device, by_uuid, nameless) for device in before)
-
-
-def _refresh(device: Device, by_uuid: dict[str, Device], nameless: dict[int, Device]) -> Device:
-    if device.uuid in by_uuid:
-        return replace(device, problem=by_uuid[device.uuid].problem)
-    if device.index in nameless:
-        return replace(device, problem=nameless[device.index].problem)
-    return replace(device, problem=device.problem or "NVML no longer lists it")
+    same = next((each for each in found if each.uuid == device.uuid), None)
+    if same is not None:
+        return same.problem
+    of_gpu = next((each.problem for each in found if each.problem), "")
+    return of_gpu or "NVML no longer lists it; restart the agent if that was intended"
 
 
 def _can_name(entry: str) -> bool:

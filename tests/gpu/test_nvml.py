@@ -1,4 +1,4 @@
-"""The agent's slots on a machine with NVIDIA GPUs, against what torch sees of the same."""
+"""The agent's slots and their health on a machine with NVIDIA GPUs, against what torch sees of the same."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import pytest
 
 from gangline.domain.state import SlotKind
 from services.agent import nvml
-from services.agent.slot import load_slots, refresh_slots
-from services.agent.visible import Device
+from services.agent.health import Health, Policy, after_reading
+from services.agent.slot import load_slots
+from services.agent.visible import Device, find_problem
+from services.agent.xid_watch import XidEvent, XidWatch
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +43,40 @@ def test_uuid_prefix_and_index_choose_the_same(devices: tuple[Device, ...]) -> N
     assert by_prefix.devices == (first,)
 
 
-def test_refresh_changes_nothing_on_a_healthy_machine(devices: tuple[Device, ...]) -> None:
-    before = load_slots("a1", "auto", {})
-    assert refresh_slots("a1", before) == before
-    assert before.devices == devices
+def test_look_at_a_healthy_machine(devices: tuple[Device, ...]) -> None:
+    """What the driver answers must never be taken for a fault."""
+    for device in devices:
+        look = nvml.look_at_gpu(device.index, device.bus_id)
+        assert device in look.devices
+        assert find_problem(device, look.devices) == ""
+        assert look.reading.problem == ""
+        assert not look.reading.has_remap_failed
+        health = Health()
+        for now in (0.0, 15.0, 30.0):
+            health = after_reading(health, look.reading, now, Policy())
+        assert health.problem == ""
+
+
+def test_look_at_a_gpu_that_is_not_there(devices: tuple[Device, ...]) -> None:
+    look = nvml.look_at_gpu(99, "00000000:FF:1F.0")
+    assert look.reading.problem.startswith("NVML says of GPU 99: ")
+    assert find_problem(devices[0], look.devices).startswith("NVML says of GPU 99: ")
+
+
+async def test_watch_starts_and_lets_go(devices: tuple[Device, ...]) -> None:
+    events: list[XidEvent] = []
+    watch = XidWatch(events.append)
+    for _ in range(2):
+        watch.start({device.bus_id for device in devices})
+        assert watch.is_running
+        await watch.stop()
+        assert not watch.is_running
+    assert events == []
 
 
 def test_samples(devices: tuple[Device, ...]) -> None:
-    samples = {sample.uuid: sample for sample in nvml.sample_devices()}
+    looks = [nvml.look_at_gpu(index, bus_id) for index, bus_id in {(each.index, each.bus_id) for each in devices}]
+    samples = {sample.uuid: sample for look in looks for sample in look.samples}
     for device in devices:
         assert samples[device.uuid].memory_total_bytes == device.memory_bytes
         assert 0 <= samples[device.uuid].memory_used_bytes <= device.memory_bytes

@@ -21,7 +21,7 @@ from tests.support.stand_in_scheduler import TOKEN
 T = TypeVar("T")
 
 
-async def wait_until(find: Callable[[], T | None], seconds: float = 20.0) -> T:
+async def wait_until(find: Callable[[], T | None], seconds: float = 60.0) -> T:
     """What `find` returns once it is true; for what happens outside of this process."""
     async with asyncio.timeout(seconds):
         while not (found := find()):  # noqa: ASYNC110 - files and processes of others have no event

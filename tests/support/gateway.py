@@ -34,8 +34,8 @@ USER_TOKEN = "token-of-alice-in-the-tests"
 CONFIG = {"name": "digits", "entrypoint": "model_def:Digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 10}}, "hyperparameters": {"global_batch_size": 8}}  # fmt: skip # noqa: E501  read as one
 
 
-async def add_user(etcd: EtcdClient, name: str = "alice", token: str = USER_TOKEN) -> None:
-    user = User(name, hash_token(token))
+async def add_user(etcd: EtcdClient, name: str = "alice", token: str = USER_TOKEN, *, is_admin: bool = False) -> None:
+    user = User(name, hash_token(token), is_admin)
     await etcd.commit([Put(keys.user(name), wire.encode(user))])
 
 

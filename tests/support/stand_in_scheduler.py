@@ -4,7 +4,7 @@ test tells it to. It may be a standby, which refuses and names the leader."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
-    """hellos, statuses, heartbeats: what came in, in order, over all streams."""
+    """hellos, statuses, heartbeats, slots: what came in, in order, over all streams.
+
+    problems: what is wrong with slots, by slot id, as the newest message says.
+    """
 
     def __init__(self, epoch: int = 10) -> None:
         self.epoch = epoch
@@ -26,6 +29,8 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
         self.address = ""
         self.hellos: list[agent_pb2.AgentHello] = []
         self.statuses: list[agent_pb2.AllocationStatus] = []
+        self.slots: list[agent_pb2.AgentSlots] = []
+        self.problems: dict[str, str] = {}
         self.num_heartbeats = self.num_refused = self.num_unauthenticated = 0
         self.streams: set[asyncio.Queue[agent_pb2.ConnectResponse | None]] = set()
         self._changed = asyncio.Event()
@@ -68,12 +73,16 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
             kind = request.WhichOneof("message")
             if kind == "hello":
                 self.hellos.append(request.hello)
+                self.problems = _problems(request.hello.agent.slots)
                 self.statuses.extend(request.hello.allocations)
                 welcome = agent_pb2.AgentWelcome(epoch=self.epoch, heartbeat_seconds=0.1, lease_seconds=1.0)
                 outgoing.put_nowait(agent_pb2.ConnectResponse(welcome=welcome))
                 self.streams.add(outgoing)
             elif kind == "status":
                 self.statuses.append(request.status)
+            elif kind == "slots":
+                self.slots.append(request.slots)
+                self.problems = _problems(request.slots.slots)
             else:
                 self.num_heartbeats += 1
             self._notify()
@@ -106,7 +115,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
         for outgoing in self.streams:
             outgoing.put_nowait(None)
 
-    async def wait_for(self, find: Callable[[], T | None], seconds: float = 20.0) -> T:
+    async def wait_for(self, find: Callable[[], T | None], seconds: float = 60.0) -> T:
         """What `find` returns, as soon as it is true; asked after each message."""
         async with asyncio.timeout(seconds):
             while not (found := find()):
@@ -137,6 +146,10 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
 
     def _notify(self) -> None:
         self._changed.set()
+
+
+def _problems(slots: Iterable[types_pb2.Slot]) -> dict[str, str]:
+    return {slot.id: slot.problem for slot in slots if not slot.is_healthy}
 
 
 def _wrong_token() -> GanglineError:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,22 +16,6 @@ from tests.support.agent_process import AgentProcess, is_running, make_spec, wai
 from tests.support.stand_in_scheduler import StandInScheduler
 
 STARTING, RUNNING, TERMINAL = types_pb2.STATE_STARTING, types_pb2.STATE_RUNNING, types_pb2.STATE_TERMINAL
-
-
-@pytest.fixture
-async def scheduler() -> AsyncIterator[StandInScheduler]:
-    scheduler = StandInScheduler()
-    await scheduler.start()
-    yield scheduler
-    await scheduler.stop()
-
-
-@pytest.fixture
-def agent(tmp_path: Path, scheduler: StandInScheduler) -> Iterator[AgentProcess]:
-    assert scheduler.address
-    agent = AgentProcess(tmp_path, [scheduler.address])
-    yield agent
-    agent.close()
 
 
 async def _start(scheduler: StandInScheduler, agent: AgentProcess, plan: dict[str, object] | None = None) -> int:

@@ -193,8 +193,18 @@ async def test_status_is_sent_at_once(linked: Linked) -> None:
     scheduler = await linked.serve()
     linked.start(scheduler.address)
     await scheduler.wait_connected()
-    linked.outbox.put_nowait(_ended("1.1.1"))
+    linked.outbox.put_nowait(agent_pb2.ConnectRequest(status=_ended("1.1.1")))
     await scheduler.wait_status("1.1.1", types_pb2.STATE_TERMINAL)
+
+
+async def test_slots_are_sent_at_once(linked: Linked) -> None:
+    scheduler = await linked.serve()
+    linked.start(scheduler.address)
+    await scheduler.wait_connected()
+    slot = types_pb2.Slot(id="a1/GPU-1", problem="it is lost")
+    linked.outbox.put_nowait(agent_pb2.ConnectRequest(slots=agent_pb2.AgentSlots(slots=[slot])))
+    await scheduler.wait_for(lambda: scheduler.slots)
+    assert scheduler.problems == {"a1/GPU-1": "it is lost"}
 
 
 async def test_statuses_of_a_lost_stream_are_in_the_next_hello(linked: Linked) -> None:
@@ -203,7 +213,7 @@ async def test_statuses_of_a_lost_stream_are_in_the_next_hello(linked: Linked) -
     await first.wait_connected()
     linked.peer.ended = [_ended("1.1.1")]
     await first.stop()
-    linked.outbox.put_nowait(_ended("1.1.1"))
+    linked.outbox.put_nowait(agent_pb2.ConnectRequest(status=_ended("1.1.1")))
     await second.wait_connected()
     assert [status.allocation_id for status in second.hellos[0].allocations] == ["1.1.1"]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.agent.xid import REBOOT, RESET
 from tests.support.agent_process import AgentProcess, wait_until
-from tests.support.nvml import StandInNvml
+from tests.support.nvml import StandInNvml, gpu_uuid, mig_uuid
 from tests.support.source import ROOT
 from tests.support.stand_in_scheduler import StandInScheduler
 
@@ -20,43 +19,20 @@ PROGRAM = """
 import dataclasses, json
 from gangline.errors import GanglineError
 from services.agent.slot import load_slots
-from services.agent.nvml import sample_devices
+from services.agent.nvml import look_at_gpu
 try:
     slots = load_slots("a1", "auto")
+    gpus = sorted({(device.index, device.bus_id) for device in slots.devices if device.is_known})
+    looks = [look_at_gpu(index, bus_id) for index, bus_id in gpus]
     print(json.dumps({
         "slots": [dataclasses.asdict(slot) for slot in slots.slots],
-        "samples": [dataclasses.asdict(sample) for sample in sample_devices()],
+        "samples": [dataclasses.asdict(sample) for look in looks for sample in look.samples],
+        "readings": {index: dataclasses.asdict(look.reading) for (index, _), look in zip(gpus, looks)},
     }))
 except GanglineError as error:
     print(json.dumps({"error": [error.code, error.message]}))
 """
-MIG_0, MIG_2 = "MIG-20000000-aaaa-bbbb-cccc-dddddddddddd", "MIG-22000000-aaaa-bbbb-cccc-dddddddddddd"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StandInNvml:
-    return StandInNvml(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def nvml(library: StandInNvml) -> StandInNvml:
-    library.break_queries([(7, "name")])
-    return library
-
-
-@pytest.fixture
-async def scheduler() -> AsyncIterator[StandInScheduler]:
-    scheduler = StandInScheduler()
-    await scheduler.start()
-    yield scheduler
-    await scheduler.stop()
-
-
-@pytest.fixture
-def agent(tmp_path: Path, scheduler: StandInScheduler) -> Iterator[AgentProcess]:
-    agent = AgentProcess(tmp_path, [scheduler.address])
-    yield agent
-    agent.close()
+MIG_0, MIG_2 = mig_uuid(2, 0), mig_uuid(2, 2)
 
 
 def _load(nvml: StandInNvml, visible: str | None = None) -> dict[str, Any]:
@@ -67,39 +43,46 @@ def _load(nvml: StandInNvml, visible: str | None = None) -> dict[str, Any]:
     return found
 
 
-def _gpu(index: int) -> str:
-    return f"GPU-{index}0000000-aaaa-bbbb-cccc-dddddddddddd"
-
-
 def _uuids(found: dict[str, Any]) -> list[str]:
     return [slot["uuid"] for slot in found["slots"]]
 
 
 def test_all_devices(nvml: StandInNvml) -> None:
     found = _load(nvml)
-    assert _uuids(found) == [_gpu(0), _gpu(1), MIG_0, MIG_2, _gpu(3), _gpu(4), _gpu(5), _gpu(6), _gpu(7)]
+    assert _uuids(found) == [
+        gpu_uuid(0),
+        gpu_uuid(1),
+        MIG_0,
+        MIG_2,
+        gpu_uuid(3),
+        gpu_uuid(4),
+        gpu_uuid(5),
+        gpu_uuid(6),
+        gpu_uuid(7),
+    ]
     by_uuid = {slot["uuid"]: slot for slot in found["slots"]}
-    assert by_uuid[_gpu(0)] == {
-        "id": f"a1/{_gpu(0)}",
+    assert by_uuid[gpu_uuid(0)] == {
+        "id": f"a1/{gpu_uuid(0)}",
         "kind": "GPU",
-        "uuid": _gpu(0),
+        "uuid": gpu_uuid(0),
         "model": "Stand-in GPU",
         "memory_bytes": 80 << 30,
         "is_healthy": True,
         "problem": "",
+        "availability": "ENABLED",
     }
     assert by_uuid[MIG_2]["memory_bytes"] == 10 << 30
     assert by_uuid[MIG_2]["is_healthy"]
     problems = {uuid: slot["problem"] for uuid, slot in by_uuid.items() if not slot["is_healthy"]}
     assert problems == {
-        _gpu(5): "GPU 5 has MIG enabled and no MIG device; create one or disable MIG",
-        _gpu(7): "NVML says of GPU 7: GPU is lost",
+        gpu_uuid(5): "GPU 5 has MIG enabled and no MIG device; create one or disable MIG",
+        gpu_uuid(7): f"NVML says of GPU 7: GPU is lost; {RESET}",
     }
 
 
 def test_samples(nvml: StandInNvml) -> None:
     samples = {sample["uuid"]: sample for sample in _load(nvml)["samples"]}
-    assert samples[_gpu(6)]["utilization_ratio"] == 0.6
+    assert samples[gpu_uuid(6)]["utilization_ratio"] == 0.6
     assert samples[MIG_0] == {
         "uuid": MIG_0,
         "utilization_ratio": None,
@@ -108,17 +91,39 @@ def test_samples(nvml: StandInNvml) -> None:
     }
 
 
+def test_readings(nvml: StandInNvml) -> None:
+    """What a GPU cannot tell is no fault: GPU 0 counts no errors, GPU 2 with its MIG devices no rows."""
+    nvml.break_queries(
+        [(0, "ecc=7"), (1, "ecc=3"), (1, "pending=1"), (2, "pending=1"), (3, "failed=1"), (4, "recovery=2")]
+    )
+    readings = _load(nvml)["readings"]
+    quiet = {"problem": "", "num_uncorrected": 0, "is_remap_pending": False, "has_remap_failed": False}
+    assert readings == {
+        "0": {**quiet, "num_uncorrected": None},
+        "1": {**quiet, "num_uncorrected": 3, "is_remap_pending": True},
+        "2": quiet,
+        "3": {**quiet, "has_remap_failed": True},
+        "4": {**quiet, "problem": f"the driver says: {REBOOT}"},
+        **{str(index): quiet for index in (5, 6, 7)},
+    }
+
+
+def test_gpu_that_is_lost_while_it_tells_of_its_errors(nvml: StandInNvml) -> None:
+    nvml.break_queries([(6, "errors")])
+    assert _load(nvml)["readings"]["6"]["problem"] == f"NVML says of GPU 6: GPU is lost; {RESET}"
+
+
 @pytest.mark.parametrize(
     ("visible", "uuids"),
     [
-        ("1,0", [_gpu(1), _gpu(0)]),
-        ("GPU-4,GPU-10000000-aaaa-bbbb-cccc-dddddddddddd", [_gpu(4), _gpu(1)]),
+        ("1,0", [gpu_uuid(1), gpu_uuid(0)]),
+        ("GPU-4,GPU-10000000-aaaa-bbbb-cccc-dddddddddddd", [gpu_uuid(4), gpu_uuid(1)]),
         ("2", [MIG_0, MIG_2]),
         (MIG_2, [MIG_2]),
         ("MIG-22,MIG-20", [MIG_2, MIG_0]),
-        (f"MIG-{_gpu(2)}/9/0", [MIG_2]),
-        ("0,-1,3", [_gpu(0)]),
-        ("0,0", [_gpu(0)]),
+        (f"MIG-{gpu_uuid(2)}/9/0", [MIG_2]),
+        ("0,-1,3", [gpu_uuid(0)]),
+        ("0,0", [gpu_uuid(0)]),
     ],
 )
 def test_visible_devices(nvml: StandInNvml, visible: str, uuids: list[str]) -> None:
@@ -128,7 +133,12 @@ def test_visible_devices(nvml: StandInNvml, visible: str, uuids: list[str]) -> N
 def test_visible_device_that_is_none(nvml: StandInNvml) -> None:
     """CUDA would hide what follows; a slot that says what is wrong is better than one that is silently gone."""
     found = _load(nvml, "0,9,GPU-ff,3")
-    assert [slot["id"] for slot in found["slots"]] == [f"a1/{_gpu(0)}", "a1/gpu-9", "a1/GPU-ff", f"a1/{_gpu(3)}"]
+    assert [slot["id"] for slot in found["slots"]] == [
+        f"a1/{gpu_uuid(0)}",
+        "a1/gpu-9",
+        "a1/GPU-ff",
+        f"a1/{gpu_uuid(3)}",
+    ]
     assert [slot["problem"] for slot in found["slots"]] == [
         "",
         "CUDA_VISIBLE_DEVICES names '9', which is no device that NVML lists",
@@ -137,14 +147,16 @@ def test_visible_device_that_is_none(nvml: StandInNvml) -> None:
     ]
 
 
-@pytest.mark.parametrize("query", ["handle", "uuid", "name", "memory"])
+@pytest.mark.parametrize("query", ["handle", "pci", "uuid", "name", "memory"])
 def test_gpu_that_fails_a_query(nvml: StandInNvml, query: str) -> None:
     nvml.break_queries([(3, query)])
     slots = _load(nvml)["slots"]
     assert len(slots) == 9
     (broken,) = [slot for slot in slots if "GPU is lost" in slot["problem"]]
-    assert broken["problem"] == "NVML says of GPU 3: GPU is lost"
-    assert broken["id"] == ("a1/gpu-3" if query in {"handle", "uuid"} else f"a1/{_gpu(3)}")
+    is_nameless = query in {"handle", "pci", "uuid"}
+    restart = "; then restart the agent" if is_nameless else ""
+    assert broken["problem"] == f"NVML says of GPU 3: GPU is lost; {RESET}{restart}"
+    assert broken["id"] == ("a1/gpu-3" if is_nameless else f"a1/{gpu_uuid(3)}")
 
 
 @pytest.mark.parametrize(
@@ -165,36 +177,12 @@ def test_no_gpu(nvml: StandInNvml, visible: str | None, fault: str | None, messa
     ]
 
 
-async def test_agent_reports_health_as_it_changes(
-    scheduler: StandInScheduler, agent: AgentProcess, nvml: StandInNvml
-) -> None:
-    await agent.start("--slots", "auto", environment=nvml.environment)
-    await scheduler.wait_for(lambda: scheduler.hellos)
-    first = {slot.id for slot in scheduler.hellos[0].agent.slots}
-    assert _problems(scheduler) == {5, 7}
-    nvml.break_queries([(1, "memory"), (4, "handle")])
-    await scheduler.wait_for(lambda: _problems(scheduler) == {1, 4, 5})
-    assert {slot.id for slot in scheduler.hellos[-1].agent.slots} == first, "slots never come or go"
-    nvml.break_queries([])
-    await scheduler.wait_for(lambda: _problems(scheduler) == {5})
-    nvml.break_queries([(0, "init")])
-    await scheduler.wait_for(lambda: len(_problems(scheduler)) == 8)
-    assert "NVML is not usable" in scheduler.hellos[-1].agent.slots[0].problem
-    await wait_until(lambda: "a slot became unhealthy" in agent.log())
-
-
 async def test_gpu_metrics(scheduler: StandInScheduler, agent: AgentProcess, nvml: StandInNvml) -> None:
     await agent.start("--slots", "auto", environment={**nvml.environment, "CUDA_VISIBLE_DEVICES": "6,7"})
     await scheduler.wait_connected()
-    await wait_until(lambda: f'gpu_utilization_ratio{{uuid="{_gpu(6)}"}} 0.6' in agent.scrape())
+    await wait_until(lambda: f'gpu_utilization_ratio{{uuid="{gpu_uuid(6)}"}} 0.6' in agent.scrape())
     page = agent.scrape()
-    assert f'gangline_agent_gpu_memory_used_bytes{{uuid="{_gpu(6)}"}} 1.073741824e+09' in page
+    assert f'gangline_agent_gpu_memory_used_bytes{{uuid="{gpu_uuid(6)}"}} 1.073741824e+09' in page
     assert 'gangline_agent_slots{state="free"} 1.0' in page
     assert 'gangline_agent_slots{state="unhealthy"} 1.0' in page
     assert "gangline_agent_stream_connected 1.0" in page
-
-
-def _problems(scheduler: StandInScheduler) -> set[int]:
-    """The GPUs, by index, of which the newest hello reports a problem."""
-    slots = scheduler.hellos[-1].agent.slots
-    return {int(slot.uuid.partition("-")[2][0]) for slot in slots if not slot.is_healthy}

@@ -22,6 +22,7 @@ def test_flags() -> None:
 def test_defaults() -> None:
     settings = AgentSettings.load([], {})
     assert (settings.id, settings.slots, settings.kill_runners_on_exit) == (socket.gethostname(), "auto", False)
+    assert (settings.health_seconds, settings.health_confirmations, settings.health_good_checks) == (15.0, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,8 @@ def test_defaults() -> None:
         (["--slots", "-1"], "slots"),
         (["--id", "a/b"], "letters, digits"),
         (["--scheduler-addresses", ""], "scheduler_addresses"),
+        (["--health-confirmations", "1"], "health_confirmations"),
+        (["--health-good-checks", "0"], "health_good_checks"),
         (["--slot", "2"], "did you mean --slots?"),
     ],
 )

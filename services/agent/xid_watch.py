@@ -1,0 +1,145 @@
+"""Hears of XIDs as they happen: one thread that waits for the events of a set of GPUs.
+
+Owns the event calls of NVML and the thread, which holds NVML open for as long as it runs: a GPU cannot be reset while
+anybody does, so monitor.py stops the watch when a GPU needs it. What an XID means is health.py's business. GPUs and
+drivers without events are not watched; only checks find their faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+import structlog
+
+from services.agent import nvml
+from services.agent.visible import Device
+from services.agent.xid import DOUBLE_BIT_ERROR
+
+WAIT_MILLISECONDS = 500
+STOP_SECONDS = 2.0
+NO_INSTANCE = 0xFFFFFFFF
+# XIDs, and double-bit errors by themselves, for drivers that raise no XID of them.
+WANTED = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """instance: "<gpu instance>/" or "<gpu instance>/<compute instance>" of a MIG device; empty for all of the GPU."""
+
+    bus_id: str
+    code: int
+    instance: str = ""
+
+    def is_about(self, device: Device) -> bool:
+        _, _, instance = device.mig_path.partition("/")
+        return device.bus_id == self.bus_id and (not instance or instance.startswith(self.instance))
+
+
+class XidWatch:
+    """All methods run on the event loop, and so does on_event. May be started and stopped again and again."""
+
+    def __init__(self, on_event: Callable[[XidEvent], None]) -> None:
+        self._on_event = on_event
+        self._bus_ids: frozenset[str] = frozenset()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, bus_ids: Collection[str]) -> None:
+        """From now on it watches these GPUs and no others; nothing happens when it does so already.
+
+        A thread that ended by itself, because a GPU was lost or NVML does not come up, is started again.
+        """
+        wanted = frozenset(bus_ids)
+        if self.is_running and wanted == self._bus_ids:
+            return
+        self.tell_to_stop()
+        self._bus_ids, self._stopping, self._thread = wanted, threading.Event(), None
+        if not wanted:
+            return
+        arguments = (wanted, self._stopping, asyncio.get_running_loop())
+        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+        self._thread.start()
+
+    def tell_to_stop(self) -> None:
+        """Returns at once; a thread that is blocked in the driver is left to itself."""
+        self._stopping.set()
+
+    async def stop(self) -> None:
+        """Once it has let go of NVML, or after STOP_SECONDS."""
+        self.tell_to_stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    while thread.is_alive():  # noqa: ASYNC110 - a thread has no event of the loop
+                        await asyncio.sleep(0.01)
+
+    def _run(self, bus_ids: frozenset[str], stopping: threading.Event, loop: asyncio.AbstractEventLoop) -> None:
+        def tell(event: XidEvent) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._on_event, event)
+
+        try:
+            with nvml.opened():
+                _watch(bus_ids, stopping, tell)
+        except (pynvml.NVMLError, nvml.NvmlUnavailableError) as error:
+            log.warning("the watch for XIDs ended; the next check starts it again", error=str(error))
+        else:
+            # Where no GPU has events there is nothing to start again.
+            stopping.wait()
+
+
+def _watch(bus_ids: Collection[str], stopping: threading.Event, tell: Callable[[XidEvent], None]) -> None:
+    """Raises NVMLError when a GPU is lost, or on anything else that goes wrong."""
+    event_set = pynvml.nvmlEventSetCreate()
+    try:
+        bus_id_by_address = _register(bus_ids, event_set)
+        while bus_id_by_address and not stopping.is_set():
+            try:
+                event = pynvml.nvmlEventSetWait_v2(event_set, WAIT_MILLISECONDS)
+            except pynvml.NVMLError_Timeout:
+                continue
+            bus_id = bus_id_by_address.get(_address(event.device))
+            if bus_id is not None:
+                tell(_read(bus_id, event))
+    finally:
+        pynvml.nvmlEventSetFree(event_set)
+
+
+def _register(bus_ids: Collection[str], event_set: Any) -> dict[int, str]:
+    """The GPUs whose events the set now holds, by the address of their handle: a lost GPU may not tell who it is."""
+    bus_id_by_address = {}
+    for bus_id in bus_ids:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
+            wanted = WANTED & pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+            if wanted:
+                pynvml.nvmlDeviceRegisterEvents(handle, wanted, event_set)
+                bus_id_by_address[_address(handle)] = bus_id
+        except pynvml.NVMLError as error:
+            log.info("a GPU has no events; checks alone watch it", gpu=bus_id, error=str(error))
+    return bus_id_by_address
+
+
+def _read(bus_id: str, event: Any) -> XidEvent:
+    is_xid = event.eventType == pynvml.nvmlEventTypeXidCriticalError
+    numbers = (event.gpuInstanceId, event.computeInstanceId)
+    gpu, compute = ("" if number == NO_INSTANCE else str(number) for number in numbers)
+    return XidEvent(bus_id, int(event.eventData) if is_xid else DOUBLE_BIT_ERROR, f"{gpu}/{compute}" if gpu else "")
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
