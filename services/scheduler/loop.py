@@ -32,7 +32,7 @@ from services.scheduler.placement.assignment import Assignment, Preemption
 from services.scheduler.placement.change import dump_change
 from services.scheduler.records import Change, State, get
 from services.scheduler.session import Sessions
-from services.scheduler.snapshot import take_snapshot
+from services.scheduler.snapshot import Memory, take_snapshot
 from services.scheduler.store import Store
 from services.scheduler.transition.agent import lost, unended_on
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
@@ -47,6 +47,8 @@ _log = structlog.get_logger(__name__)
 DEBOUNCE_SECONDS = 0.002
 LONGEST_DEBOUNCE_SECONDS = 0.1
 COUNT_SECONDS = 0.5
+# With a long queue, finding every reason takes a while; what is only counted may take so much of the time.
+_COUNT_SHARE = 0.02
 _RETRY_SECONDS = 0.5
 
 
@@ -80,7 +82,9 @@ class Loop:
         self._wake = asyncio.Event()
         self._plan = Plan((), (), {})
         self._planned_revision = -1
+        self._memory = Memory()
         self._counting: asyncio.TimerHandle | None = None
+        self._count_pause_seconds = COUNT_SECONDS
 
     def wake(self) -> None:
         """Something has changed that a plan may depend on."""
@@ -148,7 +152,7 @@ class Loop:
         view = self._view
         problems = {agent.id: view.sessions.problem_of(agent.id) for agent in self._state.all_of(Agent)}
         progress = view.intake.progress_by_trial
-        return take_snapshot(self._state, view.pools, problems, progress, now=now)
+        return take_snapshot(self._state, view.pools, problems, progress, now=now, memory=self._memory)
 
     async def _expire(self, now: float) -> None:
         view = self._view
@@ -246,15 +250,17 @@ class Loop:
         asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.wake)
 
     def _count(self) -> None:
-        """Brings the gauges up to date, not more than once in COUNT_SECONDS: that looks at every slot."""
+        """Brings the gauges up to date, not more than once in COUNT_SECONDS: that looks at every slot and request."""
         if self._counting is None:
-            self._counting = asyncio.get_running_loop().call_later(COUNT_SECONDS, self._count_now)
+            self._counting = asyncio.get_running_loop().call_later(self._count_pause_seconds, self._count_now)
 
     def _count_now(self) -> None:
+        started = time.perf_counter()
         self._counting = None
         metric.count_state(self._state)
         reasons = Counter(reason.code for reason in self._plan.reasons.values())
         metric.count_reasons(reasons)
+        self._count_pause_seconds = max(COUNT_SECONDS, (time.perf_counter() - started) / _COUNT_SHARE)
 
 
 def _expiry(allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float) -> Callable[..., Change]:

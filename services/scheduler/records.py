@@ -7,6 +7,7 @@ after etcd accepted the change. Occupied slots are derived from the live allocat
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -107,13 +108,17 @@ def _sets() -> defaultdict[Any, set[Any]]:
 
 @dataclass
 class State:
-    """All records at one revision. Only `apply` changes it."""
+    """All records at one revision. Only `apply` changes it.
+
+    versions: by experiment, how often a record of it has changed since the state was made.
+    """
 
     revision: int = 0
     tables: dict[type[Any], dict[Id, Any]] = field(default_factory=_tables)
     _trial_ids: defaultdict[int, set[str]] = field(default_factory=_sets)
     _allocation_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _experiment_ids: dict[str, int] = field(default_factory=dict)
+    versions: Counts[int] = field(default_factory=Counts)
 
     @staticmethod
     def of(records: Iterable[Record], revision: int = 0) -> State:
@@ -145,13 +150,20 @@ class State:
         """revision: at which etcd holds the change."""
         for record in change.puts:
             self.tables[type(record)][id_of(record)] = record
+            self._count_version(record)
             self._index(record)
         for kind, record_id in change.deletes:
             record = self.tables[kind].pop(record_id, None)
+            self._count_version(record)
             if isinstance(record, Allocation):
                 for member in record.members:
                     self._allocation_ids[member.agent_id].discard(record.id)
         self.revision = max(self.revision, revision)
+
+    def _count_version(self, record: Record | None) -> None:
+        experiment_id = record.id if isinstance(record, Experiment) else getattr(record, "experiment_id", None)
+        if experiment_id is not None:
+            self.versions[experiment_id] += 1
 
     def _index(self, record: Record) -> None:
         match record:

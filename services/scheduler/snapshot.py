@@ -17,7 +17,7 @@ from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ReasonCode
 from gangline.domain.state import State as Stage
 from services.scheduler.estimate import Estimates, Progress
-from services.scheduler.facts import Facts, facts_of
+from services.scheduler.facts import facts_of
 from services.scheduler.hold import is_held
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
 from services.scheduler.records import State, get
@@ -34,9 +34,10 @@ def take_snapshot(
     progress_by_trial: Mapping[str, Progress],
     *,
     now: float,
+    memory: Memory | None = None,
 ) -> Snapshot:
     """problem_by_agent: agents that cannot start anything now, and why, beside what operators said of them. now: ages
-    of checkpoints count from it."""
+    of checkpoints count from it. memory: of the snapshots before this one, of the same state and pools."""
     agents = tuple(state.all_of(Agent))
     known_pools = all_pools(pools, agents)
     look = _Look(
@@ -45,9 +46,11 @@ def take_snapshot(
         {pool.name: pool.default_priority for pool in known_pools},
         {agent.id: frozenset(slot.id for slot in agent.slots if slot.is_open) for agent in agents},
         now,
+        memory or Memory(),
     )
     running = tuple(look.running(allocation) for allocation in state.all_of(Allocation))
     requests = tuple(look.pending(request) for request in state.all_of(Request))
+    look.remember()
     return Snapshot(
         pools=known_pools,
         agents=tuple(look.room(agent, problem_by_agent.get(agent.id, "")) for agent in agents),
@@ -56,6 +59,24 @@ def take_snapshot(
         groups=look.groups(),
         revision=state.revision,
     )
+
+
+class Memory:
+    """What the last snapshot said of experiments and of their trials that wait. It holds as long as no record of the
+    experiment has changed, so a cycle costs little for those that nothing happened to."""
+
+    def __init__(self) -> None:
+        self.experiments: dict[int, _Known] = {}
+
+
+@dataclass(slots=True)
+class _Known:
+    """One experiment. version: of its records in the state. pending: by trial id, as far as it was asked for."""
+
+    version: int
+    record: Experiment
+    group: Group
+    pending: dict[str, PendingRequest]
 
 
 def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tuple[PoolConfig, ...]:
@@ -83,21 +104,22 @@ class _Look:
     default_priorities: Mapping[str, int]
     open_ids: Mapping[str, frozenset[str]]
     now: float
+    memory: Memory
     used: Counter[str] = field(default_factory=Counter)
     closed: Counter[str] = field(default_factory=Counter)
     auxiliary: Counter[str] = field(default_factory=Counter)
-    _experiments: dict[int, tuple[Experiment, Facts, int]] = field(default_factory=dict)
+    _experiments: dict[int, _Known] = field(default_factory=dict)
 
     def running(self, allocation: Allocation) -> Running:
-        _, _, priority = self._experiment(allocation.experiment_id)
+        group = self._experiment(allocation.experiment_id).group
         is_stopping = allocation.state is Stage.STOPPING
         return Running(
             allocation_id=allocation.id,
             trial_id=allocation.trial_id,
-            group=group_of(allocation.experiment_id),
+            group=group.id,
             pool=allocation.pool,
             slots_by_agent={member.agent_id: len(member.slot_ids) for member in allocation.members},
-            priority=priority,
+            priority=group.priority,
             started_at=allocation.created_at,
             estimated_end_at=allocation.deadline_at if is_stopping else self.estimates.end_at(allocation),
             draining_by_agent=self._occupy(allocation),
@@ -106,20 +128,26 @@ class _Look:
         )
 
     def pending(self, request: Request) -> PendingRequest:
-        experiment, _, priority = self._experiment(request.experiment_id)
+        known = self._experiment(request.experiment_id)
+        found = known.pending.get(request.trial_id)
+        if found is None:
+            found = known.pending[request.trial_id] = self._pending(request, known)
+        return found
+
+    def _pending(self, request: Request, known: _Known) -> PendingRequest:
         return PendingRequest(
             trial_id=request.trial_id,
-            group=group_of(request.experiment_id),
+            group=known.group.id,
             pool=request.pool,
             slots=request.slots,
-            priority=priority,
-            queue_position=position_of(experiment),
+            priority=known.group.priority,
+            queue_position=position_of(known.record),
             is_single_agent=request.is_single_agent,
             blocklist=request.blocklist,
             submitted_at=request.submitted_at,
             not_before_at=request.not_before_at,
             estimated_seconds=self.estimates.waiting_seconds(request.trial_id),
-            hold=ReasonCode.PAUSED if is_held(experiment) else None,
+            hold=ReasonCode.PAUSED if is_held(known.record) else None,
         )
 
     def room(self, agent: Agent, problem: str) -> AgentRoom:
@@ -140,12 +168,13 @@ class _Look:
             labels=agent.labels,
         )
 
+    def remember(self) -> None:
+        """For the next snapshot; what was not looked at has ended."""
+        self.memory.experiments = self._experiments
+
     def groups(self) -> tuple[Group, ...]:
         """Of the experiments that were looked at."""
-        return tuple(
-            Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
-            for experiment_id, (_, facts, priority) in sorted(self._experiments.items())
-        )
+        return tuple(self._experiments[experiment_id].group for experiment_id in sorted(self._experiments))
 
     def _occupy(self, allocation: Allocation) -> dict[str, int]:
         """Of its slots those that nobody gets after it, by agent."""
@@ -161,16 +190,22 @@ class _Look:
                 closed_by_agent[agent_id] = slots - used
         return closed_by_agent
 
-    def _experiment(self, experiment_id: int) -> tuple[Experiment, Facts, int]:
-        """With its facts and its priority."""
-        found = self._experiments.get(experiment_id)
-        if found is None:
-            experiment = get(self.state, Experiment, experiment_id)
-            facts = facts_of(experiment.config_json)
-            default = self.default_priorities.get(facts.pool_name, DEFAULT_PRIORITY)
-            found = experiment, facts, facts.priority if facts.priority is not None else default
-            self._experiments[experiment_id] = found
-        return found
+    def _experiment(self, experiment_id: int) -> _Known:
+        known = self._experiments.get(experiment_id)
+        if known is None:
+            known = self.memory.experiments.get(experiment_id)
+            if known is None or known.version != self.state.versions[experiment_id]:
+                known = self._read(experiment_id)
+            self._experiments[experiment_id] = known
+        return known
+
+    def _read(self, experiment_id: int) -> _Known:
+        experiment = get(self.state, Experiment, experiment_id)
+        facts = facts_of(experiment.config_json)
+        default = self.default_priorities.get(facts.pool_name, DEFAULT_PRIORITY)
+        priority = facts.priority if facts.priority is not None else default
+        group = Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
+        return _Known(self.state.versions[experiment_id], experiment, group, {})
 
     def _checkpoint_age(self, allocation: Allocation) -> float | None:
         """None when this attempt has saved nothing yet."""

@@ -17,7 +17,7 @@ from services.scheduler.admission import admit
 from services.scheduler.codec import operations_of, record_of
 from services.scheduler.placement import Plan, PoolConfig, plan
 from services.scheduler.records import Change, Draft, Record, Records, State
-from services.scheduler.snapshot import take_snapshot
+from services.scheduler.snapshot import Memory, take_snapshot
 from services.scheduler.transition.agent import lost, registered, unended_on
 from services.scheduler.transition.deadline import expired, overdue
 from services.scheduler.transition.exit import member_exited
@@ -75,6 +75,7 @@ class Leader:
         self.store = store
         self.epoch = store.epoch
         self.state = store.load()
+        self.seen = Memory()
 
     def commit(self, transition: Callable[[Records], Change]) -> Change:
         """As the real store does: computed on a draft, memory follows only what was accepted."""
@@ -136,7 +137,9 @@ class Model:
 
     def plan(self) -> Plan:
         away = {agent.id: "away" for agent in self.state.all_of(Agent) if agent.id not in self.connected}
-        return plan(take_snapshot(self.state, POOLS, away, {}, now=self.now), self.now)
+        snapshot = take_snapshot(self.state, POOLS, away, {}, now=self.now, memory=self.leader.seen)
+        assert snapshot == take_snapshot(self.state, POOLS, away, {}, now=self.now), "what is remembered is out of date"
+        return plan(snapshot, self.now)
 
     def place(self, trial_id: str, slots_by_agent: dict[str, int]) -> Change:
         return self.leader.commit(
