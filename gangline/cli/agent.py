@@ -78,7 +78,7 @@ def list_slots(is_json: Json = False) -> None:
             format_bytes(slot.memory_bytes) if slot.memory_bytes else "-",
             slot.availability,
             "ok" if slot.is_healthy else slot.problem or "unhealthy",
-            holder or ("free" if slot.is_open else "-"),
+            holder or ("free" if slot.is_open and view.agent.availability == "ENABLED" else "-"),
         )
         for view, slot, holder in pairs
     ]

@@ -39,9 +39,10 @@ def explanation_lines(explanation: Explanation, now: float, tell_instant: Callab
     """tell_instant: Unix seconds as a clock shows them."""
     experiment, reason = explanation.experiment, explanation.reason
     lines = [f"experiment {experiment.id} {experiment.name}: {experiment.outcome or experiment.state}"]
-    if reason is not None:
+    told = {explained.task.reason.code for explained in explanation.tasks if explained.task.reason is not None}
+    if reason is not None and reason.code not in told:
         lines += [f"  {reason.code}: {reason.message}", f"  goes on if: {reason.would_start_if}"]
-    elif experiment.reason:
+    elif reason is None and experiment.reason:
         lines.append(f"  reason: {experiment.reason}")
     for explained in explanation.tasks[:_MOST_TASKS]:
         lines += _task_lines(explained, now, tell_instant)
@@ -69,7 +70,7 @@ def _task_lines(explained: TaskExplanation, now: float, tell_instant: Callable[[
 
 
 def _terms(task: Task) -> str:
-    priority = "its default priority" if task.priority is None else f"priority {task.priority}"
+    priority = "the pool's default priority" if task.priority is None else f"priority {task.priority}"
     return f"pool {task.pool!r}, {priority}"
 
 

@@ -22,22 +22,24 @@ def list_tasks(is_json: Json = False) -> None:
         tasks = client.list_tasks()
     now = time.time()
     rows = [
-        (t.trial.id, t.experiment_name, t.trial.state, _slots(t), format_age(_since(t), now), _where(t)) for t in tasks
+        (
+            task.trial.id,
+            task.experiment_name,
+            task.trial.state,
+            task.num_slots,
+            format_age(_since(task), now),
+            _where(task),
+        )
+        for task in tasks
     ]
     headings = ("TRIAL", "EXPERIMENT", "STATE", "SLOTS", "SINCE", "WHERE OR WHY NOT")
     show_table(tasks, is_json, headings, rows, "nothing runs and nothing waits")
 
 
-def _slots(task: Task) -> int:
-    if task.allocation is not None:
-        return task.allocation.num_slots
-    return task.request.slots if task.request is not None else 0
-
-
 def _since(task: Task) -> float:
     if task.allocation is not None:
         return task.allocation.created_at
-    return task.request.submitted_at if task.request is not None else task.trial.created_at
+    return task.submitted_at
 
 
 def _where(task: Task) -> str:

@@ -26,8 +26,8 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from gangline.v1 import agent_pb2, runner_pb2
-from services.agent.disk import move_aside, sync_folder, write_atomic
 from services.agent.record import Record, format_record, parse_record
+from services.common.disk import move_aside, sync_folder, write_atomic
 
 CORRUPT = "corrupt"
 M = TypeVar("M", bound=Message)

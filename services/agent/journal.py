@@ -22,10 +22,10 @@ from gangline.domain.id import parse_allocation_id
 from gangline.errors import GanglineError, conflict, invalid
 from gangline.v1 import runner_pb2
 from services.agent import process
-from services.agent.disk import move_aside, sync_folder, write_atomic
 from services.agent.folder import CORRUPT, AllocationFolder
 from services.agent.record import Phase, Record
 from services.agent.recovery import Found
+from services.common.disk import move_aside, sync_folder, write_atomic
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

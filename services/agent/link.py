@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -24,13 +23,12 @@ from gangline.errors import GanglineError
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from services.agent import metrics
 from services.agent.route import Route, after_failure, after_naming, after_welcome, plan_delay
+from services.common.referral import find_leader
 
 WELCOME_SECONDS = 10.0
 RESEND_SECONDS = 10.0
 
 Call = grpc.aio.StreamStreamCall[agent_pb2.ConnectRequest, agent_pb2.ConnectResponse]
-# A standby's refusal says where the leader is, for people and agents alike: "... the leader is 10.0.0.1:8082".
-_LEADER = re.compile(r"leader is (?:at )?((?:\[[0-9a-fA-F:.]+\]|[\w.-]+):\d+)")
 Outbox = asyncio.Queue[agent_pb2.ConnectRequest]
 log = structlog.get_logger(__name__)
 
@@ -198,5 +196,4 @@ def _to_error(failure: grpc.aio.AioRpcError, address: str) -> Exception:
     error = rpc.error_of(failure, f"the scheduler at {address}")
     if failure.code() is not grpc.StatusCode.FAILED_PRECONDITION:
         return error
-    named = _LEADER.search(error.message)
-    return NotLeadingError(error.message, named.group(1) if named else "")
+    return NotLeadingError(error.message, find_leader(error.message))

@@ -19,6 +19,7 @@ import prometheus_client
 import structlog
 
 from services.common.address import bind_error, join_address, split_address
+from services.common.disk import write_atomic
 
 LogFormat = Literal["json", "text"]
 
@@ -67,10 +68,7 @@ def write_ready_file(path: Path | str | None, **addresses: str | None) -> None:
     if path is None:
         return
     content = {"pid": os.getpid(), **{name: address for name, address in addresses.items() if address}}
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    draft.write_text(json.dumps(content) + "\n")
-    draft.replace(target)
+    write_atomic(Path(path), json.dumps(content) + "\n", is_durable=False)
 
 
 def _formatter(format_name: LogFormat, chain: list[structlog.typing.Processor]) -> logging.Formatter:

@@ -20,6 +20,7 @@ from services.common import keys
 from services.common.election import Leadership
 from services.common.etcd import Delete, EtcdClient, Put
 from services.common.etcd.transaction import MAX_BYTES, MAX_OPERATIONS, num_bytes_of
+from services.common.referral import word_referral
 from services.scheduler import metric
 from services.scheduler.codec import operations_of, record_of
 from services.scheduler.records import Change, Draft, Records, State
@@ -189,5 +190,5 @@ class Store:
 
 def not_leader(address: str | None = None) -> GanglineError:
     """What a standby answers, and a leader whose term is over. address: of who leads, when that is known."""
-    where = f"the leader is at {address}" if address else "no scheduler leads right now; try again"
+    where = word_referral(address or "")
     return GanglineError("scheduler.not_leader", f"this scheduler does not lead; {where}", ErrorKind.CONFLICT)

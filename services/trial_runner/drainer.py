@@ -23,8 +23,8 @@ from pathlib import Path
 
 import structlog
 
+from services.common.disk import write_atomic
 from services.common.telemetry import configure_logging
-from services.trial_runner.exit_file import write_atomic
 from services.trial_runner.ingest import Ingest
 from services.trial_runner.route import Route
 from services.trial_runner.spool import Spool
@@ -54,7 +54,7 @@ def claim(folder: Path) -> int | None:
 def save_target(folder: Path, *, spool_id: str, trial_id: str, addresses: Sequence[str], token: str) -> None:
     """Where the records have to go, for whoever takes over. Readable by its owner alone, as the token demands."""
     target = {"spool_id": spool_id, "trial_id": trial_id, "addresses": list(addresses), "token": token}
-    write_atomic(folder / _TARGET, json.dumps(target))
+    write_atomic(folder / _TARGET, json.dumps(target), mode=0o600, is_durable=False)
 
 
 def has_orphans(spools: Path) -> bool:

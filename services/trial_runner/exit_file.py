@@ -18,6 +18,7 @@ from gangline.domain.state import State
 from gangline.errors import conflict
 from gangline.v1 import agent_pb2, runner_pb2
 from gangline.wire import enum_number, to_proto
+from services.common.disk import write_atomic
 
 
 def take_lock(directory: Path) -> int:
@@ -41,12 +42,12 @@ def write_exit(
         exit=to_proto(report),
         undelivered=undelivered,
     )
-    write_atomic(directory / "exit.json", json_format.MessageToJson(status), is_durable=True)
+    write_atomic(directory / "exit.json", json_format.MessageToJson(status), mode=0o600)
 
 
 def write_nursery_pid(directory: Path, pid: int) -> None:
     """By this the agent finds the ranks' process group when the runner is gone."""
-    write_atomic(directory / "nursery.pid", f"{pid}\n")
+    write_atomic(directory / "nursery.pid", f"{pid}\n", mode=0o600, is_durable=False)
 
 
 def load_stop_deadline(directory: Path) -> float:
@@ -67,15 +68,3 @@ def _load_stop(directory: Path) -> dict[str, object]:
         return {}
     stop = record.get("stop") if isinstance(record, dict) else None
     return stop if isinstance(stop, dict) else {}
-
-
-def write_atomic(path: Path, text: str, *, is_durable: bool = False) -> None:
-    """Whole or not at all. is_durable: also after a loss of power, for which it waits."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
-    draft.replace(path)

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 
 import grpc
 
 from gangline.rpc import CHANNEL_OPTIONS
+from services.common.referral import find_leader
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 3.0
-# A standby's refusal says where the leader is: "... the leader is 10.0.0.1:8082".
-_LEADER = re.compile(r"leader is (?:at )?((?:\[[0-9a-fA-F:.]+\]|[\w.-]+):\d+)")
 
 
 class Route:
@@ -64,9 +62,9 @@ class Route:
     async def failed(self, message: str = "") -> None:
         """Turns to the next address, or to the leader that the message names, after a pause that grows."""
         await self.close()
-        named = _LEADER.search(message)
-        if named and named[1] != self._named:
-            self._named = named[1]
+        named = find_leader(message)
+        if named and named != self._named:
+            self._named = named
         else:
             self._named = ""
             self._cursor = (self._cursor + 1) % max(1, len(self._addresses))

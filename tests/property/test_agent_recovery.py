@@ -23,11 +23,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gangline.domain.state import ExitKind
 from gangline.v1 import agent_pb2, types_pb2
-from services.agent import disk
 from services.agent.journal import open_journal
 from services.agent.launcher import Launcher, RunnerProgram
 from services.agent.record import Phase, Record, StopOrder, find_holders
 from services.agent.roster import Roster
+from services.common import disk
 from tests.support.agent_process import is_running, make_spec
 
 SLOTS = ("a1/0", "a1/1", "a1/2")

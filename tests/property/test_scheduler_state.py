@@ -1,8 +1,10 @@
-"""The invariants of the scheduler's state over any sequence of submits, finishes, failures, lost agents, changes of the
-leader and lost commits. Each invariant carries the number that docs and fault tests know it by."""
+"""The invariants of the scheduler's state over any sequence of submits, finishes, failures, lost agents, words of
+operators, live changes, changes of the leader and lost commits. Each invariant carries the number that docs and fault
+tests know it by."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -13,22 +15,30 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gangline.domain.allocation import Allocation, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent
-from gangline.domain.state import AgentState, ExitKind, State
+from gangline.domain.state import AgentState, Availability, ExitKind, State
+from gangline.errors import GanglineError
 from services.scheduler.facts import facts_of
-from services.scheduler.records import Change
+from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
+from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
+from services.scheduler.records import Change, get
 from services.scheduler.transition.end import end_experiment
 from services.scheduler.transition.exit import unended_agents
+from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.report import checkpointed
+from services.scheduler.transition.request import priority_of
 from services.scheduler.transition.start import accepted, came_up
 from services.scheduler.transition.stop import StopOrder, stop
-from tests.property.scheduler_model import RULES, Leader, Model, Refused, encoded
+from tests.support.scheduler_model import RULES, Leader, Model, Refused, encoded
 
 AGENTS = {"a1": 2, "a2": 2, "a3": 2, "a4": 3}
-AGENT_EVENTS = ["connects", "connects", "is lost", "loses its stream", "has a slot turn"]
+AGENT_EVENTS = ["connects", "connects", "is lost", "loses its stream", "has a slot turn", "returns with fewer slots"]
 START_EVENTS = ["is accepted", "comes up", "is preempted", "completes"]
 TELLINGS = ["once", "twice", "not heard by a leader that dies", "applied by a leader that dies"]
 WAITING = (State.STARTING, State.STOPPING)
+OVER = (State.TERMINAL, State.STOPPING)
 SLOTS = st.sampled_from([4, 2, 6, 1, 4, 8])
+POOLS = (PoolConfig("default", is_preemption_on=True),)
+PRIORITIES = st.sampled_from([None, None, 42, 10, 80])
 pick = st.integers(min_value=0, max_value=1 << 16)
 
 
@@ -37,14 +47,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Model()
+        self.model = Model(POOLS)
         self.ended: dict[str | int, bytes] = {}
 
-    @initialize()
-    def first_agents(self) -> None:
+    @initialize(sizes=st.lists(SLOTS, max_size=4))
+    def first_agents_and_work(self, sizes: list[int]) -> None:
         """Enough for gangs over several agents from the first step on."""
         for agent_id in ("a1", "a2", "a3"):
             self.model.connect(agent_id, AGENTS[agent_id])
+        for number, slots in enumerate(sizes):
+            self.model.submit(f"r{number}", slots)
+        self.model.cycle()
 
     @rule(agent_id=st.sampled_from(sorted(AGENTS)), event=st.sampled_from(AGENT_EVENTS), number=st.integers(0, 1))
     def agent_event(self, agent_id: str, event: str, number: int) -> None:
@@ -57,22 +70,81 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.model.connected.discard(agent_id)
             case "has a slot turn" if agent_id in self.model.connected:
                 self.model.sicken(agent_id, number)
+            case "returns with fewer slots":
+                self.model.connect(agent_id, AGENTS[agent_id] - 1)
+
+    @precondition(lambda self: self.model.agents)
+    @rule(choice=pick, availability=st.sampled_from(list(Availability)), number=st.none() | st.integers(0, 2))
+    def operator_speaks(self, choice: int, availability: Availability, number: int | None) -> None:
+        """Of an agent, or of one of its slots; saying it again changes nothing, and no hello does."""
+        agent_id = sorted(self.model.agents)[choice % len(self.model.agents)]
+        slot_ids = [] if number is None else [f"{agent_id}/{number}"]
+        found = get(self.model.state, Agent, agent_id)
+        if slot_ids and slot_ids[0] not in {slot.id for slot in found.slots}:
+            with pytest.raises(GanglineError, match="has no slot"):
+                self.model.change_agent(agent_id, availability, *slot_ids)
+            return
+        self.model.change_agent(agent_id, availability, *slot_ids)
+        assert not self.model.change_agent(agent_id, availability, *slot_ids)
+        said = _availabilities(get(self.model.state, Agent, agent_id))
+        if agent_id in self.model.connected:
+            self.model.connect(agent_id, AGENTS[agent_id])
+            assert said.items() <= _availabilities(get(self.model.state, Agent, agent_id)).items()
+
+    @precondition(lambda self: self.model.experiments())
+    @rule(
+        choice=pick,
+        change=st.fixed_dictionaries(
+            {}, optional={"priority": st.integers(1, 99), "weight": st.integers(0, 2), "max_slots": st.integers(0, 9)}
+        ).filter(bool),
+    )
+    def resources_change(self, choice: int, change: dict[str, float]) -> None:
+        experiment = self.choose_experiment(choice)
+        slots = facts_of(experiment.config_json).slots
+        is_refused = 0 < change.get("max_slots", 0) < slots or experiment.state in OVER
+        if is_refused:
+            with pytest.raises(GanglineError):
+                self.model.change_resources(experiment.id, **change)
+            return
+        self.model.change_resources(experiment.id, **change)
+        assert not self.model.change_resources(experiment.id, **change)
+        facts = facts_of(get(self.model.state, Experiment, experiment.id).config_json)
+        assert facts.priority == change.get("priority", facts.priority)
+        assert facts.max_slots == (change.get("max_slots", facts.max_slots) or None)
+
+    @precondition(lambda self: len(self.model.experiments()) > 1)
+    @rule(choice=pick, anchor_choice=pick, is_behind=st.booleans())
+    def experiment_moves(self, choice: int, anchor_choice: int, is_behind: bool) -> None:
+        """Then nobody of its priority stands between the two, and those that stayed are in the order that they were."""
+        experiment, anchor = self.choose_experiment(choice), self.choose_experiment(anchor_choice)
+        if experiment.id == anchor.id or experiment.state in OVER or anchor.state in OVER:
+            with pytest.raises(GanglineError):
+                self.model.move(experiment.id, anchor.id, is_behind)
+            return
+        before = [one for one in self.queue_of(anchor.id) if one != experiment.id]
+        self.model.move(experiment.id, anchor.id, is_behind)
+        before.insert(before.index(anchor.id) + is_behind, experiment.id)
+        assert self.queue_of(anchor.id) == before
+        assert not self.model.move(experiment.id, anchor.id, is_behind)
 
     @rule(
         number=st.integers(0, 30),
         slots=SLOTS,
         restarts=st.integers(0, 2),
         one=st.sampled_from([False, False, False, True]),
+        priority=PRIORITIES,
     )
-    def submits(self, number: int, slots: int, restarts: int, one: bool) -> None:
+    def submits(self, number: int, slots: int, restarts: int, one: bool, priority: int | None) -> None:
         """The loop wakes at once."""
-        self.model.submit(f"r{number}", slots, restarts, one)
+        self.model.submit(f"r{number}", slots, restarts, is_single_node=one, priority=priority)
         self.cycle_runs(is_stale=False)
 
     @rule(is_stale=st.booleans())
     def cycle_runs(self, is_stale: bool) -> None:
         """is_stale: the state moves between plan and commit."""
-        decided = self.model.plan()
+        snapshot = self.model.snapshot()
+        decided = plan(snapshot, self.model.now)
+        self.check_dump(snapshot, decided)
         self.check_reasons(decided.reasons.keys() | {one.trial_id for one in decided.assignments})
         for reason in decided.reasons.values():
             assert reason.message
@@ -81,6 +153,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.model.lose(min(self.model.connected))
         placed = [self.model.place(one.trial_id, dict(one.slots_by_agent)) for one in decided.assignments]
         assert is_stale or all(placed), "what the planner assigns on a fresh snapshot can be placed"
+        for change in placed:
+            for allocation in change.all_of(Allocation):
+                self.check_is_open(allocation)
+        for preemption in decided.preemptions:
+            self.model.preempt(preemption.allocation_id, preemption.for_trial_id)
+
+    def check_dump(self, snapshot: Snapshot, decided: Plan) -> None:
+        """What the running scheduler dumps is planned alike by whoever reads it, down to the words."""
+        text = json.dumps(dump_simulation(snapshot, "default", self.model.now))
+        again = parse_simulation(text)
+        assert dump_plan(plan(again.snapshot, again.now)) == dump_plan(decided)
+
+    def check_is_open(self, allocation: Allocation) -> None:
+        """Nothing starts on what is unhealthy, drained or disabled."""
+        for member in allocation.members:
+            agent = get(self.model.state, Agent, member.agent_id)
+            open_ids = {slot.id for slot in agent.slots if slot.is_open}
+            assert agent.availability is Availability.ENABLED
+            assert open_ids.issuperset(member.slot_ids)
 
     def check_reasons(self, answered: set[str]) -> None:
         """I8: every pending request is assigned or has a reason."""
@@ -149,6 +240,39 @@ class SchedulerMachine(RuleBasedStateMachine):
         found = self.model.allocations()
         return found[choice % len(found)]
 
+    def choose_experiment(self, choice: int) -> Experiment:
+        found = self.model.experiments()
+        return found[choice % len(found)]
+
+    def queue_of(self, experiment_id: int) -> list[int]:
+        """The experiments of its priority that go on, as the planner looks at them."""
+        priority = self.priority_of(get(self.model.state, Experiment, experiment_id))
+        going_on = (one for one in self.model.experiments() if one.state is not State.TERMINAL)
+        queue = [one for one in going_on if self.priority_of(one) == priority]
+        return [one.id for one in sorted(queue, key=lambda one: (position_of(one), one.created_at, one.id))]
+
+    def priority_of(self, experiment: Experiment) -> int:
+        return priority_of(facts_of(experiment.config_json), RULES)
+
+    @invariant()
+    def nothing_stays_where_it_may_not(self) -> None:
+        """Neither on what an operator has disabled nor on slots that the agent does not have any more."""
+        for allocation in self.model.allocations():
+            if allocation.state is State.STOPPING:
+                continue
+            for member in allocation.members:
+                agent = get(self.model.state, Agent, member.agent_id)
+                if agent.id in unended_agents(allocation):
+                    assert agent.availability is not Availability.DISABLED
+                    slots = {slot.id: slot.availability for slot in agent.slots}
+                    assert all(slots[slot_id] is not Availability.DISABLED for slot_id in member.slot_ids)
+
+    @invariant()
+    def requests_show_what_their_experiment_says(self) -> None:
+        for request in self.model.requests():
+            experiment = get(self.model.state, Experiment, request.experiment_id)
+            assert request.priority == self.priority_of(experiment)
+
     @invariant()
     def no_slot_in_two_live_allocations(self) -> None:
         """I1."""
@@ -212,6 +336,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         away = {agent.id for agent in self.model.state.all_of(Agent) if agent.state is AgentState.LOST}
         for allocation in self.model.allocations():
             assert not away.intersection(unended_agents(allocation))
+
+
+def _availabilities(agent: Agent) -> dict[str, Availability]:
+    return {agent.id: agent.availability, **{slot.id: slot.availability for slot in agent.slots}}
 
 
 SchedulerMachine.TestCase.settings = settings(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import GanglineError
-from services.agent.disk import write_atomic
 from services.agent.folder import AllocationFolder
 from services.agent.journal import Journal, open_journal
 from services.agent.record import Phase, Process, Record, mark_started
@@ -157,16 +156,3 @@ def test_nothing_is_kept_when_told_so(tmp_path: Path) -> None:
         journal.forget(folder)
     assert not folder.path.exists()
     assert list((tmp_path / "ended").iterdir()) == []
-
-
-def test_a_failed_write_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "record.json"
-    write_atomic(path, "old")
-
-    def fail(_descriptor: int) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("services.agent.disk.os.fsync", fail)
-    with pytest.raises(OSError, match="no space"):
-        write_atomic(path, "new")
-    assert path.read_text() == "old"

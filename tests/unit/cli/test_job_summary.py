@@ -80,7 +80,7 @@ def test_without_an_estimate_and_without_a_leader() -> None:
 
 def test_running_job_says_where() -> None:
     assert lines(TaskExplanation(RUNNING))[1:] == [
-        "trial 7.1: RUNNING on a1 (1 slot), pool 'default', its default priority"
+        "trial 7.1: RUNNING on a1 (1 slot), pool 'default', the pool's default priority"
     ]
 
 
@@ -92,6 +92,17 @@ def test_paused_experiment_says_so_once() -> None:
         "  PAUSED: experiment 8 is paused by alice",
         "  goes on if: it is activated",
         "trial 8.1: QUEUED",
+    ]
+
+
+def test_what_a_paused_trial_says_itself_is_not_said_twice() -> None:
+    reason = Reason(ReasonCode.PAUSED, "experiment 8 is paused by alice", "it is activated")
+    assert lines(TaskExplanation(replace(WAITING, reason=reason)), reason=reason) == [
+        "experiment 8 big: QUEUED",
+        "trial 8.1: QUEUED, place 2 of the queue, needs 2 slots, pool 'default', priority 10",
+        "  PAUSED: experiment 8 is paused by alice",
+        "  starts if: it is activated",
+        "  starts: nobody can tell when",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Small writes that survive a crash of the process and of the machine. Knows nothing of what it writes."""
+"""Small files that are written whole or not at all, and renames that last. Knows nothing of what it writes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import os
 from pathlib import Path
 
 
-def write_atomic(path: Path, content: str, mode: int = 0o644) -> None:
-    """The file holds either what it held before or all of `content`, also after a power cut."""
-    draft = path.with_name(f".{path.name}.draft")
+def write_atomic(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
+    """The file holds either what it held before or all of `text`.
+
+    is_durable: also after a power cut, for which it waits; without it, after a crash of this process only.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "w") as file:
         os.fchmod(file.fileno(), mode)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        file.write(text)
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
     draft.replace(path)
-    sync_folder(path.parent)
+    if is_durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,5 +1,5 @@
 """A whole cluster in memory, driven by the scheduler's real transitions, planner and codec: what is committed lies as
-bytes in a stand-in for etcd that knows one thing, the leader's fencing token. Used by test_scheduler_state.py."""
+bytes in a stand-in for etcd that knows one thing, the leader's fencing token. Used by tests/property and tests/unit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from dataclasses import replace
 
 from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Request
-from gangline.domain.experiment import Experiment
+from gangline.domain.experiment import Experiment, QueueMove, ResourceChange
 from gangline.domain.resource import Agent, Slot
-from gangline.domain.state import ExitKind
+from gangline.domain.state import Availability, ExitKind
 from services.common.etcd import Delete, KeyValue, Put
 from services.scheduler.admission import admit
 from services.scheduler.codec import operations_of, record_of
-from services.scheduler.placement import Plan, PoolConfig, plan
+from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.records import Change, Draft, Record, Records, State
 from services.scheduler.snapshot import Memory, take_snapshot
-from services.scheduler.transition.agent import lost, registered, unended_on
+from services.scheduler.transition.agent import lost, registered, slots_changed, unended_on
+from services.scheduler.transition.availability import change_availability, clear
 from services.scheduler.transition.deadline import expired, overdue
+from services.scheduler.transition.end import pursue
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import place
+from services.scheduler.transition.queue_move import move_experiment
+from services.scheduler.transition.resource import change_resources
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.stop import StopOrder, stop
 from services.scheduler.transition.submit import submit
 
 POOLS = (PoolConfig("default"),)
@@ -88,9 +93,11 @@ class Leader:
 
 
 class Model:
-    """leader: who holds the key now. acknowledged: request id -> the experiment that was answered with."""
+    """leader: who holds the key now. connected: agents with a stream. agents: as each describes itself. acknowledged:
+    request id -> the experiment that was answered with."""
 
-    def __init__(self) -> None:
+    def __init__(self, pools: tuple[PoolConfig, ...] = POOLS) -> None:
+        self.pools = pools
         self.store = FencedStore()
         self.leader = Leader(self.store)
         self.now = 1000.0
@@ -102,18 +109,21 @@ class Model:
     def state(self) -> State:
         return self.leader.state
 
-    def connect(self, agent_id: str, slots: int) -> None:
-        agent = Agent(agent_id, slots=tuple(Slot(f"{agent_id}/{number}") for number in range(slots)))
+    def connect(self, agent_id: str, slots: int, pool: str = "default") -> None:
+        """Its hello; what ran there goes on where the slots are still there."""
+        agent = Agent(agent_id, pool=pool, slots=tuple(Slot(f"{agent_id}/{number}") for number in range(slots)))
         self.agents[agent_id] = agent
         self.leader.commit(lambda records: registered(records, agent, RULES, self.now))
         self.connected.add(agent_id)
 
     def sicken(self, agent_id: str, number: int) -> None:
-        """One slot of a connected agent turns unhealthy, or well again."""
+        """One slot of a connected agent turns unhealthy, or well again; told while it is connected."""
         agent = self.agents[agent_id]
+        if number >= len(agent.slots):
+            return
         slots = [replace(s, is_healthy=not s.is_healthy) if i == number else s for i, s in enumerate(agent.slots)]
         self.agents[agent_id] = replace(agent, slots=tuple(slots))
-        self.leader.commit(lambda records: registered(records, self.agents[agent_id], RULES, self.now))
+        self.leader.commit(lambda records: slots_changed(records, agent_id, slots, RULES, self.now))
 
     def lose(self, agent_id: str) -> None:
         self.connected.discard(agent_id)
@@ -121,25 +131,70 @@ class Model:
         for allocation in unended_on(self.state, agent_id):
             self.exit(allocation.id, agent_id, ExitKind.AGENT_LOST)
 
-    def submit(self, request_id: str, slots: int, max_restarts: int, is_single_agent: bool) -> None:
+    def submit(self, request_id: str, slots: int = 1, max_restarts: int = 5, **resources: object) -> int:
+        """The experiment's id. resources: more of that section."""
         config = {
             "entrypoint": "python3 train.py",
             "searcher": {"name": "single", "metric": "loss"},
-            "resources": {"slots_per_trial": slots, "is_single_node": is_single_agent},
+            "resources": {"slots_per_trial": slots, **resources},
             "max_restarts": max_restarts,
         }
         fields = {"request_id": request_id, "owner": "ann", "config_json": json.dumps(config), "code_sha256": "0"}
-        submission, _ = admit(fields, POOLS, (), FirstOf())
+        submission, _ = admit(fields, self.pools, (), FirstOf())
         self.leader.commit(lambda records: submit(records, submission, RULES, self.now))
         experiment = self.state.experiment_of_request(request_id)
         assert experiment is not None
         assert self.acknowledged.setdefault(request_id, experiment.id) == experiment.id
+        return experiment.id
+
+    def change_agent(self, agent_id: str, availability: Availability, *slot_ids: str) -> Change:
+        return self.leader.commit(
+            lambda records: change_availability(records, agent_id, slot_ids, availability, rules=RULES, now=self.now)
+        )
+
+    def change_resources(self, experiment_id: int, **fields: float) -> Change:
+        change = ResourceChange(**fields)  # type: ignore[arg-type]  # a test names what it gives
+        return self.leader.commit(lambda records: change_resources(records, experiment_id, change, RULES))
+
+    def move(self, experiment_id: int, anchor_id: int, is_behind: bool = False) -> Change:
+        policies = {pool.name: pool.policy for pool in self.pools}
+        move = QueueMove(anchor_id, is_behind)
+        return self.leader.commit(
+            lambda records: move_experiment(
+                records, experiment_id, move, policy_by_pool=policies, rules=RULES, now=self.now
+            )
+        )
+
+    def snapshot(self) -> Snapshot:
+        away = {agent.id: "away" for agent in self.state.all_of(Agent) if agent.id not in self.connected}
+        found = take_snapshot(self.state, self.pools, away, {}, now=self.now, memory=self.leader.seen)
+        assert found == take_snapshot(self.state, self.pools, away, {}, now=self.now), "what is remembered is outdated"
+        return found
 
     def plan(self) -> Plan:
-        away = {agent.id: "away" for agent in self.state.all_of(Agent) if agent.id not in self.connected}
-        snapshot = take_snapshot(self.state, POOLS, away, {}, now=self.now, memory=self.leader.seen)
-        assert snapshot == take_snapshot(self.state, POOLS, away, {}, now=self.now), "what is remembered is out of date"
-        return plan(snapshot, self.now)
+        return plan(self.snapshot(), self.now)
+
+    def cycle(self) -> Plan:
+        """What a plan decides is done: assignments are placed, and who makes room is told to."""
+        decided = self.plan()
+        for one in decided.assignments:
+            self.place(one.trial_id, dict(one.slots_by_agent))
+        for preemption in decided.preemptions:
+            self.preempt(preemption.allocation_id, preemption.for_trial_id)
+        return decided
+
+    def preempt(self, allocation_id: str, for_trial_id: str) -> None:
+        order = StopOrder(ExitKind.PREEMPTED, f"makes room for trial {for_trial_id}", self.now + 60)
+        self.leader.commit(lambda records: stop(records, allocation_id, order, self.now))
+
+    def pursue(self) -> None:
+        """What does not fit into one transaction, to its end."""
+        for experiment in self.experiments():
+            while self.leader.commit(_pursuit(experiment.id, self.now)):
+                pass
+        for agent in list(self.state.all_of(Agent)):
+            while self.leader.commit(_clearance(agent.id, self.now)):
+                pass
 
     def place(self, trial_id: str, slots_by_agent: dict[str, int]) -> Change:
         return self.leader.commit(
@@ -175,6 +230,14 @@ class Model:
 
 def encoded(record: Record) -> bytes:
     return wire.encode(record)
+
+
+def _pursuit(experiment_id: int, now: float) -> Callable[[Records], Change]:
+    return lambda records: pursue(records, experiment_id, RULES, now)
+
+
+def _clearance(agent_id: str, now: float) -> Callable[[Records], Change]:
+    return lambda records: clear(records, agent_id, RULES, now)
 
 
 def _expiry(allocation_id: str, now: float) -> Callable[[Records], Change]:
