@@ -59,7 +59,7 @@ def _task_lines(explained: TaskExplanation, now: float, tell_instant: Callable[[
     place = f"place {task.queue_place} of the queue, " if task.queue_place else ""
     lines = [f"trial {trial.id}: {trial.state}, {place}needs {count(task.num_slots, 'slot')}, {_terms(task)}"]
     if task.reason is None:
-        return [*lines, "  no scheduler leads, so nobody can say why it waits"]
+        return [*lines, "  either it is about to start, or no scheduler leads and nobody can say why it waits"]
     lines.append(f"  {task.reason.code}: {task.reason.message}")
     lines += [f"  blocked by {blocker.id}: {blocker.text}" for blocker in explained.blockers]
     if task.reason.would_start_if:
@@ -78,7 +78,7 @@ def _where_or_why(task: Task) -> str:
     if task.allocation is not None:
         return ", ".join(f"{member.agent_id} ({len(member.slot_ids)})" for member in task.allocation.members)
     if task.reason is None:
-        return "no scheduler leads" if task.trial.state is State.QUEUED else "-"
+        return "about to start, or no scheduler leads" if task.trial.state is State.QUEUED else "-"
     return str(task.reason.code)
 
 

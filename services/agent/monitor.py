@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import structlog
 
-from services.agent import metrics, nvml
+from services.agent import health_file, metrics, nvml
 from services.agent.daemon_call import start_call
 from services.agent.health import Health, Policy, Reading, after_reading, after_xid
 from services.agent.slot import Slots, with_problems
@@ -32,14 +33,22 @@ log = structlog.get_logger(__name__)
 
 
 class SlotMonitor:
-    """`slots` is the newest. on_change is called on the event loop, with the slots as they are from then on."""
+    """`slots` is the newest, from the start on.
 
-    def __init__(self, slots: Slots, policy: Policy, period_seconds: float, on_change: Callable[[Slots], None]) -> None:
-        self.slots = slots
+    state: the folder where it remembers which GPUs are out of use. on_change is called on the event loop, with the
+    slots as they are from then on.
+    """
+
+    def __init__(
+        self, slots: Slots, policy: Policy, period_seconds: float, state: Path, on_change: Callable[[Slots], None]
+    ) -> None:
         self._policy = policy
         self._period_seconds = period_seconds
+        self._path = state / health_file.NAME
         self._on_change = on_change
-        self._healths = [Health(problem=device.problem) for device in slots.devices]
+        remembered = health_file.load_healths(self._path) if slots.devices else {}
+        self._healths = [_begin(device, remembered.get(device.uuid)) for device in slots.devices]
+        self.slots = with_problems(slots, self._problems()) if slots.devices else slots
         self._looks: dict[str, asyncio.Future[nvml.Look]] = {}
         self._watch = XidWatch(self._on_xid)
         self._hurry = asyncio.Event()
@@ -120,15 +129,27 @@ class SlotMonitor:
 
     def _set(self, healths: list[Health]) -> None:
         self._healths = healths
-        slots = with_problems(self.slots, [health.problem for health in healths])
+        slots = with_problems(self.slots, self._problems())
         if slots == self.slots:
             return
+        # Not what was wrong with a device from the start on: the next start sees for itself.
+        found = {device.uuid: health for device, health in self._pairs() if not device.problem}
+        health_file.save_healths(self._path, found)
         _log_changes(self.slots, slots)
         self.slots = slots
         self._on_change(slots)
 
+    def _problems(self) -> list[str]:
+        return [health.problem for health in self._healths]
+
     def _pairs(self) -> list[tuple[Device, Health]]:
         return list(zip(self.slots.devices, self._healths, strict=True))
+
+
+def _begin(device: Device, remembered: Health | None) -> Health:
+    if remembered is None or device.problem:
+        return Health(problem=device.problem)
+    return remembered
 
 
 def _look_at(index: int, bus_id: str) -> nvml.Look:

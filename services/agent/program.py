@@ -58,9 +58,10 @@ class _Running:
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else ""
         self._metrics_address = settings.advertised(metrics_address) if metrics_address else ""
         identity = Identity(settings.id, settings.pool, settings.labels, self._metrics_address)
-        self._agent = Agent(identity, slots, journal, roster)
+        policy = Policy(settings.health_confirmations, settings.health_good_checks, settings.health_window_seconds)
+        self._monitor = SlotMonitor(slots, policy, settings.health_seconds, settings.state_dir, self._on_slots)
+        self._agent = Agent(identity, self._monitor.slots, journal, roster)
         self._link = Link(settings.scheduler_addresses, token, self._agent, self._outbox)
-        self._monitor = SlotMonitor(slots, _make_policy(settings), settings.health_seconds, self._on_slots)
 
     async def run(self) -> None:
         signals = _catch_signals()
@@ -99,10 +100,6 @@ class _Running:
         if not stopping.done():
             await self._agent.roster.stop_all(0.0, reason)
         await stopping
-
-
-def _make_policy(settings: AgentSettings) -> Policy:
-    return Policy(settings.health_confirmations, settings.health_good_checks, settings.health_window_seconds)
 
 
 def _make_templates(settings: AgentSettings, program: RunnerProgram) -> list[Template]:

@@ -22,6 +22,7 @@ import httpx
 
 from gangline import rpc, wire
 from gangline.domain.resource import User
+from gangline.local.port import find_free_ports
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings, Put
@@ -99,11 +100,13 @@ class GatewayProcess:
     def __init__(self, folder: Path, etcd_address: str, **flags: str) -> None:
         self._folder = folder
         (folder / "cluster.token").write_text(CLUSTER_TOKEN)
+        # Such that nobody else is given one of them while the gateway is away.
+        grpc_port, http_port = find_free_ports(2)
         self.flags = {
             "etcd-endpoints": etcd_address,
             "cluster-token-file": str(folder / "cluster.token"),
-            "grpc-listen": "127.0.0.1:0",
-            "http-listen": "127.0.0.1:0",
+            "grpc-listen": f"127.0.0.1:{grpc_port}",
+            "http-listen": f"127.0.0.1:{http_port}",
             "storage-url": str(folder / "storage"),
             "database-url": f"sqlite:///{folder}/gateway.db",
             "ready-file": str(folder / "ready.json"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -19,6 +19,7 @@ from gangline.errors import GanglineError
 from services.gateway.leader import Leader
 
 FRESH_SECONDS = 0.5
+FRESH_SECONDS_AT_LEAST = 0.1
 FETCH_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
@@ -37,23 +38,31 @@ class Pending:
         self._leader = leader
         self._standing_by_trial_id: Mapping[str, Standing] = {}
         self._fetched_at = float("-inf")
+        self._is_answered = False
         self._fetching = asyncio.Lock()
 
-    async def standings(self) -> Mapping[str, Standing]:
-        """By trial id, in the order in which the planner looks at them."""
+    async def standings(self, trial_ids: Iterable[str]) -> Mapping[str, Standing]:
+        """By trial id, in the order in which the planner looks at them.
+
+        trial_ids: those that the caller knows to wait. One that the last answer does not have makes it old sooner.
+        """
         clock = asyncio.get_running_loop().time
         async with self._fetching:
-            if clock() - self._fetched_at >= FRESH_SECONDS:
+            age_seconds = clock() - self._fetched_at
+            is_missed = self._is_answered and any(id_ not in self._standing_by_trial_id for id_ in trial_ids)
+            if age_seconds >= (FRESH_SECONDS_AT_LEAST if is_missed else FRESH_SECONDS):
                 self._standing_by_trial_id = await self._fetch()
                 self._fetched_at = clock()
             return self._standing_by_trial_id
 
     async def _fetch(self) -> Mapping[str, Standing]:
+        self._is_answered = False
         try:
             answer = await self._leader.list_pending(FETCH_SECONDS)
         except GanglineError as error:
             log.debug("no reasons for pending requests", error=error.message)
             return {}
+        self._is_answered = True
         places: Counter[str] = Counter()
         found = {}
         for item in answer.pending:

@@ -36,7 +36,8 @@ class Queue:
         check_user(principal)
         if experiment_id:
             self._views.experiment(experiment_id)
-        standings = await self._pending.standings() if len(self._mirror.state.requests) else {}
+        waiting = [request.trial_id for request in self._mirror.state.requests.all()]
+        standings = await self._pending.standings(waiting) if waiting else {}
         found: list[Allocation | Request] = [*self._running(), *self._waiting(standings)]
         wanted = [one for one in found if experiment_id in (0, one.experiment_id)]
         tasks = (self._task(one, standings.get(one.trial_id)) for one in wanted)

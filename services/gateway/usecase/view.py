@@ -56,9 +56,9 @@ class Views:
         return self._join(self.trial(trial_id), newest, reasons)
 
     async def _reasons(self, trials: list[Trial]) -> Mapping[str, Reason]:
-        if all(trial.state is not State.QUEUED for trial in trials):
-            return {}
-        return {trial_id: standing.reason for trial_id, standing in (await self._pending.standings()).items()}
+        waiting = [trial.id for trial in trials if trial.state is State.QUEUED]
+        standings = await self._pending.standings(waiting) if waiting else {}
+        return {trial_id: standings[trial_id].reason for trial_id in waiting if trial_id in standings}
 
     def _join(self, trial: Trial, newest: Mapping[str, Newest], reasons: Mapping[str, Reason]) -> TrialView:
         return TrialView(

@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from gangline.domain.resource import Slot
 from services.agent import monitor, nvml
 from services.agent.health import Policy, Reading
+from services.agent.health_file import NAME, load_healths
 from services.agent.monitor import SlotMonitor
 from services.agent.slot import Slots
 from services.agent.visible import Device
@@ -29,6 +31,11 @@ class Driver:
         self.hanging: set[str] = set()
         self.readings: dict[str, Reading | Exception] = {}
         self.calls: list[str] = []
+
+    async def wait_for_calls(self, number: int) -> None:
+        """So many more."""
+        wanted = len(self.calls) + number
+        await wait_until(lambda: len(self.calls) >= wanted)
 
     def look(self, index: int, bus_id: str) -> nvml.Look:
         self.calls.append(bus_id)
@@ -50,14 +57,14 @@ async def driver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Driver]:
 
 
 @pytest.fixture
-async def start() -> AsyncIterator[Callable[[tuple[Device, ...]], SlotMonitor]]:
+async def start(tmp_path: Path) -> AsyncIterator[Callable[[tuple[Device, ...]], SlotMonitor]]:
     tasks: list[asyncio.Task[None]] = []
 
     def start(devices: tuple[Device, ...]) -> SlotMonitor:
         slots = tuple(
             Slot(f"a1/{device.uuid}", problem=device.problem, is_healthy=not device.problem) for device in devices
         )
-        made = SlotMonitor(Slots(slots, devices), Policy(), 0.01, lambda _: None)
+        made = SlotMonitor(Slots(slots, devices), Policy(), 0.01, tmp_path, lambda _: None)
         tasks.append(asyncio.create_task(made.run()))
         return made
 
@@ -108,6 +115,28 @@ async def test_mig_device_that_is_gone(driver: Driver, start: Start) -> None:
     watched = start((gone,))
     await wait_until(lambda: _problems(watched)[0])
     assert _problems(watched) == ["NVML no longer lists it; restart the agent if that was intended"]
+
+
+async def test_restart_does_not_bring_a_gpu_back(driver: Driver, start: Start, tmp_path: Path) -> None:
+    """Errors that were counted before the agent started are no finding by themselves."""
+    first = start(DEVICES)
+    for errors in (0, 1, 2):
+        driver.readings["bus-0"] = Reading(num_uncorrected=errors)
+        await driver.wait_for_calls(5)
+    assert _problems(first)[0].startswith("1 uncorrected memory error, 2 times; reset the GPU")
+    second = start(DEVICES)
+    assert _problems(second) == _problems(first), "from the first hello on"
+    await driver.wait_for_calls(20)
+    assert _problems(second) == _problems(first)
+    driver.readings["bus-0"] = GOOD
+    await wait_until(lambda: _problems(second) == ["", ""])
+    await wait_until(lambda: load_healths(tmp_path / NAME) == {})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"GPU-0": 3}', '{"GPU-0": {"problem": 3, "reset_below": null}}'])
+async def test_file_that_makes_no_sense(driver: Driver, start: Start, tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+    assert _problems(start(DEVICES)) == ["", ""]
 
 
 async def test_artificial_slots_are_never_checked(driver: Driver, start: Start) -> None:

@@ -47,7 +47,10 @@ def test_rows() -> None:
 def test_an_estimate_that_has_passed_and_a_reason_that_nobody_gives() -> None:
     late = replace(WAITING, reason=replace(REASON, eta_at=NOW - 1))
     assert job_row(late, NOW)[-2] == "any moment"
-    assert job_row(replace(WAITING, reason=None, queue_place=0), NOW)[-2:] == ("-", "no scheduler leads")
+    assert job_row(replace(WAITING, reason=None, queue_place=0), NOW)[-2:] == (
+        "-",
+        "about to start, or no scheduler leads",
+    )
 
 
 def test_order_is_by_pool_then_what_runs_then_the_place() -> None:
@@ -74,7 +77,7 @@ def test_without_an_estimate_and_without_a_leader() -> None:
     alone = replace(WAITING, reason=None, queue_place=0)
     assert lines(TaskExplanation(alone))[1:] == [
         "trial 8.1: QUEUED, needs 2 slots, pool 'default', priority 10",
-        "  no scheduler leads, so nobody can say why it waits",
+        "  either it is about to start, or no scheduler leads and nobody can say why it waits",
     ]
 
 
