@@ -112,9 +112,8 @@ def _watch(bus_ids: Collection[str], stopping: threading.Event, tell: Callable[[
                 event = pynvml.nvmlEventSetWait_v2(event_set, WAIT_MILLISECONDS)
             except pynvml.NVMLError_Timeout:
                 continue
-            bus_id = bus_id_by_address.get(_address(event.device))
-            if bus_id is not None:
-                tell(_read(bus_id, event))
+            bus_id = bus_id_by_address.get(_address(event.device)) or pynvml.nvmlDeviceGetPciInfo(event.device).busId
+            tell(_read(bus_id, event))
     finally:
         pynvml.nvmlEventSetFree(event_set)
 

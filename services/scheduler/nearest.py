@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from services.scheduler.placement.order import natural_key
 
 _MAX_NAMED = 12
+# Short names differ by much of themselves.
+_LEAST_ALIKE = 0.5
 
 
 def describe_known(what: str, wanted: str, known: Iterable[str]) -> str:
@@ -15,7 +17,7 @@ def describe_known(what: str, wanted: str, known: Iterable[str]) -> str:
     names = sorted(known, key=natural_key)
     if not names:
         return f"there are no {what}s yet"
-    near = get_close_matches(wanted, names, 1)
+    near = get_close_matches(wanted, names, 1, _LEAST_ALIKE)
     hint = f"did you mean {near[0]!r}? " if near else ""
     rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     verb = f"only {what} is" if len(names) == 1 else f"{what}s are"

@@ -31,7 +31,7 @@ from services.scheduler.transition.stop import StopOrder, stop
 from tests.support.scheduler_model import RULES, Leader, Model, Refused, encoded
 
 AGENTS = {"a1": 2, "a2": 2, "a3": 2, "a4": 3}
-AGENT_EVENTS = ["connects", "connects", "is lost", "loses its stream", "has a slot turn", "returns with fewer slots"]
+AGENT_EVENTS = ["connects", "connects", "is lost", "loses its stream", "has a slot turn"]
 START_EVENTS = ["is accepted", "comes up", "is preempted", "completes"]
 TELLINGS = ["once", "twice", "not heard by a leader that dies", "applied by a leader that dies"]
 WAITING = (State.STARTING, State.STOPPING)
@@ -50,7 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.model = Model(POOLS)
         self.ended: dict[str | int, bytes] = {}
 
-    @initialize(sizes=st.lists(SLOTS, max_size=4))
+    @initialize(sizes=st.lists(SLOTS, min_size=1, max_size=4))
     def first_agents_and_work(self, sizes: list[int]) -> None:
         """Enough for gangs over several agents from the first step on."""
         for agent_id in ("a1", "a2", "a3"):
@@ -70,14 +70,32 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.model.connected.discard(agent_id)
             case "has a slot turn" if agent_id in self.model.connected:
                 self.model.sicken(agent_id, number)
-            case "returns with fewer slots":
-                self.model.connect(agent_id, AGENTS[agent_id] - 1)
+
+    @precondition(lambda self: self.model.allocations())
+    @rule(choice=pick, number=st.integers(0, 1), is_told_on_stream=st.booleans())
+    def held_slot_vanishes(self, choice: int, number: int, is_told_on_stream: bool) -> None:
+        """An agent says hello without a slot that it has work on, or misses it while it is connected."""
+        allocation = self.choose(choice)
+        member = allocation.members[choice % len(allocation.members)]
+        gone = member.slot_ids[number % len(member.slot_ids)]
+        self.model.lose_slot(member.agent_id, gone, is_told_on_stream and member.agent_id in self.model.connected)
+        if member.agent_id not in unended_agents(allocation):
+            return
+        found = get(self.model.state, Allocation, allocation.id)
+        assert found.state is State.STOPPING
+        if allocation.state is not State.STOPPING:
+            assert found.failure is not None
+            assert (found.failure.agent_id, found.stop_kind) == (member.agent_id, ExitKind.KILLED)
+            assert gone in found.stop_reason
 
     @precondition(lambda self: self.model.agents)
     @rule(choice=pick, availability=st.sampled_from(list(Availability)), number=st.none() | st.integers(0, 2))
     def operator_speaks(self, choice: int, availability: Availability, number: int | None) -> None:
-        """Of an agent, or of one of its slots; saying it again changes nothing, and no hello does."""
-        agent_id = sorted(self.model.agents)[choice % len(self.model.agents)]
+        """Of an agent, rather of one with work, or of one of its slots; saying it again changes nothing, and no hello
+        does."""
+        busy = sorted({member.agent_id for found in self.model.allocations() for member in found.members})
+        agents = busy or sorted(self.model.agents)
+        agent_id = agents[choice % len(agents)]
         slot_ids = [] if number is None else [f"{agent_id}/{number}"]
         found = get(self.model.state, Agent, agent_id)
         if slot_ids and slot_ids[0] not in {slot.id for slot in found.slots}:

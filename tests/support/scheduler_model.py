@@ -112,9 +112,7 @@ class Model:
     def connect(self, agent_id: str, slots: int, pool: str = "default") -> None:
         """Its hello; what ran there goes on where the slots are still there."""
         agent = Agent(agent_id, pool=pool, slots=tuple(Slot(f"{agent_id}/{number}") for number in range(slots)))
-        self.agents[agent_id] = agent
-        self.leader.commit(lambda records: registered(records, agent, RULES, self.now))
-        self.connected.add(agent_id)
+        self._greet(agent)
 
     def sicken(self, agent_id: str, number: int) -> None:
         """One slot of a connected agent turns unhealthy, or well again; told while it is connected."""
@@ -124,6 +122,21 @@ class Model:
         slots = [replace(s, is_healthy=not s.is_healthy) if i == number else s for i, s in enumerate(agent.slots)]
         self.agents[agent_id] = replace(agent, slots=tuple(slots))
         self.leader.commit(lambda records: slots_changed(records, agent_id, slots, RULES, self.now))
+
+    def _greet(self, agent: Agent) -> None:
+        self.agents[agent.id] = agent
+        self.leader.commit(lambda records: registered(records, agent, RULES, self.now))
+        self.connected.add(agent.id)
+
+    def lose_slot(self, agent_id: str, slot_id: str, is_told_on_stream: bool) -> None:
+        """The agent has it no more; it says so with its next hello, or over its stream."""
+        agent = self.agents[agent_id]
+        slots = tuple(slot for slot in agent.slots if slot.id != slot_id)
+        if is_told_on_stream:
+            self.agents[agent_id] = replace(agent, slots=slots)
+            self.leader.commit(lambda records: slots_changed(records, agent_id, slots, RULES, self.now))
+        else:
+            self._greet(replace(agent, slots=slots))
 
     def lose(self, agent_id: str) -> None:
         self.connected.discard(agent_id)

@@ -138,6 +138,8 @@ class Explanation:
         usable = [agent.slots for agent in allowed if agent.is_usable]
         away = [_absence(agent) for agent in allowed if not agent.is_usable or agent.disabled]
         named = ", ".join(away[:4]) + (f" and {len(away) - 4} more" if len(away) > 4 else "")
+        if not usable:
+            return ReasonCode.AGENTS_UNHEALTHY, f"{_needs(request)}; only {named} could hold it"
         held = f"the agents that are well, {describe_agents(usable)}, cannot hold it without {named}"
         return ReasonCode.AGENTS_UNHEALTHY, f"{_needs(request)}; {held}"
 

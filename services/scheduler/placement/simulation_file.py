@@ -95,17 +95,18 @@ def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]
     """One pool of a snapshot in the format of the file; reading it back gives the same plan."""
     config = next(found for found in snapshot.pools if found.name == pool)
     agents = snapshot.agents_of(pool)
-    running = [work for work in snapshot.running if work.pool == pool]
-    occupied: dict[str, int] = defaultdict(int)
-    for work in running:
-        for agent_id, slots in work.slots_by_agent.items():
-            occupied[agent_id] += slots - work.draining_by_agent.get(agent_id, 0)
+    running = [_within(agents, work) for work in snapshot.running if work.pool == pool]
+    gone = {agent_id for work in running for agent_id in work.slots_by_agent}.difference(agent.id for agent in agents)
+    held = _held_by_agent(running)
     requests = [request for request in snapshot.requests if request.pool == pool]
     return {
         "policy": config.policy,
         "now": now,
         "config": _dump_config(config),
-        "agents": [_dump_agent(agent, occupied[agent.id], running) for agent in agents],
+        "agents": [
+            *(_dump_agent(agent, held[agent.id]) for agent in agents),
+            *({"id": agent_id, "slots": 0, "state": "away", "problem": "in another pool"} for agent_id in sorted(gone)),
+        ],
         "groups": [
             {"id": group.id, "max_slots": group.max_slots, "weight": group.weight, "priority": group.priority}
             for group in snapshot.groups
@@ -270,22 +271,49 @@ def _dump_config(config: PoolConfig) -> dict[str, Any]:
     }
 
 
-def _dump_agent(agent: AgentRoom, occupied: int, running: Iterable[Running]) -> dict[str, Any]:
-    there = [work for work in running if agent.id in work.slots_by_agent]
-    auxiliary = sum(1 for work in there if work.slots_by_agent[agent.id] == 0)
-    drained = sum(work.draining_by_agent.get(agent.id, 0) for work in there)
+@dataclass(slots=True)
+class _Held:
+    """What the file's own work holds on one agent."""
+
+    used: int = 0
+    draining: int = 0
+    auxiliary: int = 0
+
+
+def _held_by_agent(running: Iterable[Running]) -> dict[str, _Held]:
+    held: dict[str, _Held] = defaultdict(_Held)
+    for work in running:
+        for agent_id, slots in work.slots_by_agent.items():
+            drained = work.draining_by_agent.get(agent_id, 0)
+            held[agent_id].used += slots - drained
+            held[agent_id].draining += drained
+            held[agent_id].auxiliary += slots == 0
+    return held
+
+
+def _dump_agent(agent: AgentRoom, held: _Held) -> dict[str, Any]:
     return {
         "id": agent.id,
         "slots": agent.slots,
-        "used_slots": agent.used - occupied,
+        "used_slots": agent.used - held.used,
         "max_zero_slot": agent.max_zero_slot,
-        "used_zero_slot": agent.used_zero_slot - auxiliary,
-        "draining_slots": agent.draining - drained,
+        "used_zero_slot": agent.used_zero_slot - held.auxiliary,
+        "draining_slots": agent.draining - held.draining,
         "disabled_slots": agent.disabled,
         "state": "enabled" if agent.is_usable else "away",
         "problem": agent.problem,
         "labels": dict(agent.labels),
     }
+
+
+def _within(agents: Iterable[AgentRoom], work: Running) -> Running:
+    """What it holds on agents that have left the pool comes back to nobody here."""
+    left = work.slots_by_agent.keys() - {agent.id for agent in agents}
+    if not left:
+        return work
+    return replace(
+        work, draining_by_agent={**work.draining_by_agent, **{one: work.slots_by_agent[one] for one in left}}
+    )
 
 
 def _dump_running(work: Running) -> dict[str, Any]:

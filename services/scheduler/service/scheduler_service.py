@@ -140,8 +140,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         term = self._seat.require()
         pool = find_pool(request.pool, term.pools)
         now = time.time()
-        document = dump_simulation(term.loop.take_snapshot(now), pool.name, now)
-        return scheduler_pb2.GetSnapshotResponse(snapshot_json=json.dumps(document))
+        snapshot = term.loop.take_snapshot(now)
+        # Of a large cluster it is megabytes.
+        text = await asyncio.to_thread(lambda: json.dumps(dump_simulation(snapshot, pool.name, now)))
+        return scheduler_pb2.GetSnapshotResponse(snapshot_json=text)
 
     async def PreviewSearch(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.PreviewSearchRequest, _context: Any

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gangline.domain.allocation import Request
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.search import SearchEvent, SearchLog
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, SearchEventKind, State
@@ -18,6 +19,7 @@ from services.scheduler.records import get
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
 from services.scheduler.searcher.registry import SEARCHERS
 from services.scheduler.transition.end import (
+    MAX_TRIALS,
     activate_experiment,
     cancel_experiment,
     end_experiment,
@@ -112,6 +114,22 @@ def test_the_log_goes_on_on_the_next_page() -> None:
     pages = sorted(world.records.all_of(SearchLog), key=lambda log: log.page)
     assert [len(page.events) for page in pages] == [64, 7]
     assert [event.trial_number for page in pages for event in page.events] == list(range(71))
+
+
+def test_what_is_being_ended_starts_nothing_more() -> None:
+    """More trials than one transaction ends: those whose turn comes later must not start before it."""
+    world = SearchWorld(config_of({"name": "random", "max_trials": 50, "max_concurrent_trials": 0}))
+    world.pursue()
+    assert len(world.trials) == 50
+    world.apply(cancel_experiment(world.records, 1, "canceled by ann", RULES, world.now))
+    left = list(world.records.all_of(Request))
+    assert len(left) == 50 - MAX_TRIALS
+    assert not world.place()
+    assert not world.try_to_place(left[0].trial_id)
+    told = held_reason(world.experiment, world.plan().reasons[left[0].trial_id])
+    assert told.message == "experiment 1 is being ended: canceled by ann"
+    world.pursue()
+    assert world.experiment.outcome is Outcome.CANCELED
 
 
 def test_max_slots_holds_requests_and_says_why() -> None:
