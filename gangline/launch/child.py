@@ -134,6 +134,16 @@ def call(target: str, *arguments: Any) -> int:
     return int(getattr(importlib.import_module(module), function)(*arguments) or 0)
 
 
+def become(program: Sequence[str]) -> NoReturn:
+    """Puts another program in place of this process, with the signals that a shell would start it with."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvp(program[0], list(program))  # noqa: S606  a list, and the user's own command
+    except OSError as error:
+        sys.stderr.write(f"error: entrypoint {program[0]!r} cannot be run: {error.strerror}\n")
+        leave(127)
+
+
 def leave(status: int) -> NoReturn:
     """Ends a forked process at once, without the exit handlers that it inherited from its parent."""
     for stream in (sys.stdout, sys.stderr):

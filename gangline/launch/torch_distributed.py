@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 
-from gangline.config.entrypoint import Command, Module, Script, TrialClass, parse_entrypoint
+from gangline.domain.entrypoint import Command, Module, Script, TrialClass, parse_entrypoint
 from gangline.errors import GanglineError, invalid
 
 
