@@ -99,9 +99,13 @@ def take_output(stdout_fd: int, stderr_fd: int) -> None:
 
 
 def set_environment(environment: dict[str, str], directory: str) -> None:
-    """Replaces the environment and changes into directory."""
-    os.environ.clear()
-    os.environ.update(environment)
+    """Replaces the environment and changes into directory. What is right already is left alone: most of it, in a fork
+    of a process that was started with the same."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
     os.chdir(directory)
 
 
