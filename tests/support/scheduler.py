@@ -14,14 +14,15 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from gangline import rpc, wire
 from gangline.config import ExperimentConfig
-from gangline.domain.state import ExperimentAction
-from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from gangline.domain.state import Availability, ExperimentAction
+from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common.etcd import EtcdSettings
 from tests.support.source import ROOT
 from tests.support.wait import until
@@ -126,6 +127,44 @@ class Caller:
         answer = await self._call("ChangeExperiment", request)
         assert isinstance(answer, scheduler_pb2.ChangeExperimentResponse)
         return answer
+
+    async def set_resources(self, experiment_id: int, **fields: float) -> scheduler_pb2.ChangeExperimentResponse:
+        """fields: priority, weight, max_slots."""
+        resources = types_pb2.ResourceChange(**fields)  # type: ignore[arg-type]  # a test names what it gives
+        return await self.change_as(experiment_id, resources=resources)
+
+    async def move(
+        self, experiment_id: int, anchor_id: int, is_behind: bool = False
+    ) -> scheduler_pb2.ChangeExperimentResponse:
+        return await self.change_as(
+            experiment_id, move=types_pb2.QueueMove(anchor_experiment_id=anchor_id, is_behind=is_behind)
+        )
+
+    async def change_as(self, experiment_id: int, **fields: Any) -> scheduler_pb2.ChangeExperimentResponse:
+        """fields: of the request."""
+        request = scheduler_pb2.ChangeExperimentRequest(
+            request_id="c", experiment_id=experiment_id, user="ann", **fields
+        )
+        answer = await self._call("ChangeExperiment", request)
+        assert isinstance(answer, scheduler_pb2.ChangeExperimentResponse)
+        return answer
+
+    async def change_agent(
+        self, agent_id: str, availability: Availability | None, *slot_ids: str
+    ) -> scheduler_pb2.ChangeAgentResponse:
+        """availability: None leaves it out."""
+        request = scheduler_pb2.ChangeAgentRequest(request_id="a", agent_id=agent_id, slot_ids=slot_ids, user="ann")
+        if availability is not None:
+            request.availability = wire.enum_number(availability)  # type: ignore[assignment]  # protobuf takes the number
+        answer = await self._call("ChangeAgent", request)
+        assert isinstance(answer, scheduler_pb2.ChangeAgentResponse)
+        return answer
+
+    async def snapshot(self, pool: str = "") -> str:
+        """As JSON."""
+        answer = await self._call("GetSnapshot", scheduler_pb2.GetSnapshotRequest(pool=pool))
+        assert isinstance(answer, scheduler_pb2.GetSnapshotResponse)
+        return answer.snapshot_json
 
     async def end_trial(self, trial_id: str) -> scheduler_pb2.EndTrialResponse:
         request = scheduler_pb2.EndTrialRequest(request_id="t", trial_id=trial_id, user="ann")

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -75,6 +76,12 @@ class ScriptedAgent:
         status.state = types_pb2.STATE_TERMINAL
         status.exit.CopyFrom(report)
         self._outbox.put_nowait(agent_pb2.ConnectRequest(status=status))
+
+    def tell_slots(self, slots: Sequence[Slot]) -> None:
+        """What it has changes while it is connected; its next hello says the same."""
+        self.record = replace(self.record, slots=tuple(slots))
+        message = agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in slots])
+        self._outbox.put_nowait(agent_pb2.ConnectRequest(slots=message))
 
     def _alive(self) -> list[str]:
         return [found for found, status in self.journal.items() if status.state != types_pb2.STATE_TERMINAL]

@@ -187,7 +187,11 @@ class Ledger:
         candidates = candidates[: MAX_VICTIMS_SEEN - self._victims_seen]
         for agent_id, slots in self._coming.items():
             self.room.add(agent_id, slots)
-        found = find_victims(candidates, request.slots, self.room, lambda: find_fit(request, self.room, self._spare))
+        found = None
+        if self.room.free + sum(work.slots for work in candidates) >= request.slots:
+            found = find_victims(
+                candidates, request.slots, self.room, lambda: find_fit(request, self.room, self._spare)
+            )
         if found is None:
             self._hopeless.add(shape)
             self._victims_seen += len(candidates)

@@ -51,7 +51,7 @@ def freed_by(work: Running) -> Mapping[str, int]:
 
 class Outlook:
     """room: as it is now; later changes of it do not show here. works: what occupies it and will end. ends: more of
-    the same, of an earlier outlook."""
+    the same, of an earlier outlook. The sweep waits until somebody asks."""
 
     def __init__(
         self, room: Room, works: Iterable[Running], now: float, ends: Iterable[tuple[float, Running]] = ()
@@ -65,8 +65,8 @@ class Outlook:
         self._history: dict[str, list[tuple[float, int]]] = {}
         self._idle: dict[int, list[tuple[float, str]]] = defaultdict(list)
         self._auxiliary: list[tuple[float, str, Running]] = []
+        self._is_swept = False
         self._start()
-        self._sweep()
 
     @property
     def ends(self) -> list[tuple[float, Running]]:
@@ -75,6 +75,7 @@ class Outlook:
 
     def opening(self, request: PendingRequest) -> Opening | None:
         """The first one for the request; None when no end of running work makes room for it."""
+        self._sweep()
         if request.slots == 0:
             return self._auxiliary_opening(request.blocklist)
         found = [self._shared(request.slots, request.blocklist)]
@@ -89,6 +90,7 @@ class Outlook:
         return Opening(at, slots_by_agent, self._needed(at, slots_by_agent))
 
     def free_at(self, agent_id: str, at: float) -> int:
+        self._sweep()
         history = self._history.get(agent_id, ())
         return max((free for end, free in history if end <= at), default=self._free[agent_id])
 
@@ -101,6 +103,9 @@ class Outlook:
             self._idle[size] = sorted((self._now, agent_id) for ring in rings.values() for _, agent_id in ring)
 
     def _sweep(self) -> None:
+        if self._is_swept:
+            return
+        self._is_swept = True
         free = dict(self._free)
         draining = {bin_.agent.id: bin_.agent.draining for bin_ in self._room.bins}
         most = self._wider[0][2] if self._wider else 0

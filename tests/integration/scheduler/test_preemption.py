@@ -1,0 +1,116 @@
+"""Urgent work takes the place of less urgent work, through a real scheduler: who is stopped checkpoints first, loses
+nothing and comes back; who waited starts as soon as the slots are free."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gangline.domain.state import ExitKind, Outcome, State
+from gangline.v1 import types_pb2
+from tests.integration.scheduler.conftest import Bench
+from tests.support.scheduler import SchedulerProcess, config_json
+from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
+from tests.support.wait import until
+
+SECONDS = 60.0
+
+
+async def _scheduler(bench: Bench, tmp_path: Path) -> SchedulerProcess:
+    settings = tmp_path / "scheduler.toml"
+    settings.write_text('[[resource_pools]]\npool_name = "default"\nscheduler = { preemption = true }\n')
+    return await bench.scheduler("s1", "--settings", str(settings))
+
+
+def _config(slots: int, priority: int, **fields: object) -> str:
+    fields["resources"] = {"slots_per_trial": slots, "priority": priority}
+    return config_json(slots, **fields)
+
+
+async def _stopped(agent: ScriptedAgent, allocation_id: str) -> None:
+    await until(lambda: allocation_id in agent.stops, f"{allocation_id} being stopped", SECONDS)
+    stop = agent.stops[allocation_id]
+    assert stop.kind == types_pb2.EXIT_KIND_PREEMPTED
+
+
+async def test_urgent_work_has_less_urgent_work_checkpoint_and_start_again_later(bench: Bench, tmp_path: Path) -> None:
+    scheduler = await _scheduler(bench, tmp_path)
+    agent = await bench.agent("a1", obeys_stop=False)
+    await bench.caller.submit(_config(2, 50, max_restarts=0, preemption_timeout=600))
+    [spec] = await agent.started()
+    runner = ScriptedRunner(spec, scheduler.address)
+    await runner.run()
+    await bench.caller.submit(_config(2, 1))
+    # 1. The victim is asked, with its own timeout, and who waits says for whom.
+    await _stopped(agent, "1.1.1")
+    assert agent.stops["1.1.1"].reason == "makes room for trial 2.1"
+    assert 590 < agent.stops["1.1.1"].grace_seconds <= 600
+    [waiting] = await bench.caller.list_pending()
+    assert waiting.request.trial_id == "2.1"
+    assert waiting.reason.code == types_pb2.REASON_CODE_WAITING_FOR_PREEMPTION
+    assert list(waiting.reason.blocking_ids) == ["1.1.1"]
+    assert json.loads(waiting.reason.changes_json) == [{"kind": "end_work", "allocation_ids": ["1.1.1"]}]
+    assert waiting.reason.HasField("eta_at")
+    # 2. It saves what it has and ends; the urgent one starts on its slots.
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=50, url="/x/c1"))
+    agent.finish("1.1.1", ExitKind.PREEMPTED)
+    [urgent] = await agent.started()
+    assert urgent.allocation.id == "2.1.1"
+    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda found: found.state is State.QUEUED, SECONDS)
+    assert (trial.restarts, trial.infrastructure_failures, trial.reason) == (0, 0, "makes room for trial 2.1")
+    # 3. It comes back from its checkpoint, though it may not restart once.
+    agent.finish("2.1.1", ExitKind.COMPLETED)
+    await until(lambda: "1.1.2" in agent.specs, "the victim's second attempt", SECONDS)
+    assert agent.specs["1.1.2"].latest_checkpoint.id == "c1"
+    agent.finish("1.1.2", ExitKind.COMPLETED)
+    ended = await bench.eventually(lambda: bench.experiment(1), lambda found: found.outcome is not None, SECONDS)
+    assert ended.outcome is Outcome.COMPLETED
+
+
+async def test_a_gang_takes_the_place_of_several_and_starts_whole(bench: Bench, tmp_path: Path) -> None:
+    await _scheduler(bench, tmp_path)
+    first, second = await bench.agent("a1", obeys_stop=False), await bench.agent("a2", obeys_stop=False)
+    for _ in range(2):
+        await bench.caller.submit(_config(2, 42))
+    for agent in (first, second):
+        await agent.started()
+    await bench.caller.submit(_config(4, 1))
+    for agent in (first, second):
+        [held] = agent.journal
+        await _stopped(agent, held)
+    [held] = first.journal
+    first.finish(held, ExitKind.PREEMPTED)
+    [waiting] = [one for one in await bench.caller.list_pending() if one.request.trial_id == "3.1"]
+    assert waiting.reason.code == types_pb2.REASON_CODE_WAITING_FOR_PREEMPTION
+    [held] = second.journal
+    second.finish(held, ExitKind.PREEMPTED)
+    for agent in (first, second):
+        await until(lambda: "3.1.1" in agent.specs, "the gang's start", SECONDS)  # noqa: B023 - called at once
+
+
+async def test_a_raised_priority_is_enough(bench: Bench, tmp_path: Path) -> None:
+    """Nothing else happens: the change itself wakes the planner."""
+    await _scheduler(bench, tmp_path)
+    agent = await bench.agent("a1")
+    await bench.caller.submit(_config(2, 42))
+    await agent.started()
+    await bench.caller.submit(_config(2, 42))
+    [waiting] = await bench.caller.list_pending()
+    assert waiting.reason.code == types_pb2.REASON_CODE_NO_CAPACITY
+    changed = await bench.caller.set_resources(2, priority=3)
+    assert json.loads(changed.experiment.config_json)["resources"]["priority"] == 3
+    await until(lambda: "2.1.1" in agent.specs, "the start of what became urgent", SECONDS)
+    assert agent.stops["1.1.1"].reason == "makes room for trial 2.1"
+    pending = await bench.caller.list_pending()
+    assert [one.request.trial_id for one in pending] == ["1.1"]
+
+
+async def test_equal_priority_stops_nobody(bench: Bench, tmp_path: Path) -> None:
+    await _scheduler(bench, tmp_path)
+    agent = await bench.agent("a1")
+    await bench.caller.submit(_config(2, 42))
+    await agent.started()
+    for _ in range(3):
+        await bench.caller.submit(_config(1, 42))
+    assert len(await bench.caller.list_pending()) == 3
+    assert not agent.stops
