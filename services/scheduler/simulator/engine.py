@@ -23,15 +23,15 @@ from services.scheduler.simulator.played import Answer, Moment, Played, Run, Spe
 from services.scheduler.simulator.strategy import POOL, Strategy
 from services.scheduler.simulator.submission import Submission
 
-_Kind = Literal["end", "stopped", "report", "submit", "ask"]
+_Kind = Literal["end", "stopped", "report", "submit"]
 _Event = tuple[float, int, _Kind, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """stop_seconds: from the order to stop until the slots are free. restart_seconds: what a preempted request loses
-    when it begins again. ask_at_ages: how long somebody has waited when its ETA is asked for; 0 is when it first has to
-    wait."""
+    when it begins again. ask_at_ages: its ETA is asked for when somebody first has to wait, and at the first plan after
+    it has waited for so long."""
 
     estimates: Estimates = "progress"
     stop_seconds: float = 10.0
@@ -79,7 +79,7 @@ class _Engine:
         self._runs: dict[str, Run] = {}
         self._spells: list[Spell] = []
         self._moments: list[Moment] = []
-        self._to_ask: set[str] = set()
+        self._questions: list[tuple[float, float, str]] = []
         self._num_plans = 0
         self._admit(submissions, sizes)
 
@@ -119,15 +119,12 @@ class _Engine:
     def _apply(self, kind: _Kind, name: str, attempt: int, now: float) -> bool:
         """Whether it is anything to plan for."""
         job = self._jobs[name]
-        match kind:
-            case "submit":
-                self._queue(job)
-                if self._strategy.is_ours:
-                    for age in self._setting.ask_at_ages:
-                        self._at(now + age, "ask", name)
-                return True
-            case "ask":
-                return self._ask(job)
+        if kind == "submit":
+            self._queue(job)
+            if self._strategy.is_ours:
+                for age in self._setting.ask_at_ages:
+                    heappush(self._questions, (now + age, age, name))
+            return True
         if attempt != job.attempt or name not in self._running:
             return False
         match kind:
@@ -156,13 +153,6 @@ class _Engine:
             ),
         )
 
-    def _ask(self, job: _Job) -> bool:
-        """A plan is made for it, if it waits still and has not run yet."""
-        if job.submission.id not in self._pending or job.attempt:
-            return False
-        self._to_ask.add(job.submission.id)
-        return True
-
     def _plan(self, now: float) -> None:
         requests = dict(self._pending)
         snapshot = Snapshot(
@@ -182,12 +172,12 @@ class _Engine:
             self._stop(preemption.allocation_id, now)
 
     def _answer(self, decided: Plan, now: float) -> None:
+        """Only who has waited ever since its submission is asked about."""
         starting = {assignment.trial_id for assignment in decided.assignments}
-        for name in sorted(self._to_ask - starting):
-            job = self._jobs[name]
-            age = now - job.submission.submitted_at
-            job.answers.append(Answer(now, age, decided.reasons[name].eta_at))
-        self._to_ask.clear()
+        while self._questions and self._questions[0][0] <= now:
+            _, age, name = heappop(self._questions)
+            if name in self._pending and name not in starting and not self._jobs[name].attempt:
+                self._jobs[name].answers.append(Answer(now, age, decided.reasons[name].eta_at))
 
     def _start(self, assignment: Assignment, now: float) -> None:
         job, request = self._jobs[assignment.trial_id], self._pending.pop(assignment.trial_id)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gangline.errors import invalid
 from services.scheduler.placement.snapshot import DEFAULT_PRIORITY
 from services.scheduler.simulator.submission import OUTCOMES, Submission
 
@@ -92,7 +93,7 @@ def draw_load(
                 submitted_at=round(at, 3),
                 slots=_pick(dice, sizes),
                 duration_seconds=round(duration, 3),
-                planned_seconds=round(duration, 3) if done == 1.0 else round(duration / done, 3) + 0.001,
+                planned_seconds=round(duration, 3) if done == 1.0 else round(duration / done + 0.001, 3),
                 priority=_pick(dice, ranks),
                 group=f"g{_pick(dice, groups)}",
                 outcome=outcome,
@@ -127,3 +128,21 @@ def _instant(expected_days: float, day_night_ratio: float) -> float:
 
 def _pick(dice: Dice, weights: Mapping[int, float]) -> int:
     return dice.choices(tuple(weights), tuple(weights.values()))[0]
+
+
+def parse_priorities(text: str) -> dict[int, float]:
+    """ "42:8,20:1": priorities and their weights. Raises GanglineError `simulation.priorities`."""
+    weights: dict[int, float] = {}
+    for part in text.split(","):
+        priority, _, weight = part.partition(":")
+        try:
+            number, share = int(priority), float(weight or 1)
+        except ValueError:
+            number, share = 0, 0.0
+        if not 1 <= number <= 99 or not 0 < share < math.inf:
+            raise invalid(
+                "simulation.priorities",
+                f"--priorities {part!r}: must be a priority from 1 to 99 and a weight above 0, such as 42:8",
+            )
+        weights[number] = share
+    return weights

@@ -20,10 +20,10 @@ class Spell:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One question for the ETA. asked_at_age: how long the request had waited. eta_at: None when there was none."""
+    """One question for the ETA. age_seconds: how long the request had waited at least. eta_at: None when none is."""
 
     asked_at: float
-    asked_at_age: float
+    age_seconds: float
     eta_at: float | None
 
 
@@ -57,15 +57,19 @@ class Moment:
 class Head:
     """A request that held the reservation until it started, see head.py.
 
-    promised_at: the start that its first reservation promised. moved_by_...: by how many seconds its promises moved
-    later altogether, and through whom.
+    promised_at: the start that its first reservation promised. moved_seconds: for how long it was held up by work that
+    had overtaken it.
     """
 
     submission_id: str
     promised_at: float
     started_at: float
-    moved_by_backfill_seconds: float
-    moved_by_others_seconds: float
+    moved_seconds: float
+
+    @property
+    def late_seconds(self) -> float:
+        """Against its first promise, through whatever cause."""
+        return max(0.0, self.started_at - self.promised_at)
 
 
 @dataclass(frozen=True)
