@@ -53,10 +53,7 @@ class Outlet:
     def _learn(self, answer: runner_pb2.ReportTrialResponse) -> None:
         """A training may go on for weeks, while schedulers and gateways come and go. A full disk ends no reporting."""
         self._routes[0].learn(answer.scheduler_addresses)
-        try:
-            self._learn_gateways(answer.gateway_addresses)
-        except OSError as error:
-            log.error("cannot write down for the drainer where the gateways are", error=str(error))
+        self._learn_gateways(answer.gateway_addresses)
 
     def _learn_gateways(self, addresses: Sequence[str]) -> None:
         """For this runner, and for the drainer that may have to go on after it."""
@@ -73,17 +70,20 @@ class Outlet:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._claim = drainer.claim(self._folder)
-        self._save_target()
         self._has_folder = True
+        self._save_target()
 
     def _save_target(self) -> None:
-        drainer.save_target(
-            self._folder,
-            spool_id=self._spool_id,
-            trial_id=self._spec.trial.id,
-            addresses=self._gateways,
-            token=self._spec.token,
-        )
+        try:
+            drainer.save_target(
+                self._folder,
+                spool_id=self._spool_id,
+                trial_id=self._spec.trial.id,
+                addresses=self._gateways,
+                token=self._spec.token,
+            )
+        except OSError as error:
+            log.error("cannot write down for the drainer where the gateways are", error=str(error))
 
     def adopt_orphans(self) -> None:
         """Has every spool delivered whose runner has gone: killed, or ended while the gateway was away."""
