@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 ENVIRONMENT_KEY = "GANGLINE_CLUSTER_INFO"
@@ -53,7 +53,7 @@ class ClusterInfo:
     warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(self, default=_fields_of)
 
     @staticmethod
     def parse(text: str) -> ClusterInfo:
@@ -63,6 +63,11 @@ class ClusterInfo:
             **{**values, "trial": TrialInfo(**values["trial"])},
             latest_checkpoint=CheckpointInfo(**checkpoint) if checkpoint else None,
         )
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    """Of a record in here, as it is: a configuration may be large, and copying it costs more than writing it."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def get_cluster_info() -> ClusterInfo | None:

@@ -72,6 +72,12 @@ def from_proto(record_type: type[T], message: Any) -> T:
     return record_type(**{name: getter(message) for name, _, getter in _plan_of(record_type)})
 
 
+def prepare(*record_types: type) -> None:
+    """Works out now how these are mapped. For processes that fork others, which would each have to."""
+    for record_type in record_types:
+        _plan_of(record_type)
+
+
 def encode(record: Any) -> bytes:
     """The bytes kept in etcd for a domain record."""
     payload: bytes = to_proto(record).SerializeToString(deterministic=True)

@@ -6,13 +6,13 @@ Imports pydantic and PyYAML, nothing of the cluster. Sections live in one module
 from gangline.config.batch import BatchSplit, split_batch
 from gangline.config.change import check_resource_change
 from gangline.config.code_check import check_code
-from gangline.config.entrypoint import Command, Entrypoint, Module, Script, TrialClass, parse_entrypoint
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import sample as sample_hyperparameters
 from gangline.config.length import Length
 from gangline.config.parallelism import Parallelism
 from gangline.config.parse import check_config, parse_config
 from gangline.config.schema import export_schema
+from gangline.domain.entrypoint import Command, Entrypoint, Module, Script, TrialClass, parse_entrypoint
 
 __all__ = [
     "BatchSplit",

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from gangline.config.entrypoint import Entrypoint, Module, Script, TrialClass
+from gangline.domain.entrypoint import Entrypoint, Module, Script, TrialClass
 from gangline.errors import invalid
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gangline.config.entrypoint import TrialClass, parse_entrypoint
 from gangline.config.environment import BindMount, Environment, LogPolicy, RetentionPolicy
 from gangline.config.grid import Grid, find_uncounted
 from gangline.config.hyperparameter import check_hyperparameters, possible_values
@@ -21,6 +20,7 @@ from gangline.config.resource import Profiling, Reproducibility, Resources
 from gangline.config.searcher import MAX_TRIALS, Searcher
 from gangline.config.section import Section, fault, wrong_type
 from gangline.config.storage import CheckpointStorage
+from gangline.domain.entrypoint import TrialClass, parse_entrypoint
 
 
 class ExperimentConfig(Section):

@@ -99,9 +99,13 @@ def take_output(stdout_fd: int, stderr_fd: int) -> None:
 
 
 def set_environment(environment: dict[str, str], directory: str) -> None:
-    """Replaces the environment and changes into directory."""
-    os.environ.clear()
-    os.environ.update(environment)
+    """Replaces the environment and changes into directory. What is right already is left alone: most of it, in a fork
+    of a process that was started with the same."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
     os.chdir(directory)
 
 
@@ -132,6 +136,16 @@ def call(target: str, *arguments: Any) -> int:
     """Imports and calls "pkg.mod:function"; None counts as 0."""
     module, _, function = target.partition(":")
     return int(getattr(importlib.import_module(module), function)(*arguments) or 0)
+
+
+def become(program: Sequence[str]) -> NoReturn:
+    """Puts another program in place of this process, with the signals that a shell would start it with."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvp(program[0], list(program))  # noqa: S606  a list, and the user's own command
+    except OSError as error:
+        sys.stderr.write(f"error: entrypoint {program[0]!r} cannot be run: {error.strerror}\n")
+        leave(127)
 
 
 def leave(status: int) -> NoReturn:

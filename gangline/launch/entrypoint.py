@@ -1,7 +1,7 @@
 """What runs in a rank: the experiment's entrypoint, a trial class or a script, and its end told to the trial runner.
 
 `run` is called in the freshly forked rank, whose working directory and sys.path[0] are the folder of the user's code;
-the caller leaves the process with the code it returns. Other commands replace the process and speak for themselves.
+the caller leaves the process with the code it returns. Other commands take the rank's place before it comes here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gangline import alias
 from gangline.cluster_info import ClusterInfo, get_cluster_info
-from gangline.config.entrypoint import Command, Entrypoint, Module, Script, TrialClass, parse_entrypoint
 from gangline.core.link import Link, connect
+from gangline.domain.entrypoint import Entrypoint, Module, Script, TrialClass, parse_entrypoint
 from gangline.errors import invalid
 from gangline.launch.failure import Failure, describe, import_failure
 
@@ -32,10 +32,7 @@ def run() -> int:
         sys.stderr.write("error: gangline.launch.entrypoint runs in a rank that a trial runner started\n")
         return EXIT_FAILED
     _prepare(cluster)
-    text = cluster.trial.config["entrypoint"]
-    entrypoint = parse_entrypoint(text)
-    if isinstance(entrypoint, Command):
-        _replace_process(text)
+    entrypoint = parse_entrypoint(cluster.trial.config["entrypoint"])
     link = connect()
     code = _run_guarded(lambda: _run(entrypoint, cluster), link)
     link.flush()
@@ -140,17 +137,6 @@ def _fail(failure: Failure, link: Link, code: int = EXIT_FAILED) -> int:
     sys.stderr.flush()
     link.send_failure(failure.kind, failure.message, failure.traceback)
     return code & 0xFF or EXIT_FAILED
-
-
-def _replace_process(text: str | Sequence[str]) -> NoReturn:
-    """A line goes through the shell, a list does not; the new program may use gangline.core to reach the runner."""
-    words = ["/bin/sh", "-c", text] if isinstance(text, str) else list(text)
-    try:
-        os.execvp(words[0], words)  # noqa: S606  a list, and the user's own command
-    except OSError as error:
-        sys.stderr.write(f"error: entrypoint {words[0]!r} cannot be run: {error.strerror}\n")
-        sys.stderr.flush()
-        os._exit(127)
 
 
 def _check_trial(found: Any, where: str) -> Any:

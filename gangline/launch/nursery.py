@@ -1,12 +1,14 @@
 """Forks the ranks of one allocation on one machine, and the host of their store, and tells how they end.
 
-It is itself forked from a process that has torch loaded (the rank template), or started cold by
-`python -m gangline.launch.nursery --fd N`. It has one thread, no grpc and one socket, to its trial runner; when that
-socket closes it kills all it started, to the last grandchild, and ends. All of them stay in its process group and all
+It is itself forked from a process that has torch loaded (the rank template), from the trial runner when other programs
+take the ranks' places, or started cold by `python -m gangline.launch.nursery --fd N`. It has one thread, runs no grpc
+and has one socket, to its trial runner; when that socket closes it kills all it started, to the last grandchild, and
+ends. All of them stay in its process group and all
 ranks die with it, so whoever kills that group is rid of them too. It decides nothing.
 
-From the runner: {"do": "host_store"}; {"do": "start", "rank", "environment", "directory", "num_threads", "target"} with
-the write ends of the rank's standard output and error; {"do": "signal", "ranks", "signal"}.
+From the runner: {"do": "host_store"}; {"do": "start", "rank", "environment", "directory", "num_threads", "program",
+"target"} with the write ends of the rank's standard output and error, where a program takes the rank's place and a
+target is called in it; {"do": "signal", "ranks", "signal"}.
 To the runner: {"event": "store", "port"} or {"event": "store", "error"}; {"event": "started", "rank", "pid"}
 or {"event": "start_failed", "rank", "error"}; {"event": "exited", "rank", "pid", "exit_code", "signal", "at",
 "was_killed"}, where was_killed says that a SIGKILL from here met it alive.
@@ -130,6 +132,8 @@ class Nursery:
             child.take_output(*fds)
             child.set_name(f"gangline-rank{request['rank']}")
             child.set_environment(request["environment"], request["directory"])
+            if program := request.get("program"):
+                child.become(program)
             child.put_code_first(request["directory"])
             _settle_libraries(request["num_threads"])
             status = child.call(request.get("target") or DEFAULT_TARGET)

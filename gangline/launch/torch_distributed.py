@@ -12,7 +12,7 @@ import os
 import sys
 
 from gangline import alias
-from gangline.config.entrypoint import Command, Module, Script, TrialClass, parse_entrypoint
+from gangline.domain.entrypoint import Command, Module, Script, TrialClass, parse_entrypoint
 from gangline.errors import GanglineError, invalid
 
 

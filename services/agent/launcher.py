@@ -32,7 +32,8 @@ class RunnerProgram:
     """
 
     target: str = "services.trial_runner.runner:main"
-    preload: tuple[str, ...] = ("services.trial_runner.runner",)
+    # The last two are what the standard library would otherwise load in each runner by itself.
+    preload: tuple[str, ...] = ("services.trial_runner.runner", "concurrent.futures.thread", "encodings.idna")
     command: tuple[str, ...] = (sys.executable, "-m", "services.trial_runner")
     rank_preload: tuple[str, ...] = (
         "torch",

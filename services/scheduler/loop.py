@@ -20,6 +20,7 @@ from gangline.domain.allocation import Allocation, ExitReport, Reason, Request
 from gangline.domain.experiment import Experiment
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, ExitKind
+from gangline.domain.state import State as Stage
 from gangline.errors import unavailable
 from services.common.election import Leadership
 from services.scheduler import metric
@@ -46,6 +47,9 @@ _log = structlog.get_logger(__name__)
 # What comes in a burst is planned together.
 DEBOUNCE_SECONDS = 0.002
 LONGEST_DEBOUNCE_SECONDS = 0.1
+_DEBOUNCE_CYCLES = 3
+# What only shows that work goes on as planned may wait so long for the next cycle.
+_LAZY_SECONDS = 0.1
 COUNT_SECONDS = 0.5
 # With a long queue, finding every reason takes a while; what is only counted may take so much of the time.
 _COUNT_SHARE = 0.02
@@ -85,14 +89,21 @@ class Loop:
         self._memory = Memory()
         self._counting: asyncio.TimerHandle | None = None
         self._count_pause_seconds = COUNT_SECONDS
+        self._waking: asyncio.TimerHandle | None = None
 
     def wake(self) -> None:
         """Something has changed that a plan may depend on."""
         self._wake.set()
 
     def on_committed(self, change: Change) -> None:
-        if change.touches(Request, Allocation, Agent, Experiment):
+        if _is_urgent(change):
             self.wake()
+        elif change.touches(Request, Allocation, Experiment) and self._waking is None:
+            self._waking = asyncio.get_running_loop().call_later(_LAZY_SECONDS, self._wake_lazily)
+
+    def _wake_lazily(self) -> None:
+        self._waking = None
+        self.wake()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -228,13 +239,14 @@ class Loop:
         await view.store.commit(lambda records: stop(records, preemption.allocation_id, order, now))
 
     async def _wait(self, cycle_seconds: float) -> None:
-        """Until the next wake or deadline. A burst is let in for as long as the last cycle took, so that with a long
-        queue planning never takes more than half of the time."""
+        """Until the next wake or deadline. A burst is let in for longer than the last cycle took, so that planning
+        takes a quarter of the time at most, and with a long queue less than half."""
         timeout = self._seconds_to_next_due()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._wake.wait()
-            await asyncio.sleep(min(max(DEBOUNCE_SECONDS, cycle_seconds), LONGEST_DEBOUNCE_SECONDS))
+            pause = max(DEBOUNCE_SECONDS, cycle_seconds * _DEBOUNCE_CYCLES)
+            await asyncio.sleep(min(pause, LONGEST_DEBOUNCE_SECONDS))
         self._wake.clear()
 
     def _seconds_to_next_due(self) -> float | None:
@@ -261,6 +273,19 @@ class Loop:
         reasons = Counter(reason.code for reason in self._plan.reasons.values())
         metric.count_reasons(reasons)
         self._count_pause_seconds = max(COUNT_SECONDS, (time.perf_counter() - started) / _COUNT_SHARE)
+
+
+def _is_urgent(change: Change) -> bool:
+    """Whether it may let somebody start, or brings a deadline nearer: a request, an agent, slots that are given back,
+    an end that is asked for, an experiment that is paused or goes on again."""
+    calm = (Stage.STARTING, Stage.RUNNING)
+    return (
+        change.touches(Agent)
+        or any(True for _ in change.all_of(Request))
+        or any(kind is Allocation for kind, _ in change.deletes)
+        or any(allocation.state not in calm for allocation in change.all_of(Allocation))
+        or any(experiment.state not in (*calm, Stage.TERMINAL) for experiment in change.all_of(Experiment))
+    )
 
 
 def _expiry(allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float) -> Callable[..., Change]:

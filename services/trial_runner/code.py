@@ -14,9 +14,10 @@ import shutil
 import tarfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import grpc
 
@@ -34,17 +35,29 @@ CACHE_BYTES = 2 << 30
 STALE_SECONDS = 3600.0
 ATTEMPTS_SECONDS = 60.0
 CALL_SECONDS = 120.0
+# Read and unpacked at once, before a thread for it would have started: threads make a fork of a warm process slower.
+SMALL_BYTES = 64 << 10
+T = TypeVar("T")
 _RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
 
 async def prepare_code(sha256: str, cache: Path, target: Path, route: Route, token: str) -> Path:
     """The folder `target` with the code in it. Raises GanglineError `code.*`."""
     archive = cache / f"{sha256}.tar.gz"
-    if not await asyncio.to_thread(_is_intact, archive, sha256):
+    if not await _off_loop(archive, _is_intact, archive, sha256):
         await _fetch(sha256, archive, route, token)
         await asyncio.to_thread(prune, cache, archive, CACHE_BYTES, time.time())
-    await asyncio.to_thread(unpack, archive, target)
+    await _off_loop(archive, unpack, archive, target)
     return target
+
+
+async def _off_loop(archive: Path, work: Callable[..., T], *arguments: object) -> T:
+    """Does the work beside the event loop where it takes a while."""
+    try:
+        is_small = archive.stat().st_size <= SMALL_BYTES  # noqa: ASYNC240 - one look at a local disk
+    except FileNotFoundError:
+        is_small = True
+    return work(*arguments) if is_small else await asyncio.to_thread(work, *arguments)
 
 
 def prune(cache: Path, used: Path, max_bytes: int, now: float) -> None:

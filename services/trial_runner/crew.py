@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,15 +63,24 @@ class Crew:
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _watching: asyncio.Task[None] | None = None
 
-    async def start(self, environments: Mapping[int, Mapping[str, str]], directory: str, num_threads: int) -> float:
-        """Starts every rank; when the last one was up. Raises GanglineError `runner.no_rank`."""
+    async def start(
+        self,
+        environments: Mapping[int, Mapping[str, str]],
+        directory: str,
+        num_threads: int,
+        program: Sequence[str] = (),
+    ) -> float:
+        """Starts every rank; when the last one was up. program: takes the place of each. Raises GanglineError
+        `runner.no_rank`."""
         self._up = asyncio.get_running_loop().create_future()
         self._oom_kills_before = memory.count_oom_kills()
         self._watching = asyncio.create_task(self._watch())
         for rank, environment in environments.items():
             fds = [await self.pump.open_pipe(rank, stream) for stream in ("stdout", "stderr")]
             self._ranks[rank] = _Rank(RankEnd(rank))
-            self.nursery.start(rank, environment, directory, num_threads, fds)
+            self.nursery.start(
+                rank, environment, directory=directory, num_threads=num_threads, fds=fds, program=program
+            )
             for fd in fds:
                 os.close(fd)
         metrics.ranks.set(len(self._ranks))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.cluster_info import ENVIRONMENT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
+from gangline.domain.entrypoint import program_of
 from gangline.v1 import runner_pb2, types_pb2
 
 LOOPBACK_INTERFACE = "lo"
@@ -48,6 +49,11 @@ class Place:
     def is_head(self) -> bool:
         """Whether this machine has rank 0."""
         return self.node_rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its one rank is the whole world, which needs no store to meet anybody."""
+        return self.world_size == 1
 
     @property
     def ranks(self) -> range:
@@ -103,7 +109,20 @@ def load_config(spec: runner_pb2.RunnerSpec) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
+def find_program(spec: runner_pb2.RunnerSpec) -> list[str]:
+    """What takes the ranks' places; empty when Python runs the entrypoint in them."""
+    return program_of(load_config(spec).get("entrypoint") or "")
+
+
+def needs_no_warmth(spec: runner_pb2.RunnerSpec) -> bool:
+    """Whether nothing that this member starts uses libraries of ours: neither its ranks nor a store beside them."""
+    place = find_place(spec)
+    return bool(find_program(spec)) and (place.is_alone or not place.is_head)
+
+
 def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network, rank: int) -> dict[str, str]:
+    # A rank that is alone and wants a store hosts it itself, on a port that the kernel picks.
+    store = {"MASTER_PORT": "0"} if place.is_alone else {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - place.first_rank),
@@ -113,11 +132,11 @@ def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network
         "GROUP_WORLD_SIZE": str(place.num_nodes),
         "MASTER_ADDR": network.store_address,
         "MASTER_PORT": str(network.store_port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": str(spec.allocation.attempt),
         "TORCHELASTIC_RUN_ID": spec.allocation.id,
         "GLOO_SOCKET_IFNAME": network.interface,
         "NCCL_SOCKET_IFNAME": network.interface,
+        **store,
     }
 
 

@@ -1,7 +1,8 @@
 """The runner's hold on its nursery, the process that forks the ranks: requests to it, events from it.
 
-Owns the socket, whose closing kills everything the nursery started. Forked from the rank template where there is one;
-otherwise started cold, which takes as long as importing torch does. See gangline.launch.nursery for the messages.
+Owns the socket, whose closing kills everything the nursery started, and where the nursery comes from: from the rank
+template where there is one, from the runner itself where other programs take the ranks' places, and cold otherwise,
+which takes as long as importing torch does. See gangline.launch.nursery for the messages.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import asyncio
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
 from gangline.errors import GanglineError
-from gangline.launch import channel, forkserver
+from gangline.launch import channel, child, forkserver, nursery
 
 FORK_SECONDS = 20.0
 STORE_SECONDS = 60.0
@@ -25,13 +29,23 @@ STORE_SECONDS = 60.0
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class NurseryProcess:
+    """One that lives. control: the runner's end of its socket. is_child: of the runner, which has to bury it."""
+
+    pid: int
+    control: socket.socket
+    is_child: bool = False
+
+
 class Nursery:
     """events: what the nursery tells, in order; None once it has gone."""
 
-    def __init__(self, pid: int, control: socket.socket) -> None:
-        self.pid = pid
+    def __init__(self, process: NurseryProcess) -> None:
+        self.pid = process.pid
+        self._process = process
         self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._control = control
+        self._control = process.control
         self._store: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read())
 
@@ -54,11 +68,19 @@ class Nursery:
         return int(answer["port"])
 
     def start(
-        self, rank: int, environment: Mapping[str, str], directory: str, num_threads: int, fds: Sequence[int]
+        self,
+        rank: int,
+        environment: Mapping[str, str],
+        *,
+        directory: str,
+        num_threads: int,
+        fds: Sequence[int],
+        program: Sequence[str] = (),
     ) -> None:
-        """fds: the writing ends of its standard output and error; the caller closes its own copies."""
+        """fds: the writing ends of its standard output and error; the caller closes its own copies. program: takes its
+        place."""
         request = {"do": "start", "rank": rank, "environment": dict(environment), "directory": directory}
-        channel.send(self._control, {**request, "num_threads": num_threads}, fds)
+        channel.send(self._control, {**request, "num_threads": num_threads, "program": list(program)}, fds)
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Tolerates a nursery that has gone: then its ranks have too."""
@@ -74,7 +96,15 @@ class Nursery:
             await asyncio.wait_for(self._reading, deadline_seconds)
         except TimeoutError:
             log.error("the nursery does not end", pid=self.pid)
+        else:
+            self._bury()
         self._control.close()
+
+    def _bury(self) -> None:
+        """It has closed its socket, which is the last it does but end."""
+        if self._process.is_child:
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
 
     async def _read(self) -> None:
         reader, _ = await asyncio.open_unix_connection(sock=self._control.dup())
@@ -104,7 +134,31 @@ async def start_nursery(rank_forkserver: str, directory: Path) -> Nursery:
         except GanglineError as error:
             log.warning("no warm process to fork the ranks from; starting cold", error=error.message)
             pid = await _start_cold(theirs)
-    return Nursery(pid, ours)
+    return Nursery(NurseryProcess(pid, ours))
+
+
+def fork_nursery(held: Sequence[int]) -> NurseryProcess:
+    """Forks it from this process, which must still have one thread. held: what only the runner may keep open, because
+    by it others see that the runner lives."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        _become_nursery(theirs, [ours.detach(), *held])
+    theirs.close()
+    return NurseryProcess(pid, ours, is_child=True)
+
+
+def _become_nursery(control: socket.socket, foreign: Sequence[int]) -> NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        child.reset_signals()
+        for fd in foreign:
+            os.close(fd)
+        status = nursery.main({}, [control.detach()])
+    except BaseException:  # noqa: BLE001 - a fork must never return into its parent's frames
+        traceback.print_exc()
+    child.leave(status)
 
 
 def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket) -> int:

@@ -1,7 +1,8 @@
 """All that leaves this runner: reports to the scheduler, records to the gateway.
 
 Owns their tasks and the spool's folder, <state>/spool/<allocation id>-<node rank>, which lies outside of the
-allocation's folder so that it outlives it. What the gateway has not taken when the runner ends is left to the drainer.
+allocation's folder so that it outlives it, and is made for the first record. What the gateway has not taken when the
+runner ends is left to the drainer.
 """
 
 from __future__ import annotations
@@ -32,14 +33,13 @@ class Outlet:
         allocation_id, node_rank = spec.allocation.id, spec.node_rank
         self._spools = spools
         self._folder = spools / f"{allocation_id}-{node_rank}"
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._claim = drainer.claim(self._folder)
+        self._has_folder = False
+        self._claim: int | None = None
         self._spec = spec
         self._spool_id = spool_id = f"{allocation_id}/{node_rank}"
-        self._gateways: list[str] = []
-        self._spool = Spool(self._folder)
+        self._gateways = list(spec.gateway_addresses)
+        self._spool = Spool(self._folder, make_folder=self._make_folder)
         self._routes = (Route("scheduler", spec.scheduler_addresses), Route("gateway", spec.gateway_addresses))
-        self._learn_gateways(spec.gateway_addresses)
         self.reporter = Reporter(self._routes[0], allocation_id, node_rank, self._learn)
         self.recorder = Recorder(self._spool, agent_id)
         self._ingest = Ingest(
@@ -53,24 +53,37 @@ class Outlet:
     def _learn(self, answer: runner_pb2.ReportTrialResponse) -> None:
         """A training may go on for weeks, while schedulers and gateways come and go. A full disk ends no reporting."""
         self._routes[0].learn(answer.scheduler_addresses)
-        try:
-            self._learn_gateways(answer.gateway_addresses)
-        except OSError as error:
-            log.error("cannot write down for the drainer where the gateways are", error=str(error))
+        self._learn_gateways(answer.gateway_addresses)
 
     def _learn_gateways(self, addresses: Sequence[str]) -> None:
         """For this runner, and for the drainer that may have to go on after it."""
-        if self._gateways and (not addresses or list(addresses) == self._gateways):
+        if not addresses or list(addresses) == self._gateways:
             return
         self._gateways = list(addresses)
         self._routes[1].learn(self._gateways)
-        drainer.save_target(
-            self._folder,
-            spool_id=self._spool_id,
-            trial_id=self._spec.trial.id,
-            addresses=self._gateways,
-            token=self._spec.token,
-        )
+        if self._has_folder:
+            self._save_target()
+
+    def _make_folder(self) -> None:
+        """Raises OSError."""
+        if self._has_folder:
+            return
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._claim = drainer.claim(self._folder)
+        self._has_folder = True
+        self._save_target()
+
+    def _save_target(self) -> None:
+        try:
+            drainer.save_target(
+                self._folder,
+                spool_id=self._spool_id,
+                trial_id=self._spec.trial.id,
+                addresses=self._gateways,
+                token=self._spec.token,
+            )
+        except OSError as error:
+            log.error("cannot write down for the drainer where the gateways are", error=str(error))
 
     def adopt_orphans(self) -> None:
         """Has every spool delivered whose runner has gone: killed, or ended while the gateway was away."""
@@ -93,7 +106,7 @@ class Outlet:
     def _settle_spool(self) -> None:
         self._spool.close()
         is_empty = not self._spool.num_waiting
-        if is_empty:
+        if is_empty and self._has_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._claim is not None:
             os.close(self._claim)

@@ -17,7 +17,7 @@ from services.trial_runner import exit_file
 from services.trial_runner.code import prepare_code
 from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import Network, Place
-from services.trial_runner.nursery_client import Nursery, start_nursery
+from services.trial_runner.nursery_client import Nursery, NurseryProcess, start_nursery
 from services.trial_runner.rendezvous import Rendezvous
 from services.trial_runner.route import Route
 
@@ -26,8 +26,9 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(slots=True)
 class Preparation:
-    """nursery: set as soon as it lives, so that it can be closed whatever else fails. rendezvous_at: when the gang was
-    linked; 0 before. cache: where verified archives are kept."""
+    """nursery: set as soon as it lives, so that it can be closed whatever else fails. forked: lives already, for ranks
+    that need no warm process. rendezvous_at: when the gang was linked; 0 before. cache: where verified archives are
+    kept."""
 
     spec: runner_pb2.RunnerSpec
     place: Place
@@ -36,7 +37,7 @@ class Preparation:
     rank_forkserver: str
     gang: Gang
     note: Callable[[str], None]
-    metrics_address: str = ""
+    forked: NurseryProcess | None = None
     nursery: Nursery | None = None
     rendezvous_at: float = 0.0
 
@@ -76,11 +77,16 @@ class Preparation:
             await route.close()
 
     async def _start_nursery(self) -> int | None:
-        """The store's port on node rank 0, None elsewhere."""
-        self.nursery = await start_nursery(self.rank_forkserver, self.directory)
+        """The store's port on node rank 0, None elsewhere; 0 for a rank that is alone and has none."""
+        if self.forked is not None:
+            self.nursery = Nursery(self.forked)
+        else:
+            self.nursery = await start_nursery(self.rank_forkserver, self.directory)
         exit_file.write_nursery_pid(self.directory, self.nursery.pid)
         if not self.place.is_head:
             return None
+        if self.place.is_alone:
+            return 0
         self.nursery.ask_store()
         return await self.nursery.wait_store()
 
@@ -95,7 +101,6 @@ class Preparation:
                 allocation_id=self.spec.allocation.id,
                 node_rank=self.place.node_rank,
                 port=await self.gang.listen(),
-                metrics_address=self.metrics_address,
             ),
             agent_id=self.place.agent_id,
             deadline_seconds=self.spec.rendezvous_seconds or 60.0,

@@ -23,14 +23,23 @@ from gangline.domain.allocation import ExitReport, Timeline
 from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError
 from gangline.v1 import rank_pb2, runner_pb2
-from gangline.wire import to_proto
+from gangline.wire import prepare, to_proto
 from services.common.telemetry import configure_logging
 from services.trial_runner import exit_file, metrics
 from services.trial_runner.crew import Crew
 from services.trial_runner.fusion import FusionDesk
 from services.trial_runner.gang import Gang
-from services.trial_runner.gang_plan import Network, experiment_variables, find_place, load_config, rank_environment
+from services.trial_runner.gang_plan import (
+    Network,
+    experiment_variables,
+    find_place,
+    find_program,
+    load_config,
+    needs_no_warmth,
+    rank_environment,
+)
 from services.trial_runner.log_pump import LogPump
+from services.trial_runner.nursery_client import NurseryProcess, fork_nursery
 from services.trial_runner.outcome import Circumstances, Failure, find_cause, judge
 from services.trial_runner.outlet import Outlet
 from services.trial_runner.preparation import Preparation
@@ -45,12 +54,16 @@ DRAIN_SECONDS = 5.0
 PEER_SECONDS = 1.5
 LAST_OUTPUT_SECONDS = 1.0
 DEFAULT_GRACE_SECONDS = 3600.0
+# What has ended by then never opened a connection: it tells all with its exit.
+QUIET_SECONDS = 0.2
 
 log = structlog.get_logger(__name__)
+prepare(ExitReport, Timeline)
 
 
-def main(arguments: dict[str, Any], _fds: list[int]) -> int:
-    """arguments: directory, the allocation's folder; rank_forkserver, the rank template's socket or empty."""
+def main(arguments: dict[str, Any], held: list[int]) -> int:
+    """arguments: directory, the allocation's folder; rank_forkserver, the rank template's socket or empty. held: what
+    stays open as long as this process lives."""
     configure_logging("trial-runner")
     directory = Path(arguments["directory"])
     try:
@@ -66,12 +79,16 @@ def main(arguments: dict[str, Any], _fds: list[int]) -> int:
         exit_file.write_exit(directory, directory.name, replace(report, ended_at=time.time()), ())
         return 1
     structlog.contextvars.bind_contextvars(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
-    return asyncio.run(_run(directory, spec, arguments.get("rank_forkserver") or ""))
+    # Now or never: as soon as the event loop runs, there may be threads.
+    forked = fork_nursery([lock, *held]) if needs_no_warmth(spec) else None
+    return asyncio.run(_run(directory, spec, arguments.get("rank_forkserver") or "", forked))
 
 
-async def _run(directory: Path, spec: runner_pb2.RunnerSpec, rank_forkserver: str) -> int:
+async def _run(
+    directory: Path, spec: runner_pb2.RunnerSpec, rank_forkserver: str, forked: NurseryProcess | None
+) -> int:
     try:
-        runner = TrialRunner(directory, spec, rank_forkserver)
+        runner = TrialRunner(directory, spec, rank_forkserver, forked)
     except OSError as error:
         report = ExitReport("", ExitKind.START_FAILED, f"the trial runner cannot start: {error}", ended_at=time.time())
         exit_file.write_exit(directory, spec.allocation.id, report, ())
@@ -90,7 +107,9 @@ def _load_spec(directory: Path) -> runner_pb2.RunnerSpec:
 class TrialRunner:
     """`run` tells the whole story, once."""
 
-    def __init__(self, directory: Path, spec: runner_pb2.RunnerSpec, rank_forkserver: str) -> None:
+    def __init__(
+        self, directory: Path, spec: runner_pb2.RunnerSpec, rank_forkserver: str, forked: NurseryProcess | None = None
+    ) -> None:
         state = directory.parent.parent
         self._directory = directory
         self._spec = spec
@@ -101,14 +120,6 @@ class TrialRunner:
         self._outlet = Outlet(spec, self._place.agent_id, state / "spool")
         self._gang = Gang(spec.token, self._place.node_rank, self._place.agent_ids)
         self._gang.on_failure = self._on_peer_failure
-        self._metrics_address = metrics.serve(
-            next(iter(spec.scheduler_addresses), ""),
-            allocation_id=spec.allocation.id,
-            trial_id=spec.trial.id,
-            experiment_id=str(spec.trial.experiment_id),
-            agent_id=self._place.agent_id,
-            node_rank=str(spec.node_rank),
-        )
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
         self._link = RankLinkServer(self._on_rank_message)
         self._fusion = FusionDesk(spec, self._outlet.reporter, self._link.send)
@@ -121,8 +132,10 @@ class TrialRunner:
             rank_forkserver,
             self._gang,
             self._outlet.recorder.note,
-            self._metrics_address,
+            forked,
         )
+        self._metrics_address = ""
+        self._speaking: asyncio.TimerHandle | None = None
         self._crew: Crew | None = None
         self._peer: Failure | None = None
         self._peer_told = asyncio.Event()
@@ -159,6 +172,7 @@ class TrialRunner:
             return report
         # 3. Watch, until every rank has ended.
         await crew.wait_ended()
+        self._hush()
         # 4. Wait for the others, let go of all that is left, and judge.
         await self._part(crew)
         return await self._judge(crew)
@@ -194,14 +208,15 @@ class TrialRunner:
             )
             for rank in self._place.ranks
         }
-        up_at = await crew.start(environments, str(self._preparation.code_directory), num_threads)
+        directory, program = str(self._preparation.code_directory), find_program(self._spec)
+        up_at = await crew.start(environments, directory, num_threads, program)
         self._stop.on_order = self._on_stop
         if self._stop.stop is not None:
             self._on_stop()
         if self._peer is not None:
             crew.on_peer_failure()
         self._timeline = replace(self._timeline, rendezvous_at=self._preparation.rendezvous_at, ranks_up_at=up_at)
-        self._report_running()
+        self._speaking = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._speak)
         log.info("the ranks run", ranks=list(self._place.ranks), store=f"{network.store_address}:{network.store_port}")
         self._outlet.adopt_orphans()
 
@@ -233,6 +248,8 @@ class TrialRunner:
         """Bounded in time: what cannot be delivered goes to the agent and to the drainer."""
         if report.kind is not ExitKind.COMPLETED:
             self._outlet.recorder.note(f"{report.kind.value}: {report.message}")
+        if not self._metrics_address and self._timeline.ranks_up_at:
+            self._report_running()
         await self._gang.close()
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
             await self._preparation.nursery.close()
@@ -272,7 +289,30 @@ class TrialRunner:
         if self._crew is not None:
             self._crew.on_peer_failure()
 
+    def _speak(self) -> None:
+        """The ranks go on, or have something to say: from now on this runner can be asked, and reports by itself."""
+        if self._metrics_address:
+            return
+        spec = self._spec
+        self._metrics_address = metrics.serve(
+            next(iter(spec.scheduler_addresses), ""),
+            allocation_id=spec.allocation.id,
+            trial_id=spec.trial.id,
+            experiment_id=str(spec.trial.experiment_id),
+            agent_id=self._place.agent_id,
+            node_rank=str(spec.node_rank),
+        )
+        self._report_running()
+        self._outlet.reporter.open()
+
+    def _hush(self) -> None:
+        """Whoever has not spoken by now need not begin."""
+        if self._speaking is not None:
+            self._speaking.cancel()
+
     def _on_rank_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
+        if self._crew is not None and self._timeline.ranks_up_at:
+            self._speak()
         self._relay.on_message(rank, message)
         self._fusion.on_message(rank, message)
         if self._crew is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,17 +34,26 @@ class _Segment:
 
 
 class Spool:
-    """num_dropped: records that were lost because the spool was full or the disk refused them."""
+    """num_dropped: records that were lost because the spool was full or the disk refused them.
 
-    def __init__(self, directory: Path, max_bytes: int = MAX_BYTES, segment_bytes: int = SEGMENT_BYTES) -> None:
+    make_folder: called before each new segment, so that nothing is on disk before there is a record.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int = MAX_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
+        make_folder: Callable[[], None] | None = None,
+    ) -> None:
         self._directory = directory
+        self._make_folder = make_folder or (lambda: directory.mkdir(mode=0o700, parents=True, exist_ok=True))
         self._max_bytes = max_bytes
         self._segment_bytes = segment_bytes
         self._fd = -1
         self._cursor = (0, 0)
         self.num_dropped = 0
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._segments = _load_segments(directory)
+        self._segments = _load_segments(directory) if directory.is_dir() else []
         self.last_sequence = self._segments[-1].last if self._segments else 0
         self.acknowledged = self._segments[0].first - 1 if self._segments else 0
 
@@ -85,6 +94,7 @@ class Spool:
         if self._fd >= 0 and self._segments and self._segments[-1].size < self._segment_bytes:
             return self._segments[-1]
         first = self.last_sequence + 1
+        self._make_folder()
         path = self._directory / f"{first:016d}{_SUFFIX}"
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._close_file()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +124,7 @@ async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) 
     difference = compare(session.agent_id, journal, expected, time.time())
     # 1. What ended while no leader listened, with the reports that could not be delivered.
     for status in hello.allocations:
-        await _take_undelivered(term, status)
+        await asyncio.gather(*_take_undelivered(term, status))
     for allocation_id, report in (*difference.ended, *difference.vanished):
         await term.intake.exit(allocation_id, report)
     _settle_strangers(term, session, difference)
@@ -160,9 +160,11 @@ async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationS
     allocation = term.state.find(Allocation, entry.allocation_id)
     is_expected = allocation is not None and session.agent_id in unended_agents(allocation)
     if entry.exit is not None:
-        await _take_undelivered(term, status)
+        # Asked for together, they are written together, in this order.
+        works = _take_undelivered(term, status)
         if is_expected:
-            await term.intake.exit(entry.allocation_id, entry.exit)
+            works.append(term.intake.exit(entry.allocation_id, entry.exit))
+        await asyncio.gather(*works)
         term.dispatch.forget(session, entry.allocation_id)
         term.loop.wake()
     elif is_expected:
@@ -172,12 +174,14 @@ async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationS
         term.dispatch.end_stranger(session, entry.allocation_id)
 
 
-async def _take_undelivered(term: Term, status: agent_pb2.AllocationStatus) -> None:
+def _take_undelivered(term: Term, status: agent_pb2.AllocationStatus) -> list[Coroutine[None, None, None]]:
     """Reports of a runner that ended before it could send them, oldest first."""
     allocation = term.state.find(Allocation, status.allocation_id)
     ranks = [member.node_rank for member in allocation.members] if allocation else []
-    for report in sorted(status.undelivered, key=lambda report: report.sequence):
-        await term.intake.report(status.allocation_id, ranks[0] if ranks else 0, report)
+    return [
+        term.intake.report(status.allocation_id, ranks[0] if ranks else 0, report)
+        for report in sorted(status.undelivered, key=lambda report: report.sequence)
+    ]
 
 
 def _reported(session: Session, status: agent_pb2.AllocationStatus) -> Reported:

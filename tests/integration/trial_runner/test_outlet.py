@@ -46,6 +46,7 @@ async def test_a_full_disk_ends_neither_reports_nor_records(tmp_path: Path, monk
     for number in (1, 2):
         outlet.reporter.add(_report(number))
     outlet.recorder.note("still there")
+    outlet.reporter.open()
     await until(lambda: len(scheduler.reports_of("checkpoint")) == 2, "both reports")
     await until(lambda: "still there" in gateway.lines(), "the record", 20)
     assert await outlet.close(5.0) == []

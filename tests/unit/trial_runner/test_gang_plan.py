@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo
 from gangline.v1 import types_pb2
-from services.trial_runner.gang_plan import Network, find_place, rank_environment
+from services.trial_runner.gang_plan import Network, find_place, find_program, needs_no_warmth, rank_environment
 from tests.support.runner_process import make_spec
 
 MEMBERS = [("a1", 4), ("a2", 2), ("a3", 1)]
@@ -46,6 +46,31 @@ def test_torch_finds_its_variables() -> None:
     assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "eth1"
     assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert (found["OMP_NUM_THREADS"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "")
+
+
+def test_a_rank_that_is_alone_hosts_its_own_store() -> None:
+    spec = make_spec([("a1", 1)], 0, "model:Trial")
+    found = rank_environment(
+        spec,
+        find_place(spec),
+        Network("127.0.0.1", 0),
+        0,
+        base={},
+        code_directory="/code",
+        socket_path="/tmp/s/rank.sock",
+        num_threads=1,
+    )
+    assert (found["WORLD_SIZE"], found["MASTER_ADDR"], found["MASTER_PORT"]) == ("1", "127.0.0.1", "0")
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in found
+
+
+def test_only_other_programs_need_nothing_warm() -> None:
+    alone, pair = [("a1", 1)], [("a1", 1), ("a2", 1)]
+    assert needs_no_warmth(make_spec(alone, 0, "bash run.sh"))
+    assert not needs_no_warmth(make_spec(alone, 0, "python3 train.py"))
+    assert not needs_no_warmth(make_spec(pair, 0, "bash run.sh")), "node rank 0 hosts the store"
+    assert needs_no_warmth(make_spec(pair, 1, "bash run.sh"))
+    assert find_program(make_spec(alone, 0, "echo $RANK")) == ["/bin/sh", "-c", "echo $RANK"]
 
 
 def test_no_credentials_and_nothing_of_the_runners_own_reaches_a_rank() -> None:

@@ -1,6 +1,7 @@
 """PURE: what an entrypoint names: a trial class, a Python script or module, or any other command.
 
-The check before the upload (gangline.config.code_check) and the rank that runs it read an entrypoint with this.
+The check before the upload (gangline.config.code_check), the trial runner and the rank that runs it read an entrypoint
+with this.
 """
 
 from __future__ import annotations
@@ -55,6 +56,14 @@ def parse_entrypoint(text: str | Sequence[str]) -> Entrypoint:
     if len(words) == 1 and (match := _TRIAL.match(words[0])):
         return TrialClass(match.group(1), match.group(2))
     return _parse_command(_without_launcher(words))
+
+
+def program_of(text: str | Sequence[str]) -> list[str]:
+    """What takes a rank's place for any other command: a line goes through the shell, a list does not. Empty for what
+    Python runs in the rank itself."""
+    if not isinstance(parse_entrypoint(text), Command):
+        return []
+    return ["/bin/sh", "-c", text] if isinstance(text, str) else list(text)
 
 
 def _parse_command(words: tuple[str, ...]) -> Entrypoint:
