@@ -20,9 +20,9 @@ from typing import Any
 import fsspec
 
 from gangline.core.stream import DigestStream
+from gangline.domain.experiment import METADATA_FILE
 from gangline.errors import GanglineError, invalid, not_found
 
-METADATA_FILE = "metadata.json"
 MANIFEST_KEY = "manifest"
 MANIFEST_FORMAT = 1
 _CHUNK_BYTES = 1 << 20

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from gangline.domain.allocation import ExitReport, Timeline
 from gangline.domain.state import ExitKind, Outcome, State
 
+# In the folder of a checkpoint, beside the files that it lists: with it, the checkpoint is whole.
+METADATA_FILE = "metadata.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Experiment:

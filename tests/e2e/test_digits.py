@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gangline.pytorch import load_checkpoint
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_trial import wait_for
 from tests.support.source import ROOT
@@ -158,7 +159,10 @@ def test_checkpoint_is_listed_fetched_and_loaded_by_torch_alone(
     listed = {found["id"]: found for found in cluster.read("checkpoint", "list", str(number))}
     assert listed[latest]["batches_completed"] == NUM_BATCHES
     fetched = cluster.read("checkpoint", "download", latest, "--output", tmp_path / "checkpoint")
-    assert fetched["num_bytes"] == sum(listed[latest]["file_bytes"].values())
+    manifest = tmp_path / "checkpoint" / "metadata.json"
+    assert fetched["num_bytes"] == sum(listed[latest]["file_bytes"].values()) + manifest.stat().st_size
+    [model] = load_checkpoint(tmp_path / "checkpoint")["models_state_dict"]
+    assert sum(tensor.numel() for tensor in model.values()) > 10_000
     # -I: neither this folder nor PYTHONPATH, so that only what is installed can be imported.
     command = [sys.executable, "-I", "-c", LOAD, str(tmp_path / "checkpoint" / "tensors"), str(tmp_path / "model.pth")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

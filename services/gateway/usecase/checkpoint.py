@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from gangline.domain.experiment import Checkpoint
+from gangline.domain.experiment import METADATA_FILE, Checkpoint
 from gangline.errors import not_found
 from services.common import keys
 from services.common.server import Principal
@@ -43,9 +43,10 @@ class Checkpoints:
         return checkpoint
 
     async def download(self, principal: Principal, checkpoint_id: str) -> AsyncIterator[tuple[str, bytes]]:
-        """Each file's chunks one after another, with its path; an empty file has one empty chunk."""
+        """Each file's chunks one after another, with its path; an empty file has one empty chunk. Its manifest comes
+        last, so that a folder that has it has everything."""
         checkpoint = self.find(principal, checkpoint_id)
-        for path in sorted(checkpoint.file_bytes):
+        for path in (*sorted(checkpoint.file_bytes), METADATA_FILE):
             is_first = True
             async for chunk in self.read_file(principal, checkpoint_id, path):
                 yield path, chunk
@@ -55,7 +56,7 @@ class Checkpoints:
 
     async def read_file(self, principal: Principal, checkpoint_id: str, path: str) -> AsyncIterator[bytes]:
         checkpoint = self.find(principal, checkpoint_id)
-        if path not in checkpoint.file_bytes:
+        if path not in checkpoint.file_bytes and path != METADATA_FILE:
             raise not_found("checkpoint.no_file", f"checkpoint {checkpoint_id} has no file {path!r}")
         place = await asyncio.to_thread(self._storage.locate, f"{checkpoint.url.rstrip('/')}/{path}")
         try:

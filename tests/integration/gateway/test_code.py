@@ -101,6 +101,7 @@ async def checkpoint(client: Client, etcd: EtcdClient, tmp_path: Path) -> Checkp
     for path, content in contents.items():
         (folder / path).write_bytes(content)
     sizes = {path: len(content) for path, content in contents.items()}
+    (folder / "metadata.json").write_bytes(b'{"manifest": {}}')
     checkpoint = Checkpoint("c1", "7.1", 7, 100, str(folder), sizes, '{"steps": 100}', 1.0)
     await etcd.commit(
         [
@@ -127,6 +128,8 @@ async def test_checkpoint_is_listed_and_downloaded_whole(client: Client, checkpo
     async for answer in downloading:
         path = answer.path or path
         received[path] = received.get(path, b"") + answer.chunk
+    assert list(received)[-1] == "metadata.json"
+    assert received.pop("metadata.json") == b'{"manifest": {}}'
     assert {name: len(content) for name, content in received.items()} == dict(checkpoint.file_bytes)
     assert received["model.pt"].endswith(b"end")
     answer = await client.http.get("/api/v1/checkpoints/c1/files/sub/meta.json")
