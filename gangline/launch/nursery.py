@@ -8,7 +8,8 @@ ranks die with it, so whoever kills that group is rid of them too. It decides no
 From the runner: {"do": "host_store"}; {"do": "start", "rank", "environment", "directory", "num_threads", "target"} with
 the write ends of the rank's standard output and error; {"do": "signal", "ranks", "signal"}.
 To the runner: {"event": "store", "port"} or {"event": "store", "error"}; {"event": "started", "rank", "pid"}
-or {"event": "start_failed", "rank", "error"}; {"event": "exited", "rank", "pid", "exit_code", "signal", "at"}.
+or {"event": "start_failed", "rank", "error"}; {"event": "exited", "rank", "pid", "exit_code", "signal", "at",
+"was_killed"}, where was_killed says that a SIGKILL from here met it alive.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Nursery:
         self._poll.register(control.fileno(), select.POLLIN)
         self._rank_by_pid: dict[int, int] = {}
         self._pid_by_pidfd: dict[int, int] = {}
+        self._killed_pids: set[int] = set()
         self._store_fd = -1
 
     def serve(self) -> None:
@@ -76,9 +78,16 @@ class Nursery:
             case "start":
                 self._start(request, fds)
             case "signal":
-                for pid, rank in self._rank_by_pid.items():
-                    if rank in request["ranks"]:
-                        _signal(pid, request["signal"])
+                self._signal(request["ranks"], request["signal"])
+
+    def _signal(self, ranks: list[int], number: int) -> None:
+        """Who has died already died for a reason of its own, also when nobody has looked yet."""
+        living = [fd for fd in self._pid_by_pidfd if not select.select([fd], [], [], 0)[0]]
+        for pid in (self._pid_by_pidfd[fd] for fd in living):
+            if self._rank_by_pid[pid] in ranks:
+                if number == signal.SIGKILL:
+                    self._killed_pids.add(pid)
+                _signal(pid, number)
 
     def _on_store_answer(self) -> None:
         word, _, rest = os.read(self._store_fd, 4096).decode(errors="replace").partition(" ")
@@ -137,9 +146,11 @@ class Nursery:
         os.close(pidfd)
         _, wait_status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(wait_status)
-        ended = {"exit_code": code, "signal": None} if code >= 0 else {"exit_code": None, "signal": -code}
-        rank = self._rank_by_pid.pop(pid)
-        channel.send(self._control, {"event": "exited", "rank": rank, "pid": pid, "at": time.time(), **ended})
+        ended: dict[str, Any] = {"exit_code": code, "signal": None}
+        if code < 0:
+            ended = {"exit_code": None, "signal": -code}
+        ended |= {"rank": self._rank_by_pid.pop(pid), "pid": pid, "was_killed": pid in self._killed_pids}
+        channel.send(self._control, {"event": "exited", "at": time.time(), **ended})
 
     def _bury_all(self) -> None:
         """Kills all below this process until nothing is left: what is killed may have forked just before."""

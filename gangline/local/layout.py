@@ -3,6 +3,7 @@
 | file                | holds                                                                    |
 |---------------------|--------------------------------------------------------------------------|
 | supervisor.lock     | flock'ed by the living supervisor                                        |
+| scheduler.toml, gateway.toml, agent.toml | settings of the services, where the user has put such a file |
 | plan.json           | what `up` was asked for, with the ports that were chosen                 |
 | processes.json      | every process with its pid, state and addresses                          |
 | cluster.token       | what the services tell one another, 0600                                 |
@@ -52,6 +53,10 @@ class Layout:
     @property
     def admin_token(self) -> Path:
         return self.root / "admin.token"
+
+    def settings(self, kind: str) -> Path:
+        """Of a kind of service; read instead of the one in /etc/gangline."""
+        return self.root / f"{kind}.toml"
 
     def ready(self, name: str) -> Path:
         return self.root / "ready" / f"{name}.json"

@@ -116,6 +116,9 @@ def _service(
         "--ready-file": str(layout.ready(name)),
         "--advertise-host": HOST,
     }
+    settings = layout.settings(kind)
+    if settings.exists():
+        common["--settings"] = str(settings)
     words = tuple(word for flag in (flags | common).items() for word in flag)
     return Program(name, kind, (python, "-m", f"services.{kind}", *words), addresses, 2 if kind == "agent" else 1)
 

@@ -100,7 +100,10 @@ class AllocationStory:
         self._conclude()
 
     async def _take_slots(self) -> None:
-        """Tolerates: a stop while it waits. A refusal ends the allocation before anything runs."""
+        """Tolerates: a stop while it waits, or one that an earlier agent had got. A refusal ends the allocation before
+        anything runs."""
+        if self.record.stop is not None:
+            return
         waiting = asyncio.ensure_future(self._around.wait_for_slots(self.record))
         try:
             await self._wait_first([waiting], None)

@@ -158,6 +158,12 @@ def _has_open(pid: int, wanted: str) -> bool:
 
 def _has_living_members(group: int) -> bool:
     """Zombies do not count: they hold nothing, and where nobody reaps them they stay."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
     stats = (_read_stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return any(
         fields is not None and int(fields[_GROUP_FIELD]) == group and fields[_STATE_FIELD] not in "ZX"

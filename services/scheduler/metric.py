@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from prometheus_client import Counter, Gauge, Histogram
 
 from gangline.domain.allocation import Allocation, Request
-from gangline.domain.resource import Agent
-from gangline.domain.state import AgentState, ReasonCode
+from gangline.domain.resource import Agent, Slot
+from gangline.domain.state import AgentState, Availability, ReasonCode
 from services.scheduler.records import State
 
 IS_LEADER = Gauge("gangline_scheduler_is_leader", "1 while this scheduler leads")
@@ -59,13 +59,20 @@ def _count_slots(state: State) -> dict[str, int]:
         for member in allocation.members
         for slot_id in member.slot_ids
     }
-    counts = {"used": 0, "free": 0, "unhealthy": 0, "lost": 0}
+    counts = {"used": 0, "free": 0, "disabled": 0, "unhealthy": 0, "lost": 0}
     for agent in state.all_of(Agent):
         for slot in agent.slots:
-            is_away = agent.state is AgentState.LOST
-            spare = "lost" if is_away else "free" if slot.is_healthy else "unhealthy"
-            counts["used" if slot.id in used else spare] += 1
+            counts["used" if slot.id in used else _spare(agent, slot)] += 1
     return counts
+
+
+def _spare(agent: Agent, slot: Slot) -> str:
+    """Of a slot that nothing holds. disabled: an operator does not let it be given out, drained ones among them."""
+    if agent.state is AgentState.LOST:
+        return "lost"
+    if not slot.is_healthy:
+        return "unhealthy"
+    return "free" if slot.is_open and agent.availability is Availability.ENABLED else "disabled"
 
 
 def _set(gauge: Gauge, value_by_label: Mapping[str, int]) -> None:

@@ -162,7 +162,7 @@ class Crew:
             signal=number,
             ended_at=event["at"],
             # A command that ends after our SIGTERM, with whatever code, has obeyed.
-            was_killed=(bool(state.killed_at) and number == signal.SIGKILL) or state.was_asked,
+            was_killed=(event["was_killed"] and number == signal.SIGKILL) or state.was_asked,
             was_out_of_memory=number == signal.SIGKILL and memory.count_oom_kills() > self._oom_kills_before,
         )
         log.info("a rank ended", rank=state.end.rank, exit_code=event["exit_code"], signal=number)

@@ -3,6 +3,7 @@ explained, and each reason's change really starts its request."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from services.scheduler.placement import (
 )
 from services.scheduler.placement.outlook import expected_end
 from services.scheduler.placement.policy.fair_share import fair_shares
+from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PoolView
 
 NOW = 1000.0
@@ -179,6 +181,17 @@ def test_plans_depend_on_nothing_but_their_input(snapshot: Snapshot, data: st.Da
         other.preemptions,
         dict(other.reasons),
     )
+
+
+@settings(deadline=None)
+@given(snapshot=snapshots())
+def test_a_dump_is_planned_alike(snapshot: Snapshot) -> None:
+    """Down to the words. A cap of nothing cannot be written, because no experiment can have one."""
+    groups = tuple(replace(group, max_slots=group.max_slots or None) for group in snapshot.groups)
+    snapshot = replace(snapshot, groups=groups)
+    again = parse_simulation(json.dumps(dump_simulation(snapshot, POOL, NOW)))
+    assert again.now == NOW
+    assert dump_plan(plan(again.snapshot, again.now)) == dump_plan(plan(snapshot, NOW))
 
 
 @settings(deadline=None)

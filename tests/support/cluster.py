@@ -74,9 +74,12 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(folder: Path, agents: int = 2, slots: int = 2) -> Iterator[Cluster]:
-    """folder: a short path that the test owns. slots: artificial ones of each agent."""
+def running_cluster(folder: Path, agents: int = 2, slots: int = 2, scheduler_settings: str = "") -> Iterator[Cluster]:
+    """folder: a short path that the test owns. slots: artificial ones of each agent. scheduler_settings: TOML."""
     data, home = folder / "data", folder / "home"
+    if scheduler_settings:
+        data.mkdir(parents=True, exist_ok=True)
+        (data / "scheduler.toml").write_text(scheduler_settings)
     environment = {**os.environ, HOME_VARIABLE: str(home)}
     up = [COMMAND, "up", "--data-dir", str(data), "--agents", str(agents), "--slots", str(slots)]
     down = [COMMAND, "down", "--data-dir", str(data)]

@@ -17,7 +17,7 @@ from services.scheduler.admission import admit
 from services.scheduler.codec import operations_of, record_of
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.records import Change, Draft, Record, Records, State
-from services.scheduler.snapshot import take_snapshot
+from services.scheduler.snapshot import Memory, take_snapshot
 from services.scheduler.transition.agent import lost, registered, slots_changed, unended_on
 from services.scheduler.transition.availability import change_availability, clear
 from services.scheduler.transition.deadline import expired, overdue
@@ -80,6 +80,7 @@ class Leader:
         self.store = store
         self.epoch = store.epoch
         self.state = store.load()
+        self.seen = Memory()
 
     def commit(self, transition: Callable[[Records], Change]) -> Change:
         """As the real store does: computed on a draft, memory follows only what was accepted."""
@@ -179,7 +180,9 @@ class Model:
 
     def snapshot(self) -> Snapshot:
         away = {agent.id: "away" for agent in self.state.all_of(Agent) if agent.id not in self.connected}
-        return take_snapshot(self.state, self.pools, away, {}, now=self.now)
+        found = take_snapshot(self.state, self.pools, away, {}, now=self.now, memory=self.leader.seen)
+        assert found == take_snapshot(self.state, self.pools, away, {}, now=self.now), "what is remembered is outdated"
+        return found
 
     def plan(self) -> Plan:
         return plan(self.snapshot(), self.now)

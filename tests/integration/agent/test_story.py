@@ -14,7 +14,7 @@ from gangline.v1 import agent_pb2, types_pb2
 from services.agent import allocation, patience, roster
 from services.agent.journal import Journal, open_journal
 from services.agent.launcher import Launcher, RunnerProgram
-from services.agent.record import StopOrder
+from services.agent.record import StopOrder, mark_stopping
 from services.agent.roster import Roster
 from tests.support.agent_process import is_running, make_spec, wait_until
 from tests.support.stand_in_agent import PROGRAM
@@ -94,6 +94,25 @@ async def test_stop_before_the_start_makes_room_for_the_next(recorded: Recorded)
     assert (await recorded.final("1.1.1")).kind == types_pb2.EXIT_KIND_KILLED
     await wait_until(lambda: any(status.state == types_pb2.STATE_RUNNING for status in recorded.statuses))
     assert [record.allocation_id for record in recorded.roster.records if record.is_live] == ["2.1.1"]
+
+
+async def test_stop_that_an_earlier_agent_had_written_and_not_carried_out(journal: Journal) -> None:
+    """It needs no slots to end, so it does not wait for them."""
+    order = StopOrder(ExitKind.KILLED, "alice changed her mind", time.time() + 60)
+    earlier = Recorded(journal)
+    await earlier.accept("1.1.1", {"deaf": True})
+    await wait_until((journal.folder("1.1.1").path / "starts").exists)
+    earlier.roster.stop("1.1.1", 10, order)
+    await earlier.accept("2.1.1", {})
+    (waiting,) = [record for record in earlier.roster.records if record.allocation_id == "2.1.1"]
+    await earlier.roster.close()
+    journal.folder("2.1.1").save(mark_stopping(waiting, order))
+
+    recorded = Recorded(journal)
+    recorded.roster.recover()
+    assert (await recorded.final("2.1.1")).kind == types_pb2.EXIT_KIND_KILLED
+    assert [record.allocation_id for record in recorded.roster.records if record.is_live] == ["1.1.1"]
+    await recorded.roster.stop_all(0.0, "the test is over")
 
 
 async def test_stop_of_what_was_never_here(recorded: Recorded) -> None:

@@ -62,6 +62,14 @@ def test_programs_listen_on_the_planned_ports_and_know_one_another() -> None:
     assert programs["etcd"].stage < programs["scheduler"].stage
 
 
+def test_a_service_reads_the_settings_that_lie_in_the_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "scheduler.toml").write_text("kill_grace_seconds = 1\n")
+    ports = dict.fromkeys(make_plan(1, "1").port_names, 10_000)
+    programs = make_programs(Layout(tmp_path), ClusterPlan(1, "1", ports), "/py", Path("/etcd"))
+    given = {program.name: program.arguments[-2:] for program in programs if "--settings" in program.arguments}
+    assert given == {"scheduler": ("--settings", str(tmp_path / "scheduler.toml"))}
+
+
 def test_tokens_and_folder_are_private_and_kept(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "cluster")
     layout.create()

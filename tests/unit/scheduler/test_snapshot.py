@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from gangline.domain.allocation import Request
 from gangline.domain.experiment import Trial
 from gangline.domain.state import Availability, ExitKind, ReasonCode
 from gangline.errors import ErrorKind, GanglineError
@@ -14,7 +15,8 @@ from services.scheduler.estimate import Progress
 from services.scheduler.hold import held_reason
 from services.scheduler.placement import Plan, PoolConfig, plan
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
-from services.scheduler.records import get
+from services.scheduler.records import Change, get
+from services.scheduler.snapshot import take_snapshot
 from services.scheduler.transition.end import pause_experiment
 from services.scheduler.transition.report import progressed
 from tests.support.scheduler_model import RULES, Model
@@ -107,3 +109,21 @@ def test_pools_are_named_where_none_or_an_unknown_one_is_asked_for() -> None:
     assert (unknown.value.code, unknown.value.kind) == ("pool.not_found", ErrorKind.NOT_FOUND)
     assert unknown.value.message == "there is no pool 'labs'; the pools are default, lab"
     assert (unnamed.value.code, unnamed.value.message) == ("pool.unnamed", "name one of the pools: default, lab")
+
+
+def test_what_waits_for_its_cap_is_expected_when_its_own_work_ends() -> None:
+    """There is room, but not for this experiment: it starts when what it holds has ended."""
+    model = Model(POOLS)
+    model.connect("a1", 8)
+    model.submit("r", 2, max_slots=2)
+    model.cycle()
+    trial = Trial("1.2", 1, 2, batches_total=10, seconds_per_batch=9.0)
+    request = Request("1.2", 1, "default", 2)
+    pace = Progress(0, 100, 3.0, model.now)
+    model.leader.commit(lambda records: progressed(records, "1.1", Progress(1, 100, 3.0, 0.0), RULES, model.now))
+    model.leader.commit(lambda _: Change(puts=(trial, request)))
+    snapshot = take_snapshot(model.state, POOLS, {}, {"1.1": pace}, now=model.now)
+    reason = plan(snapshot, model.now).reasons["1.2"]
+    assert reason.code is ReasonCode.QUOTA_EXCEEDED
+    assert reason.blocking_ids == ("1.1.1",)
+    assert reason.eta_at == model.now + 300

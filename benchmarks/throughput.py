@@ -1,0 +1,185 @@
+"""How many trivial experiments go through in a second, and how many are submitted into a deep queue, beside Slurm.
+
+The cluster is whole and real: `gangline up` with etcd, scheduler, gateway, agents and, for every allocation, a trial
+runner and its rank. Slurm is Debian's slurm-wlm with as many node daemons of as many processors, on the same machine,
+after ours, as it comes and once more with what its own guide for high throughput advises (slurm_cluster.py).
+
+1. `--jobs` experiments of one slot whose command is `true`, submitted by four clients at once: from the first submit to
+   the end of the last one. Nothing may be stranded.
+2. All slots are taken; `--deep` experiments wait; then four clients submit as many more.
+
+A client of ours is a process that holds a connection and sends the configuration, the code having been uploaded once
+(clients.py); one of Slurm's is a thread that runs `sbatch` for each job, as its users do. What starting that program
+alone takes is printed too, so that nobody mistakes it for the controller's work.
+
+Run it with `python -m benchmarks.throughput`, as root for Slurm's part; without it only our own figures are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.clients import NUM_CLIENTS, config_json, connected_clients, submit_all
+from benchmarks.cluster import running_cluster
+from benchmarks.machine import describe_machine
+from benchmarks.slurm_cluster import HIGH_THROUGHPUT, Slurm, SlurmMissing, running_slurm
+from gangline.client import Client
+from gangline.client.packing import pack_code
+from gangline.domain.state import Outcome
+
+JOBS_PER_SECOND = 30.0
+SUBMITS_PER_SECOND = 150.0
+DEADLINE_SECONDS = 100.0
+POLL_SECONDS = 0.2
+PAGE = 200
+SLEEP = "sleep 3600"
+
+
+@dataclass(frozen=True)
+class Load:
+    """nodes: agents, or node daemons. slots: of each."""
+
+    nodes: int
+    slots: int
+    jobs: int
+    deep: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    jobs_per_second: float
+    submits_per_second: float
+    stranded: int
+
+
+def measure_gangline(load: Load) -> Figures:
+    with tempfile.TemporaryDirectory() as folder, running_cluster(load.nodes, load.slots) as (client, _):
+        Path(folder, "README").write_text("The command needs no code.\n")
+        code = pack_code(Path(folder))
+        client.upload_code(code)
+        with connected_clients() as pool:
+            # The first ones also wait for the warm processes and fetch the code.
+            _finish(client, submit_all(pool, _configs("warm", 4 * load.nodes * load.slots), code.sha256))
+            began_at = time.time()
+            ids = submit_all(pool, _configs("trivial", load.jobs), code.sha256)
+            stranded, ended_at = _finish(client, ids)
+            blocker = config_json("blocker", SLEEP, load.nodes * load.slots)
+            client.submit_experiment(blocker, code.sha256)
+            _wait_until(
+                lambda: client.get_cluster().num_slots_used == load.nodes * load.slots, "the slots are not taken"
+            )
+            submit_all(pool, _configs("waiting", load.deep), code.sha256)
+            deep_at = time.time()
+            submit_all(pool, _configs("measured", load.deep), code.sha256)
+            submits = load.deep / (time.time() - deep_at)
+    return Figures(load.jobs / (ended_at - began_at), submits, stranded)
+
+
+def _configs(name: str, count: int) -> list[str]:
+    return [config_json(f"{name}-{number}", "true") for number in range(count)]
+
+
+def _finish(client: Client, ids: list[int]) -> tuple[int, float]:
+    """Waits until nothing waits or runs. How many of these have not completed, and when the last one ended."""
+
+    def is_quiet() -> bool:
+        cluster = client.get_cluster()
+        return not cluster.num_pending and not cluster.num_slots_used
+
+    _wait_until(is_quiet, "experiments are left")
+    wanted, completed, ended_at, before_id = set(ids), 0, 0.0, 0
+    while page := client.list_experiments(PAGE, before_id):
+        own = [experiment for experiment in page if experiment.id in wanted]
+        completed += sum(experiment.outcome is Outcome.COMPLETED for experiment in own)
+        ended_at = max([ended_at, *(experiment.ended_at for experiment in own)])
+        before_id = page[-1].id
+    return len(ids) - completed, ended_at
+
+
+def measure_slurm(load: Load, slurm: Slurm) -> Figures:
+    def submit(number: int) -> None:
+        slurm.submit("true" if number >= 0 else SLEEP, "--ntasks=1")
+
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        list(pool.map(submit, range(NUM_CLIENTS)))
+        slurm.drain(DEADLINE_SECONDS)
+        began_at = time.time()
+        list(pool.map(submit, range(load.jobs)))
+        stranded = slurm.drain(DEADLINE_SECONDS)
+        jobs = load.jobs / (time.time() - began_at)
+        slurm.submit(SLEEP, f"--nodes={load.nodes}", "--exclusive")
+        list(pool.map(submit, range(load.deep)))
+        deep_at = time.time()
+        list(pool.map(submit, range(load.deep)))
+        submits = load.deep / (time.time() - deep_at)
+    slurm.run("scancel", "--user=root")
+    slurm.drain(DEADLINE_SECONDS)
+    return Figures(jobs, submits, stranded)
+
+
+def _program_seconds(slurm: Slurm) -> float:
+    """What sbatch takes without a word to the controller."""
+    began_at = time.perf_counter()
+    for _ in range(20):
+        slurm.run("sbatch", "--version")
+    return (time.perf_counter() - began_at) / 20
+
+
+def _wait_until(is_done: Callable[[], bool], what: str) -> None:
+    """Raises SystemExit."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{what} after {DEADLINE_SECONDS:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+def _show(name: str, figures: Figures) -> None:
+    print(
+        f"{name:34} {figures.jobs_per_second:6.1f} jobs a second, {figures.stranded} stranded; "
+        f"{figures.submits_per_second:6.1f} submits a second into the deep queue",
+        flush=True,
+    )
+
+
+def _compare(load: Load) -> None:
+    for parameters, name in (("", "as it comes"), (HIGH_THROUGHPUT, "for high throughput")):
+        try:
+            with running_slurm(load.nodes, load.slots, parameters) as slurm:
+                _show(f"{slurm.version}, {name}", measure_slurm(load, slurm))
+                program_seconds = _program_seconds(slurm)
+        except (SlurmMissing, TimeoutError, subprocess.SubprocessError) as error:
+            print(f"slurm, {name}: not measured: {error}")
+        else:
+            print(f"  of which starting sbatch itself takes {program_seconds * 1e3:.1f} ms a submit")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=4, help="of each node")
+    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--deep", type=int, default=1000)
+    parser.add_argument("--no-slurm", action="store_true")
+    arguments = parser.parse_args()
+    load = Load(arguments.nodes, arguments.slots, arguments.jobs, arguments.deep)
+    print(describe_machine())
+    figures = measure_gangline(load)
+    _show("gangline", figures)
+    if not arguments.no_slurm:
+        _compare(load)
+    is_fast = figures.jobs_per_second >= JOBS_PER_SECOND and figures.submits_per_second >= SUBMITS_PER_SECOND
+    print(f"wanted: {JOBS_PER_SECOND:g} jobs a second, none stranded, and {SUBMITS_PER_SECOND:g} submits a second")
+    return 0 if is_fast and not figures.stranded else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

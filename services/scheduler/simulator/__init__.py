@@ -1,0 +1,1 @@
+"""`gangline simulate`: the planner on a snapshot file, and whole traces in virtual time. No cluster runs here."""

@@ -1,0 +1,103 @@
+"""PURE: two simple schedulers to compare the planner with. Both are ours, and both use the planner's own fitting.
+
+`plan_in_submission_order` starts requests strictly in the order of submission; the first that does not fit lets nobody
+past.
+
+`plan_by_documented_priority` restates in our own words what Determined's documentation says of its priority scheduler
+(topic guide "Scheduling", docs.determined.ai): slots go to tasks by priority, a lower number first; while tasks of a
+higher priority are pending, none of a lower one is scheduled; tasks of equal priority are looked at in the order in
+which they were made; a task that fits into one agent gets the best-fitting one, a larger one whole idle agents. There
+are no reservations and no estimates: of equal priority, one that does not fit lets others past. With preemption, for
+one that does not fit, work of lower priority is preempted, starting with the lowest; which of equals goes first is not
+documented: we take the newest, and only when that makes the fit.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import attrgetter
+
+from services.scheduler.placement.assignment import Assignment, Preemption
+from services.scheduler.placement.fit import Shape, find_fit, shape_of
+from services.scheduler.placement.order import in_order
+from services.scheduler.placement.plan import Plan
+from services.scheduler.placement.room import Room, Slots
+from services.scheduler.placement.snapshot import PendingRequest, Running, Snapshot
+
+
+def plan_in_submission_order(snapshot: Snapshot, now: float) -> Plan:
+    """now: not used; the signature is the planner's."""
+    room = Room(snapshot.agents, snapshot.pools[0])
+    assignments = []
+    for request in sorted(snapshot.requests, key=attrgetter("submitted_at")):
+        found = find_fit(request, room)
+        if found is None:
+            break
+        room.take(found)
+        assignments.append(Assignment(request.trial_id, found))
+    return Plan(tuple(assignments), (), {})
+
+
+def plan_by_documented_priority(snapshot: Snapshot, now: float) -> Plan:
+    """Preempts where the pool's preemption is on. now: not used."""
+    draft = _Draft(snapshot)
+    for _, level in groupby(in_order(snapshot.requests), key=attrgetter("priority")):
+        waiting = [request for request in level if not draft.start(request)]
+        if snapshot.pools[0].is_preemption_on:
+            for request in waiting:
+                draft.preempt(request)
+        if waiting:
+            break
+    return Plan(tuple(draft.assignments), tuple(draft.preemptions), {})
+
+
+class _Draft:
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.assignments: list[Assignment] = []
+        self.preemptions: list[Preemption] = []
+        self._room = Room(snapshot.agents, snapshot.pools[0])
+        self._refused: set[Shape] = set()
+        # What stops already is on its way to somebody; only what it leaves wanting is preempted.
+        self._after = Room(snapshot.agents, snapshot.pools[0])
+        self._victims: list[Running] = []
+        for work in snapshot.running:
+            if work.is_stopping:
+                self._after.give_back(work.slots_by_agent)
+            elif work.is_preemptible:
+                self._victims.append(work)
+        self._victims.sort(key=lambda work: (-work.priority, -work.started_at, work.allocation_id))
+
+    def start(self, request: PendingRequest) -> bool:
+        shape = shape_of(request)
+        found = None if shape in self._refused else find_fit(request, self._room)
+        if found is None:
+            self._refused.add(shape)
+            return False
+        self._room.take(found)
+        self._after.take(found)
+        self.assignments.append(Assignment(request.trial_id, found))
+        return True
+
+    def preempt(self, request: PendingRequest) -> None:
+        """Its slots are taken, so that the next one does not count on them too."""
+        found = find_fit(request, self._after)
+        if found is None:
+            found = self._make_room(request)
+        if found is not None:
+            self._after.take(found)
+
+    def _make_room(self, request: PendingRequest) -> Slots | None:
+        chosen: list[Running] = []
+        for work in self._victims:
+            if work.priority <= request.priority:
+                break
+            chosen.append(work)
+            self._after.give_back(work.slots_by_agent)
+            found = find_fit(request, self._after)
+            if found is not None:
+                self.preemptions += [Preemption(one.allocation_id, request.trial_id) for one in chosen]
+                self._victims = self._victims[len(chosen) :]
+                return found
+        for work in chosen:
+            self._after.take(work.slots_by_agent)
+        return None

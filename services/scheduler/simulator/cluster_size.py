@@ -1,0 +1,33 @@
+"""PURE: the agents of a virtual cluster, from what a user types."""
+
+from __future__ import annotations
+
+import re
+
+from gangline.errors import invalid
+
+SLOTS_OF_AGENT = 8
+MAX_AGENTS = 100_000
+_TERM = re.compile(r"(\d+)x(\d+)")
+
+
+def parse_agents(text: str) -> list[int]:
+    """The slots of each agent: "64x8" or "4x8+2x4". Raises GanglineError `simulation.agents`."""
+    sizes: list[int] = []
+    for term in text.split("+"):
+        found = _TERM.fullmatch(term.strip())
+        count, slots = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not count or not slots or len(sizes) + count > MAX_AGENTS:
+            raise invalid(
+                "simulation.agents", f"--agents {text!r}: must be agents x slots, such as 64x8 or 4x8+2x4, not {term!r}"
+            )
+        sizes += [slots] * count
+    return sizes
+
+
+def agents_of_slots(slots: int) -> list[int]:
+    """So many slots on agents of 8, the last one smaller when they do not divide."""
+    if not 1 <= slots <= MAX_AGENTS * SLOTS_OF_AGENT:
+        raise invalid("simulation.agents", f"--slots: must be at least 1 and at most {MAX_AGENTS * SLOTS_OF_AGENT}")
+    whole, rest = divmod(slots, SLOTS_OF_AGENT)
+    return [SLOTS_OF_AGENT] * whole + ([rest] if rest else [])

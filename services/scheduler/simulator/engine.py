@@ -1,0 +1,249 @@
+"""PURE: plays a trace in virtual time with a planner.
+
+Owns the events (somebody submits, work ends, stopped work has stopped, progress is reported for the first time) and the
+books of the virtual cluster. After every instant at which something happened while somebody waits, the planner decides,
+exactly as the leader's loop has it decide. Time costs nothing here: hours pass between two plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count
+from typing import Literal
+
+from services.scheduler.placement.assignment import Assignment
+from services.scheduler.placement.feasibility import can_hold
+from services.scheduler.placement.plan import Plan
+from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Running, Snapshot
+from services.scheduler.simulator.estimate import Estimates, estimated_end_at, estimated_run_seconds, known_after
+from services.scheduler.simulator.head import HeadWatch
+from services.scheduler.simulator.played import Answer, Moment, Played, Run, Spell
+from services.scheduler.simulator.strategy import POOL, Strategy
+from services.scheduler.simulator.submission import Submission
+
+_Kind = Literal["end", "stopped", "report", "submit"]
+_Event = tuple[float, int, _Kind, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """stop_seconds: from the order to stop until the slots are free. restart_seconds: what a preempted request loses
+    when it begins again. ask_at_ages: its ETA is asked for when somebody first has to wait, and at the first plan after
+    it has waited for so long."""
+
+    estimates: Estimates = "progress"
+    stop_seconds: float = 10.0
+    restart_seconds: float = 30.0
+    ask_at_ages: tuple[float, ...] = (0.0, 600.0, 3600.0)
+
+
+@dataclass(slots=True)
+class _Job:
+    """One submission on its way. attempt: counts its spells, so that an event of an earlier one is known as stale."""
+
+    submission: Submission
+    done_seconds: float = 0.0
+    restart_seconds: float = 0.0
+    first_started_at: float = -1.0
+    attempt: int = 0
+    num_preemptions: int = 0
+    answers: list[Answer] = field(default_factory=list)
+
+
+def play(
+    submissions: Iterable[Submission],
+    sizes_of_agents: Sequence[int],
+    strategy: Strategy,
+    setting: Setting | None = None,
+) -> Played:
+    """Until the last one has ended. Submissions that these agents can never hold are set aside."""
+    return _Engine(submissions, sizes_of_agents, strategy, setting or Setting()).run()
+
+
+class _Engine:
+    def __init__(
+        self, submissions: Iterable[Submission], sizes: Sequence[int], strategy: Strategy, setting: Setting
+    ) -> None:
+        self._strategy, self._setting = strategy, setting
+        self._num_slots = sum(sizes)
+        self._agents = {f"a{n}": AgentRoom(f"a{n}", POOL, size) for n, size in enumerate(sizes, 1)}
+        self._jobs: dict[str, _Job] = {}
+        self._refused: list[Submission] = []
+        self._pending: dict[str, PendingRequest] = {}
+        self._running: dict[str, Running] = {}
+        self._events: list[_Event] = []
+        self._numbers = count()
+        self._watch = HeadWatch(strategy.config)
+        self._runs: dict[str, Run] = {}
+        self._spells: list[Spell] = []
+        self._moments: list[Moment] = []
+        self._questions: list[tuple[float, float, str]] = []
+        self._num_plans = 0
+        self._admit(submissions, sizes)
+
+    def run(self) -> Played:
+        while self._events:
+            now = self._events[0][0]
+            has_changed = False
+            while self._events and self._events[0][0] == now:
+                _, _, kind, name, attempt = heappop(self._events)
+                has_changed |= self._apply(kind, name, attempt, now)
+            if has_changed and self._pending:
+                self._plan(now)
+            if has_changed:
+                self._note(now)
+        return Played(
+            self._num_slots,
+            tuple(self._runs[name] for name in self._jobs),
+            tuple(self._refused),
+            tuple(self._spells),
+            tuple(self._moments),
+            tuple(self._watch.heads),
+            self._num_plans,
+        )
+
+    def _admit(self, submissions: Iterable[Submission], sizes: Sequence[int]) -> None:
+        is_heterogeneous = self._strategy.config.allow_heterogeneous_fits
+        for submission in submissions:
+            if can_hold(submission.slots, sizes, submission.is_single_agent, is_heterogeneous):
+                self._jobs[submission.id] = _Job(submission)
+                self._at(submission.submitted_at, "submit", submission.id)
+            else:
+                self._refused.append(submission)
+
+    def _at(self, at: float, kind: _Kind, name: str, attempt: int = 0) -> None:
+        heappush(self._events, (at, next(self._numbers), kind, name, attempt))
+
+    def _apply(self, kind: _Kind, name: str, attempt: int, now: float) -> bool:
+        """Whether it is anything to plan for."""
+        job = self._jobs[name]
+        if kind == "submit":
+            self._queue(job)
+            if self._strategy.is_ours:
+                for age in self._setting.ask_at_ages:
+                    heappush(self._questions, (now + age, age, name))
+            return True
+        if attempt != job.attempt or name not in self._running:
+            return False
+        match kind:
+            case "report":
+                self._report(job, now)
+                return False
+            case "end":
+                self._end(job, now)
+            case "stopped":
+                self._stopped(job, now)
+        return True
+
+    def _queue(self, job: _Job) -> None:
+        one = job.submission
+        self._pending[one.id] = PendingRequest(
+            one.id,
+            one.group,
+            POOL,
+            one.slots,
+            priority=one.priority,
+            is_single_agent=one.is_single_agent,
+            is_preemptible=one.is_preemptible,
+            submitted_at=one.submitted_at,
+            estimated_seconds=estimated_run_seconds(
+                one, self._setting.estimates, job.done_seconds, job.restart_seconds
+            ),
+        )
+
+    def _plan(self, now: float) -> None:
+        requests = dict(self._pending)
+        snapshot = Snapshot(
+            (self._strategy.config,),
+            tuple(self._agents.values()),
+            tuple(requests.values()),
+            tuple(self._running.values()),
+        )
+        decided = self._strategy.decide(snapshot, now)
+        self._num_plans += 1
+        if self._strategy.has_head:
+            self._watch.look(snapshot, decided, requests, now)
+        self._answer(decided, now)
+        for assignment in decided.assignments:
+            self._start(assignment, now)
+        for preemption in decided.preemptions:
+            self._stop(preemption.allocation_id, now)
+
+    def _answer(self, decided: Plan, now: float) -> None:
+        """Only who has waited ever since its submission is asked about."""
+        starting = {assignment.trial_id for assignment in decided.assignments}
+        while self._questions and self._questions[0][0] <= now:
+            _, age, name = heappop(self._questions)
+            if name in self._pending and name not in starting and not self._jobs[name].attempt:
+                self._jobs[name].answers.append(Answer(now, age, decided.reasons[name].eta_at))
+
+    def _start(self, assignment: Assignment, now: float) -> None:
+        job, request = self._jobs[assignment.trial_id], self._pending.pop(assignment.trial_id)
+        one = job.submission
+        job.attempt += 1
+        if job.first_started_at < 0:
+            job.first_started_at = now
+        self._occupy(assignment.slots_by_agent, 1)
+        work = Running(
+            one.id,
+            one.id,
+            request.group,
+            POOL,
+            assignment.slots_by_agent,
+            priority=one.priority,
+            is_preemptible=one.is_preemptible,
+            started_at=now,
+        )
+        self._running[one.id] = work
+        left = one.duration_seconds - job.done_seconds + job.restart_seconds
+        self._at(now + left, "end", one.id, job.attempt)
+        known_seconds = known_after(self._setting.estimates)
+        if known_seconds is not None and known_seconds < left:
+            self._at(now + known_seconds, "report", one.id, job.attempt)
+
+    def _report(self, job: _Job, now: float) -> None:
+        """Its progress is known from here on."""
+        one, work = job.submission, self._running[job.submission.id]
+        began_at = work.started_at + job.restart_seconds
+        end_at = estimated_end_at(one, self._setting.estimates, began_at, job.done_seconds)
+        if not work.is_stopping:
+            self._running[one.id] = replace(work, estimated_end_at=end_at)
+
+    def _stop(self, name: str, now: float) -> None:
+        """It saves what it has done and gives its slots back a little later. Not if it ends before that by itself."""
+        job, work = self._jobs[name], self._running[name]
+        stopped_at = now + self._setting.stop_seconds
+        self._running[name] = replace(work, is_stopping=True, estimated_end_at=stopped_at)
+        self._at(stopped_at, "stopped", name, job.attempt)
+
+    def _stopped(self, job: _Job, now: float) -> None:
+        """What it did since the order counts for nothing."""
+        work = self._running[job.submission.id]
+        ran = now - self._setting.stop_seconds - work.started_at - job.restart_seconds
+        self._leave(job, now)
+        job.done_seconds += max(0.0, ran)
+        job.restart_seconds = self._setting.restart_seconds
+        job.num_preemptions += 1
+        self._queue(job)
+
+    def _end(self, job: _Job, now: float) -> None:
+        self._leave(job, now)
+        answers = tuple(job.answers)
+        self._runs[job.submission.id] = Run(job.submission, job.first_started_at, now, job.num_preemptions, answers)
+
+    def _leave(self, job: _Job, now: float) -> None:
+        work = self._running.pop(job.submission.id)
+        self._occupy(work.slots_by_agent, -1)
+        self._spells.append(Spell(work.trial_id, work.slots_by_agent, work.started_at, now))
+
+    def _occupy(self, slots_by_agent: Mapping[str, int], sign: int) -> None:
+        for agent_id, slots in slots_by_agent.items():
+            agent = self._agents[agent_id]
+            self._agents[agent_id] = replace(agent, used=agent.used + sign * slots)
+
+    def _note(self, now: float) -> None:
+        waiting = sum(request.slots for request in self._pending.values())
+        busy = sum(agent.used for agent in self._agents.values())
+        self._moments.append(Moment(now, len(self._pending), waiting, busy))

@@ -1,0 +1,139 @@
+"""PURE: the figures of a trace that was played: waits by size of gang, use of the cluster, errors of the ETA."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+from services.scheduler.simulator.played import Played, Run
+
+SIZE_CLASSES: tuple[tuple[str, int], ...] = (("1", 1), ("2-8", 8), ("9-64", 64), ("65+", 1 << 62))
+"""Name of the class and the most slots in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """In seconds; see Run.wait_seconds."""
+
+    count: int
+    mean: float
+    p95: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
+class EtaError:
+    """Of the answers that were given at one age. median: of the distance between the ETA and the start, relative to the
+    wait that was left; None without an answer. unanswered: asked, but there was no ETA."""
+
+    age_seconds: float
+    count: int
+    unanswered: int
+    median: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFigures:
+    """count: of requests that held the reservation and started. moved: by backfill, and for how long at most. late:
+    against their first promise, for any cause."""
+
+    count: int
+    moved: int
+    moved_seconds: float
+    late: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """utilisation: busy slots over all slots, from the first submission to the last. makespan_seconds: from the first
+    submission to the last end. head: None where the order is not fixed."""
+
+    strategy: str
+    submissions: int
+    refused: int
+    waits: Waits
+    waits_by_size: dict[str, Waits]
+    utilisation: float
+    makespan_seconds: float
+    longest_queue: int
+    preemptions: int
+    head: HeadFigures | None
+    eta_errors: tuple[EtaError, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def figures_of(name: str, played: Played, has_head: bool) -> Figures:
+    """played: with at least one run."""
+    first, last = played.runs[0].submission.submitted_at, played.runs[-1].submission.submitted_at
+    end = max(run.ended_at for run in played.runs)
+    heads = played.heads
+    return Figures(
+        strategy=name,
+        submissions=len(played.runs),
+        refused=len(played.refused),
+        waits=_waits(played.runs),
+        waits_by_size=_waits_by_size(played.runs),
+        utilisation=utilisation(played, first, last if last > first else end),
+        makespan_seconds=end - first,
+        longest_queue=max((moment.num_waiting for moment in played.moments), default=0),
+        preemptions=sum(run.num_preemptions for run in played.runs),
+        head=HeadFigures(
+            count=len(heads),
+            moved=sum(1 for head in heads if head.moved_seconds > 0),
+            moved_seconds=max((head.moved_seconds for head in heads), default=0.0),
+            late=sum(1 for head in heads if head.late_seconds > 1e-3),
+        )
+        if has_head
+        else None,
+        eta_errors=_eta_errors(played.runs),
+    )
+
+
+def utilisation(played: Played, start: float, end: float) -> float:
+    """Of the slots, the share that was busy between two times."""
+    busy = sum(
+        moment.slots_busy * max(0.0, min(later.at, end) - max(moment.at, start))
+        for moment, later in pairwise(played.moments)
+    )
+    return busy / (played.num_slots * (end - start))
+
+
+def size_class(slots: int) -> str:
+    return next(name for name, most in SIZE_CLASSES if slots <= most)
+
+
+def _waits_by_size(runs: Iterable[Run]) -> dict[str, Waits]:
+    by_size: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_size[size_class(run.submission.slots)].append(run)
+    return {name: _waits(by_size[name]) for name, _ in SIZE_CLASSES if name in by_size}
+
+
+def _waits(runs: Sequence[Run]) -> Waits:
+    """p95 is the nearest rank."""
+    # What is never delayed may come out a rounding error below 0.
+    waits = sorted(max(0.0, run.wait_seconds) for run in runs)
+    return Waits(len(waits), fmean(waits), waits[math.ceil(0.95 * len(waits)) - 1], waits[-1])
+
+
+def _eta_errors(runs: Iterable[Run]) -> tuple[EtaError, ...]:
+    errors: dict[float, list[float]] = defaultdict(list)
+    unanswered: dict[float, int] = defaultdict(int)
+    for run in runs:
+        for answer in run.answers:
+            if answer.eta_at is None:
+                unanswered[answer.age_seconds] += 1
+            else:
+                left = run.started_at - answer.asked_at
+                errors[answer.age_seconds].append(abs(answer.eta_at - run.started_at) / left)
+    ages = sorted({*errors, *unanswered})
+    return tuple(
+        EtaError(age, len(errors[age]), unanswered[age], median(errors[age]) if errors[age] else None) for age in ages
+    )

@@ -1,0 +1,55 @@
+"""PURE: the figures of several strategies side by side, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.scheduler.simulator.figure import SIZE_CLASSES, Figures
+from services.scheduler.simulator.plan_report import align, describe_seconds
+
+_LEGEND = (
+    "wait: everything between submission and end that is not its own run time; mean / p95.",
+    "utilisation: busy slots, from the first submission to the last.",
+    "head: requests that held the reservation / how many of them backfill moved / how many were late on their first "
+    "promise, for any cause.",
+    "ETA: median error relative to the wait that was left, asked when a request first waits / after 10 minutes / after "
+    "an hour.",
+)
+
+
+def describe_figures(figures: Sequence[Figures]) -> str:
+    """Lines for a terminal, without a last line break."""
+    sizes = [name for name, _ in SIZE_CLASSES if any(name in one.waits_by_size for one in figures)]
+    heading = (
+        "strategy",
+        "wait",
+        *(f"{name} slot{'' if name == '1' else 's'}" for name in sizes),
+        "utilisation",
+        "makespan",
+        "preemptions",
+        "head",
+        "ETA",
+    )
+    rows = [heading, *(_row(one, sizes) for one in figures)]
+    return "\n".join([*align(rows, frozenset(range(1, len(heading)))), "", *_LEGEND])
+
+
+def _row(one: Figures, sizes: Sequence[str]) -> tuple[str, ...]:
+    waits = [one.waits, *(one.waits_by_size.get(name) for name in sizes)]
+    return (
+        one.strategy,
+        *("-" if found is None else f"{_short(found.mean)} / {_short(found.p95)}" for found in waits),
+        f"{one.utilisation:.1%}",
+        describe_seconds(one.makespan_seconds),
+        str(one.preemptions),
+        "-" if one.head is None else f"{one.head.count} / {one.head.moved} / {one.head.late}",
+        " / ".join("-" if error.median is None else f"{error.median:.0%}" for error in one.eta_errors) or "-",
+    )
+
+
+def _short(seconds: float) -> str:
+    """One unit: "45 s", "12 min", "3.2 h", "5.0 d"."""
+    for unit, length, most in (("s", 1, 100), ("min", 60, 100)):
+        if seconds < most * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86_400:.1f} d"

@@ -1,0 +1,99 @@
+"""PURE: a plan in words: what starts where, what is stopped for whom, and why the rest waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from services.scheduler.placement.change import describe_changes
+from services.scheduler.placement.plan import Plan
+from services.scheduler.placement.simulation_file import Simulation
+from services.scheduler.placement.snapshot import PendingRequest
+
+
+def describe_plan(simulation: Simulation, decided: Plan) -> str:
+    """Lines for a terminal, without a last line break."""
+    requests = {request.trial_id: request for request in simulation.snapshot.requests}
+    parts = [_summary(simulation), *_starts(decided, requests), *_stops(simulation, decided)]
+    return "\n".join([*parts, *_waits(decided, requests, simulation.now)])
+
+
+def describe_seconds(seconds: float) -> str:
+    """The two largest units: "45 s", "12 min 5 s", "3 h 20 min", "2 d 4 h"."""
+    left = max(0, round(seconds))
+    parts: list[tuple[int, str]] = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or parts or unit == "s":
+            parts.append((count, unit))
+    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count or len(parts) == 1)
+
+
+def align(rows: Iterable[tuple[str, ...]], numbers: frozenset[int] = frozenset()) -> list[str]:
+    """Columns as wide as their widest field; those with these numbers go to the right."""
+    table = list(rows)
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))] if table else []
+    return [
+        "  ".join(
+            field.rjust(width) if column in numbers else field.ljust(width)
+            for column, (field, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+
+
+def _summary(simulation: Simulation) -> str:
+    snapshot = simulation.snapshot
+    config, usable = snapshot.pools[0], [agent for agent in snapshot.agents if agent.is_usable]
+    free, total = sum(agent.free for agent in usable), sum(agent.slots for agent in usable)
+    agents = (
+        f"{len(usable)} of {len(snapshot.agents)} agents" if len(usable) < len(snapshot.agents) else f"{len(usable)}"
+    )
+    agents = agents if agents.endswith("agents") else f"{agents} agent{'' if len(usable) == 1 else 's'}"
+    return (
+        f"policy {config.policy}: {agents} with {free} of {total} slots free; "
+        f"{len(snapshot.running)} running, {len(snapshot.requests)} pending"
+    )
+
+
+def _starts(decided: Plan, requests: Mapping[str, PendingRequest]) -> list[str]:
+    if not decided.assignments:
+        return ["", "nothing starts"]
+    rows = [("task", "slots", "on")]
+    for one in decided.assignments:
+        slots_by_agent = sorted(one.slots_by_agent.items())
+        where = ", ".join(f"{agent}: {slots}" if slots else f"{agent} (auxiliary)" for agent, slots in slots_by_agent)
+        rows.append((one.trial_id, str(requests[one.trial_id].slots), where))
+    return ["", f"starts ({len(decided.assignments)})", *_indented(align(rows, frozenset({1})))]
+
+
+def _stops(simulation: Simulation, decided: Plan) -> list[str]:
+    if not decided.preemptions:
+        return []
+    works = {work.allocation_id: work for work in simulation.snapshot.running}
+    rows = [("task", "slots", "priority", "makes room for")]
+    for one in decided.preemptions:
+        work = works[one.allocation_id]
+        rows.append((one.allocation_id, str(work.slots), str(work.priority), one.for_trial_id))
+    return ["", f"is stopped ({len(decided.preemptions)})", *_indented(align(rows, frozenset({1, 2})))]
+
+
+def _waits(decided: Plan, requests: Mapping[str, PendingRequest], now: float) -> list[str]:
+    if not decided.reasons:
+        return ["", "nothing waits"]
+    lines = ["", f"waits ({len(decided.reasons)})"]
+    for trial_id, reason in decided.reasons.items():
+        eta = "no start in sight" if reason.eta_at is None else f"expected {_at(reason.eta_at - now)}"
+        slots = requests[trial_id].slots
+        lines.append(f"  {trial_id}, {slots} slot{'' if slots == 1 else 's'}: {reason.code.lower()}, {eta}")
+        lines.append(f"    {reason.message}")
+        needed = describe_changes(decided.changes.get(trial_id, ()))
+        lines.append(f"    would start if {needed or reason.would_start_if}")
+    return lines
+
+
+def _at(seconds: float) -> str:
+    return "now" if seconds <= 0 else f"in {describe_seconds(seconds)}"
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -1,0 +1,59 @@
+"""PURE: the strategies that a trace is played with, side by side. Adding one is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gangline.errors import invalid
+from services.scheduler.placement.plan import Plan, plan
+from services.scheduler.placement.snapshot import PoolConfig, Snapshot
+from services.scheduler.simulator.baseline import plan_by_documented_priority, plan_in_submission_order
+
+POOL = "default"
+
+Decide = Callable[[Snapshot, float], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """decide: the planner, or what it is compared with. has_head: the first who waits stays the first, so that it can
+    be told whether others moved its start."""
+
+    name: str
+    config: PoolConfig
+    decide: Decide = plan
+    has_head: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        return self.decide is plan
+
+
+def _ours(name: str, policy: str, is_preemption_on: bool = False, backfill: bool = True) -> Strategy:
+    config = PoolConfig(POOL, policy, is_preemption_on=is_preemption_on, backfill=backfill)
+    return Strategy(name, config, has_head=policy == "priority")
+
+
+STRATEGIES: tuple[Strategy, ...] = (
+    _ours("priority", "priority"),
+    _ours("priority, no backfill", "priority", backfill=False),
+    _ours("priority, preemption", "priority", is_preemption_on=True),
+    _ours("priority, preemption, no backfill", "priority", is_preemption_on=True, backfill=False),
+    _ours("fair share", "fair_share"),
+    _ours("fair share, preemption", "fair_share", is_preemption_on=True),
+    _ours("round robin", "round_robin"),
+    Strategy("submission order", PoolConfig(POOL), plan_in_submission_order),
+    Strategy("documented priority", PoolConfig(POOL), plan_by_documented_priority),
+    Strategy("documented priority, preemption", PoolConfig(POOL, is_preemption_on=True), plan_by_documented_priority),
+)
+
+
+def choose_strategies(names: Iterable[str]) -> list[Strategy]:
+    """In the order of STRATEGIES. Raises GanglineError `simulation.strategy`."""
+    wanted = {name.strip() for name in names}
+    unknown = sorted(wanted - {strategy.name for strategy in STRATEGIES})
+    if unknown:
+        known = "; ".join(strategy.name for strategy in STRATEGIES)
+        raise invalid("simulation.strategy", f"there is no strategy {unknown[0]!r}; there are: {known}")
+    return [strategy for strategy in STRATEGIES if strategy.name in wanted]

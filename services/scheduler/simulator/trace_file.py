@@ -1,0 +1,150 @@
+"""PURE: the CSV file of a trace, read and written.
+
+Owns its columns. Every mistake is refused with one line that says the line, the column, and what is expected there.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from math import isfinite
+
+from gangline.errors import GanglineError, invalid
+from services.scheduler.placement.snapshot import DEFAULT_PRIORITY
+from services.scheduler.simulator.submission import OUTCOMES, Submission
+
+NEEDED = ("submitted_at", "slots", "duration_seconds")
+OPTIONAL = ("priority", "group", "id", "planned_seconds", "preemptible", "single_agent", "outcome")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_trace(text: str) -> list[Submission]:
+    """In the order of submission. An empty field stands for the column's default. Raises GanglineError
+    `trace.syntax` or `trace.invalid`."""
+    reader = csv.reader(io.StringIO(text), strict=True)
+    columns: list[str] = []
+    submissions: list[Submission] = []
+    line_by_id: dict[str, int] = {}
+    try:
+        for fields in reader:
+            if not any(field.strip() for field in fields):
+                continue
+            if not columns:
+                columns = _header(fields, reader.line_num)
+                continue
+            row = _Row(columns, fields, reader.line_num)
+            submission = _submission(row, f"t{len(submissions) + 1}")
+            if submission.id in line_by_id:
+                raise row.error("id", f"{submission.id!r} is on line {line_by_id[submission.id]} already")
+            line_by_id[submission.id] = reader.line_num
+            submissions.append(submission)
+    except csv.Error as error:
+        raise invalid("trace.syntax", f"line {reader.line_num}: {error}") from error
+    if not columns:
+        raise invalid("trace.syntax", f"line 1: must name the columns {', '.join(NEEDED)}; the file is empty")
+    if not submissions:
+        raise invalid("trace.syntax", f"line {reader.line_num}: the file has columns, but no row below them")
+    return sorted(submissions, key=lambda submission: submission.submitted_at)
+
+
+def dump_trace(submissions: Iterable[Submission]) -> str:
+    """Reading it back gives the same submissions."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*NEEDED, *OPTIONAL])
+    for one in submissions:
+        numbers = (repr(one.submitted_at), one.slots, repr(one.duration_seconds))
+        flags = (str(one.is_preemptible).lower(), str(one.is_single_agent).lower())
+        writer.writerow([*numbers, one.priority, one.group, one.id, repr(one.planned_seconds), *flags, one.outcome])
+    return out.getvalue()
+
+
+class _Row:
+    """One line, its fields by column."""
+
+    def __init__(self, columns: Sequence[str], fields: Sequence[str], line: int) -> None:
+        self._columns = columns
+        self._line = line
+        if len(fields) != len(columns):
+            where = f"line {line}, column {min(len(fields), len(columns)) + 1}"
+            raise invalid("trace.syntax", f"{where}: there are {len(fields)} fields, but {len(columns)} columns")
+        self._fields = dict(zip(columns, (field.strip() for field in fields), strict=True))
+
+    def error(self, name: str, text: str) -> GanglineError:
+        where = f", column {self._columns.index(name) + 1} ({name})" if name in self._columns else ""
+        return invalid("trace.invalid", f"line {self._line}{where}: {text}")
+
+    def text(self, name: str, default: str) -> str:
+        return self._fields.get(name) or default
+
+    def choice(self, name: str, known: Sequence[str], default: str) -> str:
+        value = self.text(name, default)
+        if value not in known:
+            raise self.error(name, f"must be {', '.join(known[:-1])} or {known[-1]}, not {value!r}")
+        return value
+
+    def integer(self, name: str, default: int | None, low: int, high: int | None = None) -> int:
+        bounds = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+        value = self._fields.get(name, "")
+        if not value and default is not None:
+            return default
+        try:
+            number = int(value)
+        except ValueError:
+            raise self.error(name, f"must be {bounds}, not {value!r}") from None
+        if number < low or (high is not None and number > high):
+            raise self.error(name, f"must be {bounds}, not {number}")
+        return number
+
+    def seconds(self, name: str, default: float | None, *, low: float = 0.0, is_above: bool = False) -> float:
+        """At least `low`, or more than it."""
+        bounds = f"seconds, {'more than' if is_above else 'at least'} {low:g}"
+        value = self._fields.get(name, "")
+        if not value and default is not None:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            raise self.error(name, f"must be {bounds}, not {value!r}") from None
+        if not isfinite(number) or number < low or (is_above and number == low):
+            raise self.error(name, f"must be {bounds}, not {value}")
+        return number
+
+
+def _header(fields: Sequence[str], line: int) -> list[str]:
+    columns = [field.strip().removeprefix("\ufeff") for field in fields]
+    known = (*NEEDED, *OPTIONAL)
+    for number, name in enumerate(columns, 1):
+        where = f"line {line}, column {number}"
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise invalid("trace.syntax", f"{where}: {name!r} is no column of a trace; {hint}")
+        if name in columns[: number - 1]:
+            raise invalid("trace.syntax", f"{where}: {name!r} is there twice")
+    missing = [name for name in NEEDED if name not in columns]
+    if missing:
+        raise invalid(
+            "trace.syntax", f"line {line}: the column {missing[0]} is missing; needed are {', '.join(NEEDED)}"
+        )
+    return columns
+
+
+def _submission(row: _Row, default_id: str) -> Submission:
+    """Without a group it is one by itself."""
+    submission_id = row.text("id", default_id)
+    duration = row.seconds("duration_seconds", None, is_above=True)
+    return Submission(
+        id=submission_id,
+        submitted_at=row.seconds("submitted_at", None),
+        slots=row.integer("slots", None, 1),
+        duration_seconds=duration,
+        planned_seconds=row.seconds("planned_seconds", duration, low=duration),
+        priority=row.integer("priority", DEFAULT_PRIORITY, 1, 99),
+        group=row.text("group", submission_id),
+        is_preemptible=_FLAGS[row.choice("preemptible", tuple(_FLAGS), "true")],
+        is_single_agent=_FLAGS[row.choice("single_agent", tuple(_FLAGS), "false")],
+        outcome=row.choice("outcome", OUTCOMES, "completed"),
+    )

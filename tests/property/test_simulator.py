@@ -1,0 +1,128 @@
+"""Invariants of traces in virtual time, for every strategy: no slot twice, every request ends, nothing depends on
+chance, and with known run times no head starts later than it was first promised."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from services.scheduler.simulator.engine import Setting, play
+from services.scheduler.simulator.estimate import ESTIMATES, Estimates
+from services.scheduler.simulator.figure import figures_of
+from services.scheduler.simulator.load import LOADS, draw_load
+from services.scheduler.simulator.played import Played
+from services.scheduler.simulator.strategy import STRATEGIES, Strategy
+from services.scheduler.simulator.submission import Submission
+from services.scheduler.simulator.trace_file import dump_trace, parse_trace
+
+SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+SETTINGS = st.builds(
+    Setting,
+    estimates=st.sampled_from(ESTIMATES),
+    stop_seconds=st.sampled_from([0.0, 3.0, 10.0]),
+    restart_seconds=st.sampled_from([0.0, 30.0]),
+    ask_at_ages=st.just((0.0, 50.0)),
+)
+
+
+@st.composite
+def traces(draw: st.DrawFn, priorities: tuple[int, ...] = (10, 42, 60)) -> list[Submission]:
+    submissions = []
+    for number in range(draw(st.integers(1, 14))):
+        seconds = float(draw(st.sampled_from([1, 20, 61, 100, 400])))
+        submissions.append(
+            Submission(
+                id=f"t{number}",
+                submitted_at=float(draw(st.integers(0, 200))),
+                slots=draw(st.integers(1, 8)),
+                duration_seconds=seconds,
+                planned_seconds=seconds * draw(st.sampled_from([1, 1, 3])),
+                priority=draw(st.sampled_from(priorities)),
+                group=draw(st.sampled_from(["g1", "g2"])),
+                is_preemptible=draw(st.integers(0, 4)) > 0,
+                is_single_agent=draw(st.integers(0, 4)) == 0,
+            )
+        )
+    return submissions
+
+
+def _assert_sound(played: Played, sizes: list[int], trace: list[Submission]) -> None:
+    assert sorted([*(run.submission.id for run in played.runs), *(one.id for one in played.refused)]) == sorted(
+        one.id for one in trace
+    )
+    room = {f"a{number}": size for number, size in enumerate(sizes, 1)}
+    changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    slots = {one.id: one.slots for one in trace}
+    for spell in played.spells:
+        assert sum(spell.slots_by_agent.values()) == slots[spell.submission_id], "a gang is whole"
+        for agent, taken in spell.slots_by_agent.items():
+            changes[agent] += [(spell.started_at, taken), (spell.ended_at, -taken)]
+    for agent, found in changes.items():
+        used = 0
+        # What ends at an instant makes room for what starts at it.
+        for _, change in sorted(found):
+            used += change
+            assert 0 <= used <= room[agent], "no slot belongs to two"
+        assert used == 0
+    for run in played.runs:
+        assert run.started_at >= run.submission.submitted_at
+        assert run.wait_seconds >= -1e-6
+    assert all(0 <= moment.slots_busy <= played.num_slots for moment in played.moments)
+    assert (played.moments[-1].num_waiting, played.moments[-1].slots_busy) == (0, 0) if played.runs else True
+
+
+@settings(deadline=None, max_examples=150)
+@given(trace=traces(), sizes=SIZES, strategy=st.sampled_from(STRATEGIES), setting=SETTINGS)
+def test_no_slot_twice_and_every_request_ends(
+    trace: list[Submission], sizes: list[int], strategy: Strategy, setting: Setting
+) -> None:
+    played = play(trace, sizes, strategy, setting)
+    _assert_sound(played, sizes, trace)
+    assert play(trace, sizes, strategy, setting) == played
+    if played.runs and max(run.submission.submitted_at for run in played.runs) > played.runs[0].submission.submitted_at:
+        assert 0 <= figures_of(strategy.name, played, strategy.has_head).utilisation <= 1
+
+
+@settings(deadline=None, max_examples=200)
+@given(trace=traces(priorities=(42,)), sizes=SIZES)
+def test_with_known_run_times_no_head_starts_later_than_first_promised(
+    trace: list[Submission], sizes: list[int]
+) -> None:
+    played = play(trace, sizes, STRATEGIES[0], Setting("exact"))
+    for head in played.heads:
+        assert head.late_seconds <= 1e-6
+        assert head.moved_seconds == 0
+
+
+@settings(deadline=None, max_examples=150)
+@given(trace=traces(), sizes=SIZES, estimates=st.sampled_from(ESTIMATES), strategy=st.sampled_from(STRATEGIES[:4]))
+def test_backfill_moves_no_head(
+    trace: list[Submission], sizes: list[int], estimates: Estimates, strategy: Strategy
+) -> None:
+    played = play(trace, sizes, strategy, Setting(estimates))
+    assert [head for head in played.heads if head.moved_seconds > 0] == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from(sorted(LOADS)),
+    seed=st.integers(0, 10_000),
+    slots=st.integers(1, 600),
+    days=st.floats(0.01, 3),
+    intensity=st.floats(0.1, 2),
+)
+def test_a_drawn_load_is_in_order_within_bounds_and_can_be_written(
+    name: str, seed: int, slots: int, days: float, intensity: float
+) -> None:
+    submissions = draw_load(LOADS[name], random.Random(seed), slots, days, intensity=intensity)
+    times = [one.submitted_at for one in submissions]
+    assert times == sorted(times)
+    # By night a day's worth takes a little longer than by the clock, and the other way round by day.
+    assert all(0 <= at <= (days + 0.2) * 86_400 for at in times)
+    assert all(1 <= one.slots <= slots for one in submissions)
+    assert all(1 <= one.duration_seconds <= one.planned_seconds for one in submissions)
+    if submissions:
+        assert parse_trace(dump_trace(submissions)) == submissions
