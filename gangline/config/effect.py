@@ -39,7 +39,6 @@ NO_EFFECT: dict[str, str] = {
     "optimizations.grad_updates_size_file": "it belongs to Horovod",
     "optimizations.tensor_fusion_cycle_time": "buckets are sent as soon as they are full, there is no cycle",
     "pbs": "Gangline schedules by itself",
-    "profiling": _LATER,
     "project": _LATER,
     "records_per_epoch": "an epoch is once through the trial's own data loader",
     "resources.agent_label": "choose agents with resources.resource_pool",
@@ -52,7 +51,7 @@ NO_EFFECT: dict[str, str] = {
     "searcher.source_trial_id": _LATER,
     "security": "it belongs to Determined's own harness",
     "slurm": "Gangline schedules by itself",
-    "tensorboard_storage": _LATER,
+    "tensorboard_storage": "TensorBoard files go to the cluster's storage URL",
     "workspace": _LATER,
 }
 

@@ -13,12 +13,15 @@ from typing import Any
 from gangline.core.transport import AloneTransport, StoreTransport, TorchTransport, Transport
 from gangline.errors import invalid
 
+CHIEF_PORT = 12360
+
 
 class DistributedContext:
     """Every gather, allgather and broadcast is called by all ranks in step, the local ones by all ranks of a machine.
 
     rank counts the ranks of the trial, local_rank those of this machine, cross_rank the machines.
-    A context for more than one rank gets its transports from one of the class methods.
+    A context for more than one rank gets its transports from one of the class methods; or from chief_ip, for a launcher
+    of a script's own: rank 0 then listens at that address on port pub_port for the others.
     """
 
     def __init__(
@@ -30,14 +33,20 @@ class DistributedContext:
         local_size: int = 1,
         cross_rank: int = 0,
         cross_size: int = 1,
+        chief_ip: str | None = None,
+        pub_port: int = CHIEF_PORT,
         transport: Transport | None = None,
         make_local_transport: Callable[[], Transport] | None = None,
     ) -> None:
+        if size > 1 and transport is None and chief_ip is not None:
+            worlds = _stores_at(chief_ip, pub_port, rank == 0, cross_rank)
+            transport = StoreTransport(worlds[0], rank, size)
+            make_local_transport = lambda: StoreTransport(worlds[1], local_rank, local_size)  # noqa: E731  as below
         if size > 1 and transport is None:
             raise invalid(
                 "core.no_transport",
                 f"a DistributedContext for {size} ranks needs a transport; make it with "
-                "DistributedContext.from_torch_distributed() or from_environment()",
+                "DistributedContext.from_torch_distributed() or from_environment(), or pass chief_ip",
             )
         self.rank = rank
         self.size = size
@@ -146,7 +155,7 @@ class DistributedContext:
         return self._known_local_transport
 
 
-def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[str, int]:
+def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[str, Any]:
     """torchrun and the trial runner set all of these; a bare env:// start sets RANK and WORLD_SIZE only."""
     local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
     local_rank = int(environment.get("LOCAL_RANK", rank % local_size))
@@ -158,6 +167,14 @@ def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[st
         "cross_rank": int(environment.get("GROUP_RANK", rank // local_size)),
         "cross_size": int(environment.get("GROUP_WORLD_SIZE", -(-size // local_size))),
     }
+
+
+def _stores_at(address: str, port: int, is_host: bool, machine: int) -> tuple[Any, Any]:
+    """For all ranks, and for those of one machine, in a store that rank 0 hosts."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  not in __all__
+
+    store = TCPStore(address, port, is_master=is_host, wait_for_workers=False)
+    return PrefixStore("gangline/world", store), PrefixStore(f"gangline/local/{machine}", store)
 
 
 def _cpu_group() -> Any:

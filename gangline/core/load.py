@@ -65,7 +65,7 @@ class _Reading:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._last: tuple[float, float] | None = None
-        self._gpu = _open_gpu(os.environ)
+        self._gpu = open_gpu(os.environ)
 
     def read(self) -> dict[str, float]:
         used, memory = self._family()
@@ -98,20 +98,20 @@ def device_name(environment: Mapping[str, str]) -> str:
     return entries[local_rank % len(entries)] if entries else ""
 
 
-def _open_gpu(environment: Mapping[str, str]) -> Callable[[], dict[str, float]]:
+def open_gpu(environment: Mapping[str, str]) -> Callable[[], dict[str, float]]:
     """What reads this rank's GPU: its utilization in percent and its used memory; nothing where there is none."""
     name = device_name(environment)
+    if not name:
+        return dict
     try:
         import pynvml  # noqa: PLC0415  only where there may be a GPU
-
-        if not name:
-            return dict
+    except ImportError:
+        return dict
+    try:
         pynvml.nvmlInit()
-        is_index = name.isdigit()
-        handle: Any = (
-            pynvml.nvmlDeviceGetHandleByIndex(int(name)) if is_index else pynvml.nvmlDeviceGetHandleByUUID(name)
-        )
-    except (ImportError, pynvml.NVMLError):
+        by_name = pynvml.nvmlDeviceGetHandleByIndex if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
+        handle: Any = by_name(int(name) if name.isdigit() else name)
+    except pynvml.NVMLError:
         return dict
 
     def read() -> dict[str, float]:

@@ -124,6 +124,12 @@ class PyTorchTrialContext(Lacking):
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Moves the model to the device and spreads it over the ranks. Returns the module to train; its state_dict
         has the names of the model given."""
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise invalid(
+                "pytorch.meta_model",
+                f"wrap_model got a {type(model).__name__} on the meta device, whose parameters have no values; build "
+                "it on the CPU",
+            )
         wrapped = self.strategy.prepare_model(model.to(self.device))
         self.models.append(wrapped)
         return wrapped
@@ -290,8 +296,13 @@ class PyTorchTrialContext(Lacking):
             for name, value in metrics.items():
                 writer.add_scalar(f"{group}/{name}", value, steps_completed)
 
+    def flush_writer(self) -> None:
+        """The trainer calls it at the end of training."""
+        if self._writer is not None:
+            self._writer.flush()
+
     def close_writer(self) -> None:
-        """The trainer calls it at the end; a later get_tensorboard_writer opens another one."""
+        """gangline.pytorch.init calls it at the end of its block."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

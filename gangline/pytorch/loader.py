@@ -133,7 +133,8 @@ class DataLoader:
         Without repeat: one pass that leaves out nothing.
         """
         sampler = _ShardSampler(self._source, Shard(rank, num_replicas), skip if repeat else None, seed)
-        options: dict[str, Any] = {"generator": _generator(seed, rank), **self._options}
+        # Workers draw their seeds from it: those of a rank that goes on shall not repeat what they drew at the start.
+        options: dict[str, Any] = {"generator": _generator(seed, rank + num_replicas * skip), **self._options}
         return data.DataLoader(self.dataset, batch_sampler=sampler, **options)
 
     def steps_per_epoch(self, num_replicas: int) -> int:

@@ -68,6 +68,7 @@ class TrainingLoop:
         self._looked_at = self._told_at = (0, 0.0)
         self._records = self._reported_at = 0
         self._newest_checkpoint = self._newest_validation = -1
+        self._newest_metrics: dict[str, float] = {}
         self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size)
         context.position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
 
@@ -258,7 +259,7 @@ class TrainingLoop:
         if self._reported_at != self._position.batches and self._context.reducers.is_shared:
             self._report()
         metrics = self._evaluation.run()
-        self._newest_validation = self._position.batches
+        self._newest_validation, self._newest_metrics = self._position.batches, metrics
         if self._distributed.is_chief:
             self._context.core.train.report_validation_metrics(self._position.batches, metrics)
             self._context.log_to_tensorboard("validation", self._position.batches, metrics)
@@ -283,7 +284,8 @@ class TrainingLoop:
         if self._newest_checkpoint == self._position.batches:
             return
         self._check_finite(self._sums.nonfinite_loss())
-        self._keeper.save(self._position.batches, self._progress())
+        is_validated = self._newest_validation == self._position.batches
+        self._keeper.save(self._position.batches, self._progress(), self._newest_metrics if is_validated else {})
         self._newest_checkpoint = self._position.batches
 
     def _progress(self) -> dict[str, Any]:

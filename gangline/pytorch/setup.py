@@ -42,7 +42,11 @@ def init(
         setting.parallelism, core.distributed.size, device, setting.optimizations, core.distributed.cross_size
     )
     with core:
-        yield PyTorchTrialContext(core, setting, strategy, device, enable_tensorboard_logging)
+        context = PyTorchTrialContext(core, setting, strategy, device, enable_tensorboard_logging)
+        try:
+            yield context
+        finally:
+            context.close_writer()
     # Not after an exception: peers would fail too, and perhaps be heard first. Nor on the cluster, where the rank
     # leaves the group once it has told its end.
     if is_group_ours and core.info is None:

@@ -21,7 +21,8 @@ _MEANINGS = (
         "mixed torch.Tensor and DTensor",
         "pytorch.shard_used",
         "a parameter was used while only this rank's part of it is here; call the wrapped model itself, not methods or "
-        "layers of it, or set parallelism.blocks to [] so that the whole model is gathered at once",
+        "layers of it, and compute penalties on weights in its forward pass, or set parallelism.blocks to [] so that "
+        "the whole model is gathered at once",
     ),
 )
 

@@ -72,6 +72,7 @@ class Trainer:
     ) -> None:
         context = self._context
         _check_wrapped(context)
+        _warn_of_strangers(context)
         context.initial_batch = self._batches_of(checkpoint)
         callbacks = self._trial.build_callbacks()
         evaluation = Evaluation(
@@ -109,9 +110,9 @@ class Trainer:
         finally:
             profile.close()
             context.trace.stop()
-            context.close_writer()
             for callback in callbacks.values():
                 callback.on_trial_shutdown()
+            context.flush_writer()
         context.core.link.is_preempted = loop.is_preempted
         context.core.link.batches_completed = context.position.batches
 
@@ -173,6 +174,22 @@ def _check_wrapped(context: PyTorchTrialContext) -> None:
             raise invalid(
                 "pytorch.not_wrapped",
                 f"the trial wrapped no {what}; pass it to context.wrap_{what} in __init__ and use what that returns",
+            )
+
+
+def _warn_of_strangers(context: PyTorchTrialContext) -> None:
+    """Several ranks refuse them, because they would train them apart; on one rank they are only not saved."""
+    known = {id(parameter) for model in context.models for parameter in model.parameters()}
+    for optimizer in context.optimizers:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        strange = sum(id(parameter) not in known for parameter in held)
+        if strange:
+            _log.warning(
+                "%d of %d parameters of %s belong to no wrapped model, so checkpoints do not hold them, and several "
+                "slots could not train them; pass the module that holds them to context.wrap_model",
+                strange,
+                len(held),
+                type(optimizer).__name__,
             )
 
 

@@ -194,6 +194,18 @@ def scaled_steps(strategy_name: str) -> list[bool]:
     return changed
 
 
+def running_means(strategy_name: str) -> list[float]:
+    """Of a batch normalisation that saw other records on each rank, once buffers are shared."""
+    strategy = choose_strategy(strategy_name, _size(), _CPU, Optimizations())
+    torch.manual_seed(0)
+    model = strategy.prepare_model(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))
+    torch.manual_seed(_rank())
+    model(torch.randn(8, 2)).sum().backward()
+    strategy.share_buffers([model])
+    means: list[float] = model.state_dict()["1.running_mean"].tolist()
+    return means
+
+
 class PointsTrial(pytorch.PyTorchTrial):
     """hyperparameters: optimizer, wide. losses: of every batch, over all ranks."""
 

@@ -5,7 +5,10 @@ Needs no cluster, no process group and no trial: `gangline.pytorch.load_checkpoi
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,8 +47,11 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     }
 
 
-def metadata_of(context: PyTorchTrialContext, batches: int) -> dict[str, Any]:
-    """For a checkpoint of this trial after so many batches."""
+def metadata_of(
+    context: PyTorchTrialContext, batches: int, validation: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, Any]:
+    """For a checkpoint of this trial after so many batches. validation: its metrics, by which checkpoints are compared
+    when some are to be kept."""
     return {
         STEPS_COMPLETED: batches,
         "trial_type": "PyTorchTrial",
@@ -56,6 +62,8 @@ def metadata_of(context: PyTorchTrialContext, batches: int) -> dict[str, Any]:
         "parallelism": context.strategy.name,
         "world_size": context.distributed.size,
         "hparams": context.get_hparams(),
+        # JSON has no other numbers.
+        "validation_metrics": {name: value for name, value in validation.items() if math.isfinite(value)},
     }
 
 

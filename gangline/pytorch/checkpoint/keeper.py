@@ -33,12 +33,12 @@ class Keeper:
             on_saved=self._tell,
         )
 
-    def save(self, batches: int, progress: Mapping[str, Any]) -> None:
-        """progress: the loop's own, plain values."""
+    def save(self, batches: int, progress: Mapping[str, Any], validation: Mapping[str, float]) -> None:
+        """progress: the loop's own, plain values. validation: the metrics of this very state, empty without any."""
         self._context.strategy.share_buffers(self._context.models)
         captured = capture(self._context, self._callbacks, progress)
         folder = self._write_trainer(captured.trainer) if self._context.distributed.is_chief else None
-        self._saver.save(captured, batches, metadata_of(self._context, batches), folder)
+        self._saver.save(captured, batches, metadata_of(self._context, batches, validation), folder)
 
     def poll(self) -> None:
         self._saver.poll()

@@ -7,7 +7,9 @@ before is raised on every rank at its next `poll` or `wait`. Made and called by 
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,25 +30,28 @@ from gangline.core.transport import AloneTransport, TorchTransport, Transport
 from gangline.errors import ErrorKind, GanglineError
 from gangline.pytorch.checkpoint.capture import Captured, rank_file, to_bytes
 from gangline.pytorch.checkpoint.name import Path
-from gangline.pytorch.checkpoint.staging import Staging
+from gangline.pytorch.checkpoint.staging import Staging, copy_values
 from gangline.pytorch.checkpoint.writer import write_tensors
 
 # Ranks wait for one another's uploads; a rank that died breaks its connections at once.
 _GROUP_TIMEOUT = timedelta(hours=4)
+_log = logging.getLogger("gangline")
 
 
 @dataclass(slots=True)
 class Save:
-    """One save under way. rank_part: this rank's own file. folder: with more files, on the chief. storage_id: known
-    once ranks have agreed."""
+    """One save under way. rank_part: what this rank keeps for itself. folder: with more files, on the chief.
+    storage_id: known once ranks have agreed."""
 
     batches: int
     metadata: Mapping[str, Any]
     tensors: Mapping[Path, torch.Tensor]
-    rank_part: bytes
+    rank_part: Mapping[str, Any]
     folder: TemporaryDirectory[str] | None
     storage_id: str = ""
     error: BaseException | None = None
+    began: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
     thread: threading.Thread = field(init=False)
 
 
@@ -71,6 +76,7 @@ class Saver:
         self._staging = Staging()
         self._known_group: dist.ProcessGroup | None = None
         self._running: Save | None = None
+        self._stall = 0.0
 
     def save(
         self,
@@ -82,17 +88,23 @@ class Saver:
         """Begins to save, after the save before has ended. folder: whose files become the checkpoint's, from the chief
         alone; it is removed when they are written.
 
-        Raises what went wrong with the save before, or GanglineError `checkpoint.not_plain`.
+        Raises what went wrong with the save before.
         """
-        rank_part = to_bytes(captured.rank, "what a rank keeps")
+        called = time.perf_counter()
         self.wait()
         group = self._group()
-        save = Save(batches, metadata, self._staging.copy(captured.tensors), rank_part, folder)
+        save = Save(batches, metadata, self._staging.copy(captured.tensors), copy_values(captured.rank), folder)
         save.thread = threading.Thread(target=self._run, args=(save, group), name="gangline-save", daemon=True)
         self._running = save
         save.thread.start()
+        self._stall = time.perf_counter() - called
         if not self._is_asynchronous:
             self.wait()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a save has begun and nobody has heard of its end yet."""
+        return self._running is not None
 
     def poll(self) -> None:
         """Looks whether the save under way has ended, without waiting. Raises what went wrong with it."""
@@ -107,6 +119,9 @@ class Saver:
         save.thread.join()
         if save.error is not None:
             raise _describe(save, self._checkpoint.storage_url) from save.error
+        if self._distributed.is_chief:
+            text = "checkpoint %s after batch %d: complete in %.1f s, begun in %.2f s"
+            _log.info(text, save.storage_id, save.batches, save.ended - save.began, self._stall)
         self._on_saved(save.storage_id)
 
     def _group(self) -> dist.ProcessGroup | None:
@@ -120,6 +135,7 @@ class Saver:
         except BaseException as error:  # noqa: BLE001  it is raised again in the thread that trains
             save.error = error
         finally:
+            save.ended = time.perf_counter()
             if save.folder is not None:
                 save.folder.cleanup()
 
@@ -140,7 +156,7 @@ class Saver:
 
     def _write_files(self, draft: CheckpointDraft, save: Save) -> dict[str, StoredFile]:
         """Returns what this rank has written in all."""
-        draft.write(rank_file(self._distributed.rank), save.rank_part)
+        draft.write(rank_file(self._distributed.rank), to_bytes(save.rank_part, "what a rank keeps"))
         if save.folder is not None:
             draft.copy_folder(save.folder.name)
         return draft.files

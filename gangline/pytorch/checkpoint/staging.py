@@ -6,12 +6,25 @@ Owns the copies, which one save after another uses again: fresh memory costs mor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from gangline.pytorch.checkpoint.name import Path
+
+
+def copy_values(value: Any) -> Any:
+    """Dictionaries, lists and tuples with copies of their tensors, on the CPU; other values are what they were."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: copy_values(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        copies = [copy_values(entry) for entry in value]
+        return copies if isinstance(value, list) else tuple(copies)
+    return value
 
 
 class Staging:

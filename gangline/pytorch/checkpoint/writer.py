@@ -55,8 +55,9 @@ def _nest(tensors: Mapping[Path, torch.Tensor]) -> dict[str, Any]:
 
 class _DraftWriter(FileSystemWriter):
     def __init__(self, draft: CheckpointDraft) -> None:
-        # The draft's files are on the disk when they are closed.
-        super().__init__(TENSORS_FOLDER, sync_files=False)
+        # The draft's files are on the disk when they are closed. Nothing is to be copied ahead: what comes is on the
+        # CPU already, and a copy would open the first GPU for every rank.
+        super().__init__(TENSORS_FOLDER, sync_files=False, per_thread_copy_ahead=0)
         self.fs = _DraftFiles(draft)  # type: ignore[assignment]  # torch declares its own subclass
         self.path = TENSORS_FOLDER
 

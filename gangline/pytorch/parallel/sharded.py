@@ -62,9 +62,10 @@ class ShardedStrategy(Strategy):
         broadcast_tensors((*model.parameters(), *model.buffers()))
         warn_of_batch_norm(model)
         blocks = find_blocks(model, self._blocks)
+        if dist.get_rank() == 0:
+            _log.info("%s: %s is gathered %s", self.name, type(model).__name__, _words_for(blocks))
         self._roots.append(self._shard(model, blocks))
         self._models.add(model)
-        _log.info("%s: %s is gathered %s", self.name, type(model).__name__, _words_for(blocks))
         return model
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:

@@ -139,8 +139,8 @@ def test_module_that_cannot_be_imported(tmp_path: Path, line: str, kind: ExitKin
         ({"hparams": {}}, "there is no hyperparameter 'global_batch_size'; known are none"),
         (
             {"parallelism": "zero9"},
-            "parallelism: there is no strategy 'zero9'; did you mean zero3 or zero2? this version has none, ddp, zero1, "
-            "zero2, zero3, hsdp",
+            "parallelism: there is no strategy 'zero9'; did you mean zero3 or zero2? this version has none, ddp, "
+            "zero1, zero2, zero3, hsdp",
         ),
         (
             {"parallelism": {"strategy": "none"}},

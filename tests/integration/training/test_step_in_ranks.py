@@ -115,3 +115,16 @@ def test_profile_of_two_ranks(tmp_path: Path) -> None:
     assert scalars["profiling/samples_per_second"][6] == pytest.approx(
         running.runner.metric("profiling", "samples_per_second")[6]
     )
+
+
+def test_full_dataset_is_evaluated_on_the_chief_alone(tmp_path: Path) -> None:
+    code = LINEAR[: LINEAR.index("    def evaluate_batch")] + (
+        "    def evaluate_full_dataset(self, data_loader):\n"
+        "        count = sum(len(batch[0]) for batch in data_loader)\n"
+        "        print('evaluated', count, flush=True)\n"
+        "        return {'error': count}\n"
+    )
+    running, codes = _run(tmp_path, code)
+    assert codes == [0, 0]
+    assert running.runner.metric("validation", "error") == {4: 37}
+    assert ["evaluated 37" in running.output(rank) for rank in (0, 1)] == [True, False]

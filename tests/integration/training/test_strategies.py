@@ -17,6 +17,7 @@ from tests.support.strategy_work import (
     WholePointsTrial,
     fit_many,
     refusals,
+    running_means,
     scaled_steps,
     train_cases,
 )
@@ -114,6 +115,13 @@ def test_mistakes_show_when_things_are_wrapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_one_infinite_gradient_skips_the_step_on_all_ranks(tmp_path: Path, strategy: str) -> None:
     assert run_gang(2, tmp_path / "gang", scaled_steps, strategy) == [[False, True]] * 2
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_ranks_agree_on_running_statistics(tmp_path: Path, strategy: str) -> None:
+    first, second = run_gang(2, tmp_path / "gang", running_means, strategy)
+    assert first == second
+    assert any(first)
 
 
 def test_sharded_model_is_validated_as_a_whole_one(tmp_path: Path) -> None:

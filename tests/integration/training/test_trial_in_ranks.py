@@ -42,6 +42,26 @@ def test_two_ranks_have_the_losses_of_one_process(tmp_path: Path, optimizer: str
     assert sum(losses[batch] for batch in range(16, 21)) < sum(losses[batch] for batch in range(1, 6))
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_divided_trial_has_the_losses_of_a_whole_one(tmp_path: Path, strategy: str) -> None:
+    """With torch's own clipping, as trials have it."""
+    found = []
+    for place, more in (("one", {}), ("two", {"size": 2, "parallelism": strategy})):
+        trial = _trial({"batches": 8}, **more)  # type: ignore[arg-type]  # what _trial names
+        trial.code["model_def.py"] = LINEAR.replace(" + noise * self.model[0].weight.sum()", "")
+        running, codes = run_trial(tmp_path / place, trial)
+        assert set(codes) == {0}, running.output(0)
+        found.append({**running.runner.metric("training", "loss"), 0: running.runner.metric("validation", "error")[8]})
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+
+def test_use_of_a_part_of_the_parameters_is_explained(tmp_path: Path) -> None:
+    """The trial adds a weight to its loss, outside of the model's forward pass."""
+    running, codes = run_trial(tmp_path, _trial({"batches": 2}, size=2, parallelism="zero3"))
+    assert codes == [1, 1]
+    assert running.runner.of(0, "failure")[0].message.startswith("a parameter was used while only this rank's part")
+
+
 def test_ranks_train_on_different_records_of_the_same_batches(tmp_path: Path) -> None:
     one, _ = run_trial(tmp_path / "one", _trial({"epochs": 2}))
     two, _ = run_trial(tmp_path / "two", _trial({"epochs": 2}, size=2))

@@ -46,8 +46,9 @@ CASES = [
         "name: digits",
         "zzz: 1",
         "config.unknown_key",
-        "zzz (line 1): unknown key; known here are bind_mounts, checkpoint_policy, checkpoint_storage, data, "
-        "data_layer, debug, description, entrypoint, environment, hyperparameters, integrations, internal and more",
+        "zzz (line 1): unknown key; known here are async_checkpoints, bind_mounts, checkpoint_policy, "
+        "checkpoint_storage, data, data_layer, debug, description, entrypoint, environment, hyperparameters, "
+        "integrations and more",
     ),
     (
         "metric: accuracy",

@@ -200,6 +200,39 @@ def test_shared_download_happens_once_on_a_machine(tmp_path: Path) -> None:
     assert not first.exists()
 
 
+@pytest.mark.parametrize("is_directory", [True, False])
+def test_damage_is_told_by_all_ranks_of_a_machine(tmp_path: Path, is_directory: bool) -> None:
+    """Also by those that have others look: they would read what is damaged."""
+    url = str(tmp_path) if is_directory else f"memory://{tmp_path.name}"
+    storage_id = _save(_context(url))
+    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem.pipe_file(f"{root}/checkpoints/{storage_id}/note.txt", b"nope")
+
+    def work(distributed: DistributedContext) -> str:
+        with pytest.raises(GanglineError) as caught, _context(url, distributed).restore_path(storage_id):
+            pass
+        return caught.value.code
+
+    assert in_ranks(2, work) == ["checkpoint.corrupt"] * 2
+
+
+def test_storage_that_cannot_be_read_is_told_by_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage_id = _save(_context(str(tmp_path)))
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("gangline.core.checkpoint.verify", refuse)
+
+    def work(distributed: DistributedContext) -> str:
+        with pytest.raises(GanglineError) as caught, _context(str(tmp_path), distributed).restore_path(storage_id):
+            pass
+        return caught.value.message
+
+    expected = f"checkpoint {storage_id} could not be read from {tmp_path}: [Errno 13] Permission denied"
+    assert in_ranks(2, work) == [expected] * 2
+
+
 def test_only_the_chief_saves_unsharded(tmp_path: Path) -> None:
     def work(distributed: DistributedContext) -> str:
         context = _context(str(tmp_path), distributed)

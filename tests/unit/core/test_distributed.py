@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from gangline.core import DistributedContext
 from gangline.errors import GanglineError
+from tests.support.source import ROOT
 from tests.support.world import in_ranks
 
 
@@ -60,6 +64,24 @@ def test_alone_every_exchange_is_with_oneself() -> None:
     assert context.broadcast("x") == context.broadcast_local("x") == "x"
     assert context.maximum([3, 4]) == [3, 4]
     assert context.is_chief
+
+
+def test_launcher_of_a_script_s_own_names_the_chief() -> None:
+    """As Determined's documentation starts its workers; the port is this test's, to stay out of others' way."""
+    program = (
+        "import sys\n"
+        "from gangline.core import DistributedContext\n"
+        "rank, port = int(sys.argv[1]), int(sys.argv[2])\n"
+        "context = DistributedContext(rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1,\n"
+        "                             chief_ip='127.0.0.1', pub_port=port)\n"
+        "print(context.allgather(rank + 5), context.broadcast(rank), context.allgather_local(rank))\n"
+        "context.allgather(None)\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    commands = [[sys.executable, "-c", program, str(rank), str(port)] for rank in range(2)]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for command in commands]
+    assert [worker.communicate(timeout=100)[0] for worker in workers] == ["[5, 6] 0 [0, 1]\n"] * 2
 
 
 def test_context_of_several_ranks_needs_a_transport() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
+from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
 
 from gangline.core import DistributedContext, ProfilerContext
 from gangline.core.link import LocalLink
-from gangline.core.load import LoadSampler, device_name
+from gangline.core.load import LoadSampler, device_name, open_gpu
 from gangline.errors import GanglineError
 
 
@@ -57,6 +59,46 @@ def test_a_real_look_finds_this_process() -> None:
 )
 def test_device_of_a_local_rank(environment: dict[str, str], name: str) -> None:
     assert device_name(environment) == name
+
+
+class _Nvml(ModuleType):
+    """A GPU at work, as nvidia-ml-py shows it."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.asked: list[object] = []
+
+    def nvmlInit(self) -> None: ...  # noqa: N802  the library's own names
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        raise self.NVMLError(f"no device {index}")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        return uuid
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpu=80 if handle == "GPU-ab" else 0)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(used=len(handle))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "found"),
+    [
+        ("GPU-ab", _Nvml(), {"gpu_percent": 80.0, "gpu_memory_bytes": 6.0}),
+        ("0", _Nvml(), {}),
+        ("", _Nvml(), {}),
+        ("GPU-ab", None, {}),
+    ],
+)
+def test_gpu_of_this_rank_is_read_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType | None, found: dict[str, float]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    assert open_gpu({"CUDA_VISIBLE_DEVICES": name})() == found
 
 
 class _Link(LocalLink):

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from gangline import pytorch
+from gangline.core import CheckpointContext
 from gangline.core.storage import MANIFEST_KEY, CheckpointStore, StoredFile, digest_of
 from gangline.errors import GanglineError
 from tests.support.strategy_work import Net, PointsTrial, Recorder, fit, make_optimizer
@@ -42,6 +43,7 @@ def test_folder_holds_one_share_and_what_is_plain() -> None:
     metadata = json.loads((folder / "metadata.json").read_text())
     assert metadata["manifest"]["files"].keys() == set(files) - {"metadata.json"}
     assert (metadata["steps_completed"], metadata["parallelism"], metadata["world_size"]) == (3, "none", 1)
+    assert metadata["validation_metrics"].keys() == {"error", "records"}
 
 
 def test_state_fits_bare_modules() -> None:
@@ -221,6 +223,21 @@ def test_first_version_is_read() -> None:
     for name, value in state["models_state_dict"][0].items():
         assert torch.equal(value, again["models_state_dict"][0][name])
     assert again["optimizers_state_dict"][0]["param_groups"] == state["optimizers_state_dict"][0]["param_groups"]
+
+
+def test_storage_without_folders_holds_a_trial(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}"
+    found: list[Recorder] = []
+    for batches in (3, 6):
+        with pytorch.init(hparams={"global_batch_size": 8}, exp_conf={"scheduling_unit": 1}) as context:
+            context.core.checkpoint = CheckpointContext(
+                context.distributed, context.core.link, CheckpointStore(url), None
+            )
+            trial = PointsTrial(context)
+            latest = f"{url}/checkpoints/{found[0].checkpoints[-1]}" if found else None
+            pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(batches), latest_checkpoint=latest)
+            found.append(trial.recorder)
+    assert found[1].losses == pytest.approx(fit("none", 6).losses[3:], abs=1e-9)
 
 
 class _HeldStore:

@@ -21,11 +21,14 @@ def _take(loader: DataLoader, count: int, **options: Any) -> list[list[int]]:
     return [batch[0].tolist() for batch in itertools.islice(stream, count)]
 
 
-def test_worker_processes_do_not_change_the_order() -> None:
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 4}])
+def test_worker_processes_do_not_change_the_order(options: dict[str, Any]) -> None:
+    """From the middle of an epoch on, over the begin of the next."""
     alone = DataLoader(_DATA, batch_size=3, shuffle=True)
-    helped = DataLoader(_DATA, batch_size=3, shuffle=True, num_workers=2)
-    options = {"skip": 4, "num_replicas": 2, "rank": 1, "seed": 5}
-    assert _take(helped, 6, **options) == _take(alone, 6, **options)
+    helped = DataLoader(_DATA, batch_size=3, shuffle=True, **options)
+    place = {"num_replicas": 2, "rank": 1, "seed": 5}
+    whole = _take(alone, 8, **place)
+    assert _take(helped, 7, skip=1, **place) == whole[1:]
 
 
 def test_reading_data_leaves_the_random_numbers_of_training_alone() -> None:

@@ -76,6 +76,21 @@ def test_without_profiling_there_is_none() -> None:
     assert not any(tag.startswith("profiling") for tag in read_scalars(Path("tensorboard")))
 
 
+def test_writer_of_a_trial_outlives_training() -> None:
+    class Writing(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            writer = self.context.get_tensorboard_writer()
+
+            class Late(pytorch.PyTorchCallback):
+                def on_trial_shutdown(self) -> None:
+                    writer.add_scalar("late", 1.0, 7)
+
+            return {"late": Late()}
+
+    fit(Writing, max_length=pytorch.Batch(1))
+    assert read_scalars(Path("tensorboard"))["late"] == {7: 1.0}
+
+
 def test_tensorboard_may_be_left_out() -> None:
     fit(SmallTrial, max_length=pytorch.Batch(2), init={"enable_tensorboard_logging": False})
     assert not Path("tensorboard").exists()

@@ -232,6 +232,16 @@ def test_refused(make: type[SmallTrial], arguments: dict[str, Any], words: str) 
     assert _checkpoints() == []
 
 
+def test_parameters_of_no_wrapped_model_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    class HalfWrapped(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.optimizer.add_param_group({"params": nn.Linear(1, 1).parameters()})
+
+    _fit(HalfWrapped, max_length=pytorch.Batch(1))
+    assert "2 of 4 parameters of SGD belong to no wrapped model" in caplog.text
+
+
 def test_checkpoint_of_another_trial() -> None:
     _fit(max_length=pytorch.Batch(1))
     (folder,) = Path("checkpoints").iterdir()
