@@ -1,10 +1,9 @@
 """Forks the ranks of one allocation on one machine, and the host of their store, and tells how they end.
 
 It is itself forked from a process that has torch loaded (the rank template), from the trial runner when other programs
-take the ranks' places, or started cold by `python -m gangline.launch.nursery --fd N`. It has one thread, runs no grpc
-and has one socket, to its trial runner; when that socket closes it kills all it started, to the last grandchild, and
-ends. All of them stay in its process group and all
-ranks die with it, so whoever kills that group is rid of them too. It decides nothing.
+take the ranks' places, or started cold, see cold_nursery.py. It has one thread, runs no grpc and has one socket, to its
+trial runner; when that socket closes it kills all it started, to the last grandchild, and ends. All of them stay in its
+process group and all ranks die with it, so whoever kills that group is rid of them too. It decides nothing.
 
 From the runner: {"do": "host_store"}; {"do": "start", "rank", "environment", "directory", "num_threads", "program",
 "target"} with the write ends of the rank's standard output and error, where a program takes the rank's place and a
@@ -16,7 +15,6 @@ or {"event": "start_failed", "rank", "error"}; {"event": "exited", "rank", "pid"
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import os
 import select
@@ -189,18 +187,3 @@ def main(_arguments: dict[str, Any], fds: list[int]) -> int:
     child.set_name("gangline-nursery")
     Nursery(socket.socket(fileno=fds[0])).serve()
     return 0
-
-
-def _main_cold() -> int:
-    parser = argparse.ArgumentParser(prog="python -m gangline.launch.nursery", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the trial runner")
-    options = parser.parse_args()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    child.prepare_output()
-    with suppress(ImportError):
-        import torch._dynamo  # noqa: F401, PLC0415 - loaded once here instead of once in each rank
-    return main({}, [options.fd])
-
-
-if __name__ == "__main__":
-    sys.exit(_main_cold())

@@ -176,7 +176,7 @@ def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket) -> int:
 
 
 async def _start_cold(theirs: socket.socket) -> int:
-    command = [sys.executable, "-m", "gangline.launch.nursery", "--fd", str(theirs.fileno())]
+    command = [sys.executable, "-m", "gangline.launch.cold_nursery", "--fd", str(theirs.fileno())]
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
