@@ -60,5 +60,7 @@ def forget(
 def _buckets(record: FusionRecord) -> str:
     if record.is_default:
         return "torch's"
-    count = len(record.bucket_bytes)
-    return f"{count} caps of ~{format_bytes(sum(record.bucket_bytes) // count)}"
+    count, total = len(record.bucket_bytes), sum(record.bucket_bytes)
+    if total == record.total_bytes:
+        return f"{count} of ~{format_bytes(total // count)}"
+    return f"capped at {', '.join(format_bytes(cap) for cap in record.bucket_bytes)}"

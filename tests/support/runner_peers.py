@@ -142,6 +142,12 @@ class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
         self.reports.setdefault(request.node_rank, {})[request.report.sequence] = request.report
         return runner_pb2.ReportTrialResponse(gateway_addresses=self.gateways)
 
+    async def FindFusion(  # noqa: N802 - the method's name in the proto
+        self, request: runner_pb2.FindFusionRequest, context: Any
+    ) -> runner_pb2.FindFusionResponse:
+        await self._admit(context)
+        return runner_pb2.FindFusionResponse()
+
     def forget(self) -> None:
         """As a scheduler that has just begun to lead: nobody has said hello."""
         self._meeting = _Meeting()

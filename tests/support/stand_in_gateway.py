@@ -56,6 +56,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.tasks: list[pb.Task] = []
         self.agents: list[pb.AgentView] = []
         self.checkpoints: list[types_pb2.Checkpoint] = []
+        self.fusion: list[types_pb2.FusionRecord] = []
         self.files: dict[str, bytes] = {}
         self.preview = types_pb2.SearchPreview()
         self.snapshot_json = "{}"
@@ -217,6 +218,20 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             return pb.GatewayServiceGetSnapshotResponse(snapshot_json=self.snapshot_json)
 
         return self._answer("GetSnapshot", context, handle)
+
+    def ListFusion(self, request: pb.ListFusionRequest, context: Any) -> pb.ListFusionResponse:
+        return self._answer("ListFusion", context, lambda: pb.ListFusionResponse(records=self.fusion))
+
+    def ForgetFusion(
+        self, request: pb.GatewayServiceForgetFusionRequest, context: Any
+    ) -> pb.GatewayServiceForgetFusionResponse:
+        def handle() -> pb.GatewayServiceForgetFusionResponse:
+            kept = [record for record in self.fusion if record.key != request.key]
+            is_forgotten = len(kept) < len(self.fusion)
+            self.fusion = kept
+            return pb.GatewayServiceForgetFusionResponse(is_forgotten=is_forgotten)
+
+        return self._answer("ForgetFusion", context, handle)
 
     def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Any) -> pb.ListCheckpointsResponse:
         def handle() -> pb.ListCheckpointsResponse:

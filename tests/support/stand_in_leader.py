@@ -137,6 +137,15 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._admit()
         return scheduler_pb2.GetSnapshotResponse(snapshot_json=json.dumps({"pool": request.pool or "default"}))
 
+    async def ForgetFusion(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.ForgetFusionRequest, context: Any
+    ) -> scheduler_pb2.ForgetFusionResponse:
+        await self._admit()
+        assert request.request_id
+        is_there = await self._etcd.get(keys.fusion(request.key)) is not None
+        committed = await self._etcd.commit([Delete(keys.fusion(request.key))])
+        return scheduler_pb2.ForgetFusionResponse(is_forgotten=is_there, revision=committed.revision)
+
     async def PreviewSearch(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.PreviewSearchRequest, context: Any
     ) -> scheduler_pb2.PreviewSearchResponse:
