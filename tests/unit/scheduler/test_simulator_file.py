@@ -183,7 +183,7 @@ def test_bad_input_is_one_line_and_exit_code_2(simulate: Any, document: object, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name a snapshot FILE"),
+        ([], "name either a snapshot FILE, --trace or --load"),
         (["/nonexistent.json"], "/nonexistent.json: cannot be read: No such file or directory"),
         (["x.json", "--jason"], "unrecognized arguments: --jason; --help lists the options"),
     ],
