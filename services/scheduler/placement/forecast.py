@@ -1,21 +1,25 @@
 """PURE: when each waiting request is to be expected to start.
 
 Plays the queue forward on the sum of the pool's slots: running work ends by its estimates, those who wait start in the
-order of the plan and end in turn. Nobody is placed on an agent, so it costs the same for any number of agents; where a
-request cannot start before certain agents are free, the outlook sets the bound.
+order of the plan, wherever they find room that nobody ahead of them was given, and end in turn. The slots that are kept
+for the reservation go to nobody else before its time, but for who is sure to be over. Nobody is placed on an agent, so
+it costs the same for any number of agents; where a request cannot start before certain agents are free, the outlook
+sets the bound.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
-from math import inf
+from heapq import heappop, heappush
+from math import inf, log2
 
 from services.scheduler.placement.ledger import Ledger, Waiting
-from services.scheduler.placement.outlook import LEAST_LEFT_SECONDS, Opening
+from services.scheduler.placement.outlook import LEAST_LEFT_SECONDS, Opening, freed_by
+from services.scheduler.placement.profile import Profile
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest
 
+_NEVER = 1 << 30
 _CERTAIN = ("never", "unhealthy", "held")
 
 
@@ -25,13 +29,15 @@ class Forecast:
     def __init__(self, ledger: Ledger, opening: Callable[[PendingRequest], Opening | None]) -> None:
         self._ledger = ledger
         self._opening = opening
-        self._clock = ledger.now
-        self._free = ledger.room.free
-        self._ends = [(end, work.slots) for end, work in ledger.outlook.ends if work.slots]
+        self._requests = {request.trial_id: request for request in ledger.view.requests}
+        ends = [(end, work.slots) for end, work in ledger.outlook.ends if work.slots]
         for assignment in ledger.assignments:
-            slots = sum(assignment.slots_by_agent.values())
-            self._ends.append((ledger.now + UNKNOWN_RUN_SECONDS, slots))
-        heapify(self._ends)
+            request = self._requests[assignment.trial_id]
+            if request.slots:
+                ends.append((ledger.now + self._run_seconds(request), request.slots))
+        self._profile = Profile(ledger.now, ledger.room.free, ends)
+        self._profile.keep(self._kept_slots())
+        self._looked_until: dict[tuple[int, bool, int, int], int] = {}
         self._caps = _Caps(ledger)
 
     def eta(self, waiting: Waiting) -> float | None:
@@ -39,30 +45,80 @@ class Forecast:
         request = waiting.request
         if waiting.cause in _CERTAIN:
             return None
-        at = self._ledger.now + LEAST_LEFT_SECONDS if waiting.cause == "claim" else self._queued(request)
         allowed_at = self._caps.allowed_at(request)
-        if at is None or allowed_at is None:
+        bound = self._bound(waiting)
+        if bound is None or allowed_at is None:
             return None
-        at = max(at, allowed_at, request.not_before_at)
-        end_at = at + (request.estimated_seconds or UNKNOWN_RUN_SECONDS)
-        heappush(self._ends, (end_at, request.slots))
-        self._caps.promise(request, end_at)
+        at: float | None = max(bound, allowed_at, request.not_before_at)
+        if request.slots:
+            at = self._queued(waiting, max(bound, allowed_at, request.not_before_at))
+        if at is not None:
+            self._caps.promise(request, at + self._run_seconds(request))
         return at
 
-    def _queued(self, request: PendingRequest) -> float | None:
-        opening = self._opening(request)
-        if opening is None:
-            return None
-        if not request.slots:
-            return opening.at
-        while self._free < request.slots and self._ends:
-            end, slots = heappop(self._ends)
-            self._clock = max(self._clock, end)
-            self._free += slots
-        if self._free < request.slots:
-            return None
-        self._free -= request.slots
-        return max(self._clock, opening.at)
+    def _bound(self, waiting: Waiting) -> float | None:
+        """Before which it cannot start, whoever else waits."""
+        if waiting.cause == "claim":
+            return self._ledger.now + LEAST_LEFT_SECONDS
+        opening = self._opening(waiting.request)
+        return None if opening is None else opening.at
+
+    def _queued(self, waiting: Waiting, bound: float) -> float | None:
+        """The first time from the bound on at which it finds room; the room is taken."""
+        request, reservation = waiting.request, self._ledger.reservation
+        if waiting.cause == "claim":
+            step, at = self._profile.step_at(bound), bound
+        elif reservation is not None and reservation.trial_id == request.trial_id:
+            at = max(bound, reservation.at)
+            step = self._profile.step_at(at)
+        else:
+            found = self._find(request, bound)
+            if found is None:
+                return None
+            step, at = found, self._profile.start_in(found, bound, request.slots)
+        self._profile.take(step, at + self._run_seconds(request), request.slots)
+        return at
+
+    def _find(self, request: PendingRequest, bound: float) -> int | None:
+        """The first step in which there is room for its whole run. Who asks for as much, later and with the same bound,
+        finds none earlier; nor does, nearly enough, who asks for up to twice as long."""
+        run_seconds = self._run_seconds(request)
+        is_sure = request.estimated_seconds > 0 and self._ledger.view.config.backfill
+        first = self._profile.step_at(bound)
+        key = request.slots, is_sure, int(log2(max(1.0, run_seconds))), first
+        found = self._profile.find(request.slots, run_seconds, is_sure, self._looked_until.get(key, first))
+        self._looked_until[key] = _NEVER if found is None else found
+        return found
+
+    def _run_seconds(self, request: PendingRequest) -> float:
+        return request.estimated_seconds or self._ledger.view.typical_run_seconds or UNKNOWN_RUN_SECONDS
+
+    def _kept_slots(self) -> list[int]:
+        """For each step before the reservation's time: how many slots are free then, but kept for it. Without backfill
+        that is all of them."""
+        reservation = self._ledger.reservation
+        if reservation is None:
+            return []
+        num_steps = self._profile.step_at(reservation.at)
+        if not self._ledger.view.config.backfill:
+            return self._profile.free[:num_steps]
+        freed: dict[str, list[int]] = {agent: [0] * (num_steps + 1) for agent in reservation.slots_by_agent}
+        for agent, steps in freed.items():
+            bin_ = self._ledger.room.get(agent)
+            steps[0] = bin_.free if bin_ is not None else 0
+        for end, work in self._ledger.outlook.ends:
+            if end > reservation.at:
+                break
+            for agent, slots in freed_by(work).items():
+                if agent in freed:
+                    freed[agent][min(num_steps, self._profile.step_at(end))] += slots
+        kept = [0] * num_steps
+        for agent, steps in freed.items():
+            free = 0
+            for step in range(num_steps):
+                free += steps[step]
+                kept[step] += min(free, reservation.slots_by_agent[agent])
+        return kept
 
 
 class _Caps:

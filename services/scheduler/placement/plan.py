@@ -53,6 +53,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
             requests=tuple(requests.pop(config.name, ())),
             running=tuple(running.get(config.name, ())),
             groups=groups,
+            typical_run_seconds=snapshot.typical_run_seconds.get(config.name, 0.0),
         )
         plans[config.name] = POLICIES[config.policy](view, now) if view.requests else PoolPlan()
     homeless = [request for rest in requests.values() for request in rest]

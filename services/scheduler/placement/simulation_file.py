@@ -71,11 +71,18 @@ def parse_simulation(text: str) -> Simulation:
             requests.append(task)
         item.done()
     now = top.number("now", newest)
-    top.done()
     # Groups that no list names have no cap and the weight 1.
     for group in {task.group for task in requests} | {work.group for work in running}:
         groups.setdefault(group, Group(group))
-    snapshot = Snapshot((config,), tuple(agents.values()), tuple(requests), tuple(running), tuple(groups.values()))
+    snapshot = Snapshot(
+        (config,),
+        tuple(agents.values()),
+        tuple(requests),
+        tuple(running),
+        tuple(groups.values()),
+        typical_run_seconds={POOL: top.number("typical_run_seconds", 0.0, 0.0)},
+    )
+    top.done()
     return Simulation(snapshot, now)
 
 
@@ -102,6 +109,7 @@ def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]
     return {
         "policy": config.policy,
         "now": now,
+        "typical_run_seconds": snapshot.typical_run_seconds.get(pool, 0.0),
         "config": _dump_config(config),
         "agents": [
             *(_dump_agent(agent, held[agent.id]) for agent in agents),

@@ -132,7 +132,8 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """revision: of the state that this was taken from."""
+    """revision: of the state that this was taken from. typical_run_seconds: by pool, the median of what has ended
+    there; it stands in where nothing is known of a request, but in the ETA alone."""
 
     pools: tuple[PoolConfig, ...]
     agents: tuple[AgentRoom, ...]
@@ -140,6 +141,7 @@ class Snapshot:
     running: tuple[Running, ...] = ()
     groups: tuple[Group, ...] = ()
     revision: int = 0
+    typical_run_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def pool_names(self) -> frozenset[str]:
@@ -151,13 +153,15 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class PoolView:
-    """One pool's part of a snapshot: what a policy gets to see. requests: in the pool's order, see order.py."""
+    """One pool's part of a snapshot: what a policy gets to see. requests: in the pool's order, see order.py.
+    typical_run_seconds: 0 when unknown."""
 
     config: PoolConfig
     agents: tuple[AgentRoom, ...]
     requests: tuple[PendingRequest, ...]
     running: tuple[Running, ...] = ()
     groups: Mapping[str, Group] = field(default_factory=dict)
+    typical_run_seconds: float = 0.0
 
     def cap_of(self, group: str) -> int | None:
         found = self.groups.get(group)

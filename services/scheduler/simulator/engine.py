@@ -7,6 +7,7 @@ exactly as the leader's loop has it decide. Time costs nothing here: hours pass 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -24,6 +25,7 @@ from services.scheduler.simulator.strategy import POOL, Strategy
 from services.scheduler.simulator.submission import Submission
 
 _Kind = Literal["end", "stopped", "report", "submit"]
+_FEWEST_ENDED = 5
 _Event = tuple[float, int, _Kind, str, int]
 
 
@@ -78,6 +80,7 @@ class _Engine:
         self._watch = HeadWatch(strategy.config)
         self._runs: dict[str, Run] = {}
         self._spells: list[Spell] = []
+        self._ended_seconds: list[float] = []
         self._moments: list[Moment] = []
         self._questions: list[tuple[float, float, str]] = []
         self._num_plans = 0
@@ -160,6 +163,7 @@ class _Engine:
             tuple(self._agents.values()),
             tuple(requests.values()),
             tuple(self._running.values()),
+            typical_run_seconds={POOL: self._typical_seconds()},
         )
         decided = self._strategy.decide(snapshot, now)
         self._num_plans += 1
@@ -170,6 +174,10 @@ class _Engine:
             self._start(assignment, now)
         for preemption in decided.preemptions:
             self._stop(preemption.allocation_id, now)
+
+    def _typical_seconds(self) -> float:
+        """Of those that have ended so far; 0 while they are too few to tell."""
+        return self._ended_seconds[len(self._ended_seconds) // 2] if len(self._ended_seconds) >= _FEWEST_ENDED else 0.0
 
     def _answer(self, decided: Plan, now: float) -> None:
         """Only who has waited ever since its submission is asked about."""
@@ -230,6 +238,7 @@ class _Engine:
 
     def _end(self, job: _Job, now: float) -> None:
         self._leave(job, now)
+        insort(self._ended_seconds, job.submission.duration_seconds)
         answers = tuple(job.answers)
         self._runs[job.submission.id] = Run(job.submission, job.first_started_at, now, job.num_preemptions, answers)
 

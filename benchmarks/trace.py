@@ -1,0 +1,103 @@
+"""Plays synthetic traces in virtual time: what the planner makes of waits and makespan, beside two baselines.
+
+Run as `python -m benchmarks.trace`. Both loads have 512 slots on 64 agents; every figure is the median over five seeds,
+with the smallest and the largest. The planner is shown twice: with run times as a live scheduler knows them, from
+progress, and with run times that are known when somebody submits. Both baselines play the same traces in the same run:
+strict submission order without backfill, and a restatement of Determined's documented priority rules. The run fails
+when backfill has moved the start of a head gang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Sequence
+
+from benchmarks.machine import describe_machine
+from benchmarks.statistic import summarise
+from services.scheduler.simulator.engine import Setting, play
+from services.scheduler.simulator.estimate import Estimates
+from services.scheduler.simulator.figure import Figures, figures_of
+from services.scheduler.simulator.load import LOADS, draw_load
+from services.scheduler.simulator.strategy import choose_strategies
+
+SEEDS = range(1, 6)
+AGENTS = [8] * 64
+INTENSITY = {"helios": 2.0, "llm-dev": 1.0}
+"""helios alone hardly makes anybody wait on so many slots."""
+ROWS: tuple[tuple[str, Estimates], ...] = (
+    ("priority", "progress"),
+    ("priority", "exact"),
+    ("submission order", "progress"),
+    ("documented priority", "progress"),
+)
+
+Measure = Callable[[Figures], float | None]
+
+
+def measures() -> dict[str, Measure]:
+    sizes: dict[str, Measure] = {f"p95 wait, {name} slots (s)": _p95(name) for name in ("1", "2-8", "9-64", "65+")}
+    return {
+        "mean wait (s)": lambda one: one.waits.mean,
+        **sizes,
+        "makespan (h)": lambda one: one.makespan_seconds / 3600,
+        "utilisation (%)": lambda one: 100 * one.utilisation,
+        "heads": lambda one: one.head.count if one.head else None,
+        "heads moved by backfill": lambda one: one.head.moved if one.head else None,
+        "heads late on their first promise": lambda one: one.head.late if one.head else None,
+        "requests asked for their ETA": lambda one: one.eta_errors[0].count if one.eta_errors else None,
+        "ETA error (% of the wait)": _eta_error,
+    }
+
+
+def _p95(size: str) -> Measure:
+    return lambda one: one.waits_by_size[size].p95 if size in one.waits_by_size else None
+
+
+def _eta_error(one: Figures) -> float | None:
+    """When they first wait."""
+    error = one.eta_errors[0].median if one.eta_errors else None
+    return None if error is None else 100 * error
+
+
+def play_all(load: str, seed: int, days: float) -> list[Figures]:
+    submissions = draw_load(LOADS[load], random.Random(seed), sum(AGENTS), days, intensity=INTENSITY[load])
+    found = []
+    for name, estimates in ROWS:
+        (strategy,) = choose_strategies([name])
+        played = play(submissions, AGENTS, strategy, Setting(estimates))
+        found.append(figures_of(name, played, strategy.has_head))
+    return found
+
+
+def describe(samples: Sequence[float | None]) -> str:
+    """Of the seeds that have any: not in every trace somebody waits."""
+    known = [sample for sample in samples if sample is not None]
+    if not known:
+        return "-"
+    found = summarise(known)
+    return f"{found.p50:.0f} ({found.minimum:.0f} to {found.maximum:.0f})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--days", type=float, default=2.0, help="of submissions (default 2)")
+    days = parser.parse_args().days
+    print(describe_machine())
+    num_moved = 0
+    for load, intensity in INTENSITY.items():
+        played = [play_all(load, seed, days) for seed in SEEDS]
+        num_moved += sum(one.head.moved for row in played for one in row if one.head)
+        counts = summarise([row[0].submissions for row in played])
+        print(f"\n{load}, {intensity:g} times its arrivals, {days:g} days, {counts.p50:.0f} submissions")
+        print(f"{'':<34}" + "".join(f"{f'{name}, {known}':>32}" for name, known in ROWS))
+        for name, measure in measures().items():
+            columns = [describe([measure(row[number]) for row in played]) for number in range(len(ROWS))]
+            print(f"{name:<34}" + "".join(f"{column:>32}" for column in columns), flush=True)
+    print(f"\nheads moved by backfill, in all traces: {num_moved}")
+    return 1 if num_moved else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
