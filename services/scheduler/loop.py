@@ -25,6 +25,7 @@ from gangline.errors import unavailable
 from services.common.election import Leadership
 from services.scheduler import metric
 from services.scheduler.dispatch import Dispatch
+from services.scheduler.experience import Experience
 from services.scheduler.hold import held_reason, is_held
 from services.scheduler.intake import Intake
 from services.scheduler.lease import Leases
@@ -73,6 +74,7 @@ class View:
     leases: Leases
     intake: Intake
     dispatch: Dispatch
+    experience: Experience
     pools: tuple[PoolConfig, ...]
     rules: Rules
     patient_until: float
@@ -162,8 +164,15 @@ class Loop:
         """What the planner would look at now."""
         view = self._view
         problems = {agent.id: view.sessions.problem_of(agent.id) for agent in self._state.all_of(Agent)}
-        progress = view.intake.progress_by_trial
-        return take_snapshot(self._state, view.pools, problems, progress, now=now, memory=self._memory)
+        return take_snapshot(
+            self._state,
+            view.pools,
+            problems,
+            view.intake.progress_by_trial,
+            now=now,
+            memory=self._memory,
+            typical_run_seconds=view.experience.typical_run_seconds,
+        )
 
     async def _expire(self, now: float) -> None:
         view = self._view

@@ -35,9 +35,11 @@ def take_snapshot(
     *,
     now: float,
     memory: Memory | None = None,
+    typical_run_seconds: Mapping[str, float] | None = None,
 ) -> Snapshot:
     """problem_by_agent: agents that cannot start anything now, and why, beside what operators said of them. now: ages
-    of checkpoints count from it. memory: of the snapshots before this one, of the same state and pools."""
+    of checkpoints count from it. memory: of the snapshots before this one, of the same state and pools.
+    typical_run_seconds: by pool, of what has ended."""
     agents = tuple(state.all_of(Agent))
     known_pools = all_pools(pools, agents)
     look = _Look(
@@ -58,6 +60,7 @@ def take_snapshot(
         running=running,
         groups=look.groups(),
         revision=state.revision,
+        typical_run_seconds=typical_run_seconds or {},
     )
 
 

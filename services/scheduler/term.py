@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from gangline.domain.allocation import Allocation, ExitReport
-from gangline.domain.experiment import Experiment
+from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Cluster, User
 from gangline.domain.state import AgentState
 from gangline.errors import unavailable
@@ -24,6 +24,7 @@ from services.common.security import hash_token
 from services.scheduler import metric
 from services.scheduler.directory import Directory
 from services.scheduler.dispatch import Dispatch
+from services.scheduler.experience import Experience
 from services.scheduler.facts import facts_of
 from services.scheduler.intake import Intake
 from services.scheduler.lease import Leases
@@ -70,6 +71,8 @@ class Term:
         self.sessions = Sessions()
         self.store = Store(leadership, state, self._on_committed, self._on_stalled)
         self.intake = Intake(self.store, self.sessions, conditions.rules)
+        self.experience = Experience()
+        self.experience.learn(state, sorted(state.all_of(Trial), key=lambda trial: trial.ended_at))
         self.hall = Hall(conditions.rules.rendezvous_seconds, conditions.network_interface or None)
         alive = (agent.id for agent in state.all_of(Agent) if agent.state is AgentState.ALIVE)
         self.leases = Leases(alive, conditions.agent_lease_seconds, conditions.agent_grace_seconds, time.monotonic())
@@ -84,6 +87,7 @@ class Term:
             leases=self.leases,
             intake=self.intake,
             dispatch=self.dispatch,
+            experience=self.experience,
             pools=conditions.pools,
             rules=conditions.rules,
             patient_until=patient_until if state.count(Allocation) else now,
@@ -169,6 +173,7 @@ class Term:
             if kind is Allocation:
                 self.hall.close(str(allocation_id))
         self.intake.on_committed(change)
+        self.experience.learn(self.state, change.all_of(Trial))
         self.loop.on_committed(change)
         self.pursuit.on_committed(change)
 
