@@ -228,7 +228,9 @@ def _environment(trial: Trial, rank: int, runner: StandInRunner, port: int, dire
 def _become_rank(environment: dict[str, str], code: str, directory: str) -> None:
     import torch
 
-    from gangline.launch import entrypoint
+    from gangline.cluster_info import get_cluster_info
+    from gangline.domain.entrypoint import program_of
+    from gangline.launch import child, entrypoint
 
     path = Path(directory) / f"rank{environment['RANK']}.txt"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -240,6 +242,10 @@ def _become_rank(environment: dict[str, str], code: str, directory: str) -> None
     os.chdir(code)
     sys.path.insert(0, code)
     torch.set_num_threads(1)
+    cluster = get_cluster_info()
+    assert cluster is not None
+    if program := program_of(cluster.trial.config["entrypoint"]):
+        child.become(program)  # as the nursery does
     result = entrypoint.run()
     sys.stdout.flush()
     sys.stderr.flush()

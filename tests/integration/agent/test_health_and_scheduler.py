@@ -82,7 +82,8 @@ async def test_gpu_that_fails_while_it_is_busy(world: World, nvml: StandInNvml) 
     nvml.raise_xid(gpu, 79)
     (sick,) = await until_async(world.sick_slots, "a slot out of use", SECONDS)
     assert sick.id == slot_id
-    assert "NVML says of GPU" in sick.problem
+    # Whether a check or the XID confirms the other is a matter of moments.
+    assert any(words in sick.problem for words in ("NVML says of GPU", "XID 79"))
     assert is_running(pid), "what runs there goes on"
 
     third = await world.submit()

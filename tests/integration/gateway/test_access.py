@@ -37,6 +37,8 @@ UNARY_CALLS = {
     "ListCheckpoints": pb.ListCheckpointsRequest(),
     "GetCluster": pb.GetClusterRequest(),
     "GetSnapshot": pb.GatewayServiceGetSnapshotRequest(),
+    "ListFusion": pb.ListFusionRequest(),
+    "ForgetFusion": pb.GatewayServiceForgetFusionRequest(),
 }
 STREAMING_CALLS = {
     "WatchExperiment": pb.WatchExperimentRequest(),
