@@ -128,10 +128,12 @@ def _eta_errors(runs: Iterable[Run]) -> tuple[EtaError, ...]:
     unanswered: dict[float, int] = defaultdict(int)
     for run in runs:
         for answer in run.answers:
+            left = run.started_at - answer.asked_at
+            if left <= 0:
+                continue  # it started at the very instant of the question, so there was no wait to be wrong about
             if answer.eta_at is None:
                 unanswered[answer.age_seconds] += 1
             else:
-                left = run.started_at - answer.asked_at
                 errors[answer.age_seconds].append(abs(answer.eta_at - run.started_at) / left)
     ages = sorted({*errors, *unanswered})
     return tuple(

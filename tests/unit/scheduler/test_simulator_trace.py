@@ -19,7 +19,7 @@ from services.scheduler.simulator.cluster_size import agents_of_slots, parse_age
 from services.scheduler.simulator.engine import Setting, play
 from services.scheduler.simulator.figure import figures_of, size_class
 from services.scheduler.simulator.head import HeadWatch
-from services.scheduler.simulator.played import Played
+from services.scheduler.simulator.played import Answer, Played, Run
 from services.scheduler.simulator.strategy import POOL, Strategy, choose_strategies
 from services.scheduler.simulator.submission import Submission
 from tests.support.source import ROOT
@@ -98,6 +98,14 @@ def test_what_can_never_fit_is_set_aside() -> None:
     played = play([_submission("a", 0, 1, 9), _submission("big", 0, 3, 9)], [2], _strategy("priority"))
     assert [one.id for one in played.refused] == ["big"]
     assert [run.submission.id for run in played.runs] == ["a"]
+
+
+def test_an_eta_asked_for_at_the_instant_of_the_start_has_no_error() -> None:
+    submission = Submission("t1", 0.0, 1, 10.0, 10.0)
+    answers = (Answer(0.0, 0.0, 60.0), Answer(50.0, 50.0, 50.0))
+    played = Played(1, (Run(submission, 50.0, 60.0, 0, answers),), (), (), (), (), 1)
+    (only,) = figures_of("x", played, has_head=False).eta_errors
+    assert (only.age_seconds, only.count, only.median) == (0.0, 1, 0.2)
 
 
 def test_etas_are_asked_when_somebody_first_waits_and_later() -> None:
