@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.process import end_process
 from gangline.local.etcd import find_etcd_binary, start_etcd
 from gangline.local.layout import Layout
 from gangline.local.plan import ClusterPlan
@@ -24,7 +25,6 @@ from gangline.local.port import find_free_ports
 from gangline.local.program import Program, make_programs
 
 READY_SECONDS = 60.0
-STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def running_control_plane() -> Iterator[ControlPlane]:
                     etcd=psutil.Process(etcd.pid),
                 )
             finally:
-                _stop(scheduler)
+                end_process(scheduler)
         finally:
             etcd.stop()
 
@@ -85,12 +85,3 @@ def _wait_ready(layout: Layout, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             raise SystemExit(f"the scheduler does not serve: {layout.log('scheduler').read_text()[-2000:]}")
         time.sleep(0.05)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

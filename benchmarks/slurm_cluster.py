@@ -22,13 +22,13 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.process import end_process
 from gangline.local.port import find_free_ports
 
 PACKAGES = ("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "munge")
 INSTALLER = Path(__file__).parent.parent / "scripts" / "install_debian_packages"
 MARK = "GANGLINE_BENCHMARK_SLURM"
 READY_SECONDS = 60.0
-STOP_SECONDS = 10.0
 COMMAND_SECONDS = 60.0
 STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING"
 
@@ -213,12 +213,7 @@ def _wait(is_done: Callable[[], bool], slurm: Slurm, what: str) -> None:
 def _stop(slurm: Slurm) -> None:
     """Node daemons first; at last munge, by which the others know one another, and what jobs have left."""
     for process in reversed(slurm.processes):
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process)
     for left in psutil.process_iter():
         with suppress(psutil.Error):
             if left.environ().get(MARK) == str(slurm.folder):

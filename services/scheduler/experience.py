@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from heapq import nlargest
 from statistics import median
 
 from gangline.domain.experiment import Experiment, Trial
@@ -16,6 +17,8 @@ from services.scheduler.facts import facts_of
 from services.scheduler.records import Records, get
 
 NUM_REMEMBERED = 200
+# A new leader looks at so many: to know a trial's pool, a configuration has to be parsed.
+NUM_RECALLED = 1000
 # Of fewer, the median says little.
 FEWEST_ENDED = 5
 
@@ -36,6 +39,12 @@ class Experience:
     def typical_run_seconds(self) -> Mapping[str, float]:
         """By pool; without those where too few have ended."""
         return {pool: median(ended) for pool, ended in self._seconds.items() if len(ended) >= FEWEST_ENDED}
+
+
+def newest_ended(trials: Iterable[Trial]) -> list[Trial]:
+    """The last NUM_RECALLED that have ended, the oldest first."""
+    ended = (trial for trial in trials if trial.state is Stage.TERMINAL)
+    return nlargest(NUM_RECALLED, ended, key=lambda trial: trial.ended_at)[::-1]
 
 
 def _run_seconds(trial: Trial) -> float | None:

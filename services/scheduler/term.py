@@ -24,7 +24,7 @@ from services.common.security import hash_token
 from services.scheduler import metric
 from services.scheduler.directory import Directory
 from services.scheduler.dispatch import Dispatch
-from services.scheduler.experience import Experience
+from services.scheduler.experience import Experience, newest_ended
 from services.scheduler.facts import facts_of
 from services.scheduler.intake import Intake
 from services.scheduler.lease import Leases
@@ -72,7 +72,7 @@ class Term:
         self.store = Store(leadership, state, self._on_committed, self._on_stalled)
         self.intake = Intake(self.store, self.sessions, conditions.rules)
         self.experience = Experience()
-        self.experience.learn(state, sorted(state.all_of(Trial), key=lambda trial: trial.ended_at))
+        self.experience.learn(state, newest_ended(state.all_of(Trial)))
         self.hall = Hall(conditions.rules.rendezvous_seconds, conditions.network_interface or None)
         alive = (agent.id for agent in state.all_of(Agent) if agent.state is AgentState.ALIVE)
         self.leases = Leases(alive, conditions.agent_lease_seconds, conditions.agent_grace_seconds, time.monotonic())

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
+from services.scheduler.experience import FEWEST_ENDED
 from services.scheduler.placement.assignment import Assignment
 from services.scheduler.placement.feasibility import can_hold
 from services.scheduler.placement.plan import Plan
@@ -25,7 +26,6 @@ from services.scheduler.simulator.strategy import POOL, Strategy
 from services.scheduler.simulator.submission import Submission
 
 _Kind = Literal["end", "stopped", "report", "submit"]
-_FEWEST_ENDED = 5
 _Event = tuple[float, int, _Kind, str, int]
 
 
@@ -177,7 +177,7 @@ class _Engine:
 
     def _typical_seconds(self) -> float:
         """Of those that have ended so far; 0 while they are too few to tell."""
-        return self._ended_seconds[len(self._ended_seconds) // 2] if len(self._ended_seconds) >= _FEWEST_ENDED else 0.0
+        return self._ended_seconds[len(self._ended_seconds) // 2] if len(self._ended_seconds) >= FEWEST_ENDED else 0.0
 
     def _answer(self, decided: Plan, now: float) -> None:
         """Only who has waited ever since its submission is asked about."""

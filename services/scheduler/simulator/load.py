@@ -47,10 +47,6 @@ class Load:
     arrival_cv: float = 1.0
     day_night_ratio: float = 1.0
 
-    @property
-    def mean_run_seconds(self) -> float:
-        return math.exp(self.log_mean + self.log_deviation**2 / 2)
-
     def size_weights(self, slots: int) -> dict[int, float]:
         """By gang size: only sizes that the cluster can hold."""
         powers = range(min(self.largest_power, int(math.log2(slots))) + 1)

@@ -8,7 +8,7 @@ from gangline.domain.allocation import Timeline
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import Outcome
 from gangline.domain.state import State as Stage
-from services.scheduler.experience import FEWEST_ENDED, NUM_REMEMBERED, Experience
+from services.scheduler.experience import FEWEST_ENDED, NUM_RECALLED, NUM_REMEMBERED, Experience, newest_ended
 from services.scheduler.records import Change, State
 
 
@@ -59,3 +59,9 @@ def test_what_ended_long_ago_is_forgotten() -> None:
     experience.learn(state, [ended(1, 3600.0)] * NUM_REMEMBERED)
     experience.learn(state, [ended(2, 60.0)] * NUM_REMEMBERED)
     assert experience.typical_run_seconds == {"default": 60.0}
+
+
+def test_a_new_leader_recalls_the_newest_in_their_order() -> None:
+    running = Trial("1.9", 1, 9, state=Stage.RUNNING)
+    trials = [ended(number, float(number)) for number in range(NUM_RECALLED + 5)]
+    assert newest_ended([running, *reversed(trials)]) == trials[5:]
