@@ -47,8 +47,8 @@ def summarise(samples: Sequence[float]) -> Summary:
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Ours over theirs, pair by pair, on the log scale; the interval is normal, so give it twenty pairs or more. One pair
-    alone says nothing of the spread: its interval is everything."""
+    """Ours over theirs, pair by pair, on the log scale; the interval is normal, so give it twenty pairs or more. One
+    pair alone says nothing of the spread: its interval is everything."""
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     mean = statistics.fmean(logs)
     error = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
