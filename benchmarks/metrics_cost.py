@@ -102,7 +102,7 @@ def _print_ratio(blocks: list[dict[str, Any]]) -> None:
         print(f"{name:16} step p50 {step.p50:6.3f} ms (min {step.minimum:.3f}, p95 {step.p95:.3f})")
     ratio = _ratio(blocks)
     print(f"pairs {ratio.pairs} of {TIMED_STEPS} steps after {LEAD_STEPS} that are not timed")
-    print(f"step time, with / without: {ratio.mean:.4f} (95 %: {ratio.low:.4f} to {ratio.high:.4f})")
+    print(f"step time, with / without: {ratio}")
     print(f"at most {BAR}: {'yes' if ratio.mean <= BAR else 'NO'}")
     print(
         "Ray Train, not run here (on two such cores): a mean step 18 to 21 times as long with a report every 10 steps"

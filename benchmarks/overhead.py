@@ -70,10 +70,8 @@ def measure(ours: Side, theirs: Side, most_pairs: int) -> None:
     print_steps(sides, STEPS_PER_BLOCK)
     wall_ratio = paired_ratio(ours.wall_seconds, theirs.wall_seconds)
     cpu_ratio = paired_ratio(ours.cpu_seconds, theirs.cpu_seconds)
-    print(
-        f"step time, gangline / torchrun: {wall_ratio.mean:.4f} (95 %: {wall_ratio.low:.4f} to {wall_ratio.high:.4f})"
-    )
-    print(f"processor time, the same:       {cpu_ratio.mean:.4f} (95 %: {cpu_ratio.low:.4f} to {cpu_ratio.high:.4f})")
+    print(f"step time, gangline / torchrun: {wall_ratio}")
+    print(f"processor time, the same:       {cpu_ratio}")
 
 
 if __name__ == "__main__":

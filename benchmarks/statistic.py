@@ -33,6 +33,9 @@ class Ratio:
         """Of the interval, relative to the mean."""
         return (self.high - self.low) / 2 / self.mean
 
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} (95 %: {self.low:.4f} to {self.high:.4f}, ± {self.half_width:.1%})"
+
 
 def summarise(samples: Sequence[float]) -> Summary:
     """p95 is the nearest rank: a value that was measured."""

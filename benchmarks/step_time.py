@@ -51,7 +51,7 @@ def main() -> None:
         run_rounds(sides, arguments.rounds)
     print_steps(sides, STEPS_PER_BLOCK)
     for name, ratio in ratios_to_fastest(sides).items():
-        print(f"{name:10} step time / the fastest: {ratio.mean:.4f} (95 %: {ratio.low:.4f} to {ratio.high:.4f})")
+        print(f"{name:10} step time / the fastest: {ratio}")
     print(f"gangline at most {BAR}: {'yes' if ratios_to_fastest(sides)['gangline'].mean <= BAR else 'NO'}")
 
 
