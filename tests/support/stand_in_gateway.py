@@ -201,7 +201,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             self.agent_updates.append(request)
             agent = next((view.agent for view in self.agents if view.agent.id == request.agent_id), None)
             if agent is None:
-                raise not_found("agent.unknown", f"there is no agent {request.agent_id!r}")
+                raise not_found("agent.not_found", f"there is no agent {request.agent_id!r}")
             changed = [slot for slot in agent.slots if slot.id in request.slot_ids] if request.slot_ids else [agent]
             for item in changed:
                 item.availability = request.availability

@@ -32,11 +32,11 @@ class Agents:
         ]
 
     def view(self, principal: Principal, agent_id: str) -> AgentView:
-        """Raises GanglineError `agent.unknown`."""
+        """Raises GanglineError `agent.not_found`."""
         for view in self.list(principal):
             if view.agent.id == agent_id:
                 return view
-        raise not_found("agent.unknown", f"there is no agent {agent_id!r}; list them with: gangline agent list")
+        raise not_found("agent.not_found", f"there is no agent {agent_id!r}; list them with: gangline agent list")
 
     async def change(
         self,
