@@ -78,7 +78,7 @@ def _ask(socket_path: str, request: dict[str, Any], fds: Sequence[int], deadline
         raise _unusable(socket_path, "closed the connection without an answer")
     message, _ = answer
     if "error" in message:
-        raise GanglineError("forkserver.failed", f"the fork server at {socket_path} failed: {message['error']}")
+        raise unavailable("forkserver.failed", f"the fork server at {socket_path} failed: {message['error']}")
     return message
 
 

@@ -21,7 +21,7 @@ from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport, Timeline
 from gangline.domain.state import ExitKind
-from gangline.errors import GanglineError
+from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import rank_pb2, runner_pb2
 from gangline.wire import prepare, to_proto
 from services.common.telemetry import configure_logging
@@ -334,8 +334,8 @@ class TrialRunner:
 
 
 def _kind_of(error: Exception) -> ExitKind:
-    """No other attempt finds other bytes under the same sha256."""
-    is_lasting = isinstance(error, GanglineError) and error.code in ("code.corrupt", "code.unsafe")
+    """No other attempt makes valid what is invalid, such as the bytes under the code's sha256."""
+    is_lasting = isinstance(error, GanglineError) and error.kind is ErrorKind.INVALID
     return ExitKind.CONFIGURATION_ERROR if is_lasting else ExitKind.START_FAILED
 
 
