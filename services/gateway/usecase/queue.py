@@ -37,8 +37,9 @@ class Queue:
         if experiment_id:
             self._views.experiment(experiment_id)
         waiting = [request.trial_id for request in self._mirror.state.requests.all()]
-        standings = await self._pending.standings(waiting) if waiting else {}
-        found: list[Allocation | Request] = [*self._running(), *self._waiting(standings)]
+        running = self._running()
+        standings = await self._pending.standings(waiting) if waiting or running else {}
+        found: list[Allocation | Request] = [*running, *self._waiting(standings)]
         wanted = [one for one in found if experiment_id in (0, one.experiment_id)]
         tasks = (self._task(one, standings.get(one.trial_id)) for one in wanted)
         return [task for task in tasks if task is not None]
@@ -78,6 +79,7 @@ class Queue:
         name = experiment.name if experiment is not None else ""
         priority, weight = _configured_urgency(experiment.config_json if experiment is not None else "")
         if isinstance(one, Allocation):
+            priority = self._pending.default_priority_by_pool.get(one.pool) if priority is None else priority
             return Task(trial, name, allocation=one, priority=priority, weight=weight)
         return Task(
             trial,
