@@ -45,7 +45,7 @@ def logs(
 def metrics(
     trial_id: TrialArgument,
     follow: experiment.Follow = False,
-    group: Annotated[str, typer.Option(help="training or validation; default: both.")] = "",
+    group: Annotated[str, typer.Option(help="training, validation or any other that was reported; default: all.")] = "",
     is_json: Json = False,
 ) -> None:
     """Print the metrics that a trial reported, oldest first."""

@@ -204,7 +204,7 @@ class Client:
     def stream_metrics(
         self, experiment_id: int, trial_id: str = "", group: str = "", follow: bool = False
     ) -> Iterator[MetricsEntry]:
-        """Oldest first. group: "training", "validation", or empty for both."""
+        """Oldest first. group: only what was reported under this name, such as "validation"; empty for all."""
         last_id = 0
         request = pb.StreamMetricsRequest(experiment_id=experiment_id, trial_id=trial_id, group=group, follow=follow)
         for message in self._connection.stream(self._stub.StreamMetrics, lambda: request):

@@ -508,7 +508,7 @@ class StreamMetricsRequest(google.protobuf.message.Message):
     experiment_id: builtins.int
     trial_id: builtins.str
     group: builtins.str
-    """"training", "validation" or empty for both."""
+    """What the points were reported under: "training", "validation" or any other name; empty for all."""
     follow: builtins.bool
     def __init__(
         self,
