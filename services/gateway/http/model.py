@@ -292,10 +292,13 @@ class NetworkInterface(Answer):
 
 
 class Agent(Availability):
+    """absent_slots: those that it no longer has, but that an operator disabled or drained when it had them."""
+
     id: str
     pool: str
     state: AgentState
     slots: list[Slot]
+    absent_slots: list[Slot]
     interfaces: list[NetworkInterface]
     labels: dict[str, str]
     version: str
