@@ -121,7 +121,7 @@ class TrialRunner:
         self._gang = Gang(spec.token, self._place.node_rank, self._place.agent_ids)
         self._gang.on_failure = self._on_peer_failure
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
-        self._link = RankLinkServer(self._on_rank_message)
+        self._link = RankLinkServer(directory.absolute() / "ranks", self._on_rank_message)
         self._fusion = FusionDesk(spec, self._outlet.reporter, self._link.send)
         self._pump = LogPump(self._outlet.recorder.record_lines)
         self._preparation = Preparation(
