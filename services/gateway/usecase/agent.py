@@ -58,6 +58,6 @@ class Agents:
             request_id=request_id, agent_id=agent_id, slot_ids=slot_ids, user=principal.name
         )
         request.availability = wire.enum_number(availability)  # type: ignore[assignment]  # protobuf takes the number
-        answer = await self._leader.change_agent(request)
+        answer = await self._leader.call(lambda scheduler: scheduler.ChangeAgent, request)
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Agent, answer.agent)

@@ -17,6 +17,7 @@ import structlog
 from gangline import wire
 from gangline.domain.allocation import Reason
 from gangline.errors import GanglineError
+from gangline.v1 import scheduler_pb2
 from services.gateway.leader import Leader
 
 FRESH_SECONDS = 0.5
@@ -65,7 +66,9 @@ class Pending:
     async def _fetch(self) -> Mapping[str, Standing]:
         self._is_answered = False
         try:
-            answer = await self._leader.list_pending(FETCH_SECONDS)
+            answer = await self._leader.call_once(
+                lambda scheduler: scheduler.ListPending, scheduler_pb2.ListPendingRequest(), FETCH_SECONDS
+            )
         except GanglineError as error:
             log.debug("no reasons for pending requests", error=error.message)
             return {}

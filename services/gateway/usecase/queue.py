@@ -56,7 +56,9 @@ class Queue:
     async def snapshot(self, principal: Principal, pool: str = "") -> str:
         """What the planner would look at now, as `gangline simulate` reads it. pool: empty when there is one only."""
         check_user(principal)
-        answer = await self._leader.snapshot(scheduler_pb2.GetSnapshotRequest(pool=pool))
+        answer = await self._leader.call(
+            lambda scheduler: scheduler.GetSnapshot, scheduler_pb2.GetSnapshotRequest(pool=pool)
+        )
         return answer.snapshot_json
 
     def _running(self) -> list[Allocation]:
