@@ -224,7 +224,7 @@ class Client:
     def explain(self, job_id: int | str) -> Explanation:
         """Why an experiment (7) or one of its trials ("7.1") waits, what would start it and when, or where it runs.
 
-        Raises GanglineError `id.job`, `experiment.unknown`, `trial.unknown`.
+        Raises GanglineError `id.job`, `experiment.not_found`, `trial.not_found`.
         """
         experiment_id, trial_id = parse_job_id(str(job_id))
         found = self.get_experiment(experiment_id)

@@ -273,7 +273,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
 
     def _experiment(self, number: int) -> types_pb2.Experiment:
         if number not in self.experiments:
-            raise not_found("experiment.unknown", f"there is no experiment {number}")
+            raise not_found("experiment.not_found", f"there is no experiment {number}")
         return self.experiments[number]
 
     def _answer(self, name: str, context: Any, handle: Callable[[], T]) -> T:

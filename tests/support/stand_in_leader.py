@@ -83,7 +83,7 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._admit()
         found = await self._etcd.get(keys.experiment(request.experiment_id))
         if found is None:
-            raise not_found("experiment.unknown", f"there is no experiment {request.experiment_id}")
+            raise not_found("experiment.not_found", f"there is no experiment {request.experiment_id}")
         revision = await self.end(request.experiment_id, Outcome.CANCELED, f"killed by {request.user}")
         ended = await self._etcd.get(keys.experiment(request.experiment_id))
         assert ended is not None

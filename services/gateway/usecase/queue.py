@@ -31,7 +31,7 @@ class Queue:
     async def list_tasks(self, principal: Principal, experiment_id: int = 0) -> list[Task]:
         """What holds slots, oldest first; then what waits, in the order in which the planner looks at it.
 
-        experiment_id: 0 for all of them. Raises GanglineError `experiment.unknown`.
+        experiment_id: 0 for all of them. Raises GanglineError `experiment.not_found`.
         """
         check_user(principal)
         if experiment_id:

@@ -92,7 +92,7 @@ async def test_refusal_by_the_leader_is_final_and_keeps_its_code(
             lambda scheduler: scheduler.EndExperiment,
             scheduler_pb2.EndExperimentRequest(request_id="r", experiment_id=404),
         )
-    assert (failure.value.code, failure.value.kind) == ("experiment.unknown", ErrorKind.NOT_FOUND)
+    assert (failure.value.code, failure.value.kind) == ("experiment.not_found", ErrorKind.NOT_FOUND)
     assert time.monotonic() - started < 2
 
 

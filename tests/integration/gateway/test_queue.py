@@ -79,7 +79,7 @@ async def test_places_count_within_each_pool(queue: Client) -> None:
     assert [(task.trial.id, task.queue_place) for task in own.tasks] == [("9.1", 2)]
     tasks = (await queue.http.get("/api/v1/tasks?experimentId=9")).json()["tasks"]
     assert [task["queuePlace"] for task in tasks] == [2]
-    assert (await queue.http.get("/api/v1/tasks?experimentId=99")).json()["code"] == "experiment.unknown"
+    assert (await queue.http.get("/api/v1/tasks?experimentId=99")).json()["code"] == "experiment.not_found"
 
 
 async def test_the_pools_priority_holds_for_what_runs_without_one(queue: Client, etcd: EtcdClient) -> None:
@@ -124,8 +124,8 @@ async def test_explanation_of_an_experiment_and_of_a_trial(queue: Client) -> Non
     ("path", "status", "code"),
     [
         ("/api/v1/jobs/seven/explanation", 400, "id.job"),
-        ("/api/v1/jobs/99/explanation", 404, "experiment.unknown"),
-        ("/api/v1/jobs/8.9/explanation", 404, "trial.unknown"),
+        ("/api/v1/jobs/99/explanation", 404, "experiment.not_found"),
+        ("/api/v1/jobs/8.9/explanation", 404, "trial.not_found"),
     ],
 )
 async def test_explanation_of_what_is_not_there(queue: Client, path: str, status: int, code: str) -> None:
