@@ -18,6 +18,7 @@ from typing import Any
 
 import fsspec
 
+from gangline.core.scratch import temporary_folder
 from gangline.errors import invalid
 
 _UPLOAD_SECONDS = 30.0
@@ -119,7 +120,7 @@ class TensorboardFolder:
             path = Path(str(target))
             path.mkdir(parents=True, exist_ok=True)
             return path
-        self._temporary = tempfile.TemporaryDirectory(prefix="gangline-tensorboard-")
+        self._temporary = temporary_folder("tensorboard")
         if self._mode is TensorboardMode.AUTO:
             self._thread = threading.Thread(target=self._serve, name="gangline-tensorboard", daemon=True)
             self._thread.start()
