@@ -18,12 +18,14 @@ from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import parse_allocation_id
+from gangline.domain.state import CheckpointState
 from gangline.v1 import runner_pb2
 from services.scheduler import metric
 from services.scheduler.estimate import Progress
 from services.scheduler.records import Change
 from services.scheduler.session import Session, Sessions
 from services.scheduler.store import Store
+from services.scheduler.transition.checkpoint import check_checkpoint_id
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.report import checkpointed, progressed, validated
@@ -147,12 +149,19 @@ class Intake:
         )
 
     async def _checkpointed(self, allocation_id: str, checkpoint: Checkpoint) -> None:
-        """A runner speaks for its own trial only, whatever the report says."""
+        """A runner speaks for its own trial only, whatever the report says. Raises GanglineError `checkpoint.id`."""
         trial_id = parse_allocation_id(allocation_id)[0]
         trial = self._store.state.find(Trial, trial_id)
         if trial is None:
             return
-        own = replace(checkpoint, trial_id=trial_id, experiment_id=trial.experiment_id)
+        check_checkpoint_id(checkpoint.id)
+        own = replace(
+            checkpoint,
+            trial_id=trial_id,
+            experiment_id=trial.experiment_id,
+            state=CheckpointState.COMPLETED,
+            delete_request_id="",
+        )
         await self._store.commit(lambda records: checkpointed(records, own))
 
     def _observe_start(self, before: Allocation) -> None:
