@@ -67,6 +67,13 @@ class Leader:
         assert isinstance(answer, scheduler_pb2.ForgetFusionResponse)
         return answer
 
+    async def change_checkpoints(
+        self, request: scheduler_pb2.ChangeCheckpointsRequest
+    ) -> scheduler_pb2.ChangeCheckpointsResponse:
+        answer = await self._persist(lambda stub: stub.ChangeCheckpoints, request)
+        assert isinstance(answer, scheduler_pb2.ChangeCheckpointsResponse)
+        return answer
+
     async def end_trial(self, request: scheduler_pb2.EndTrialRequest) -> scheduler_pb2.EndTrialResponse:
         answer = await self._persist(lambda stub: stub.EndTrial, request)
         assert isinstance(answer, scheduler_pb2.EndTrialResponse)
