@@ -172,6 +172,15 @@ class Caller:
         assert isinstance(answer, scheduler_pb2.EndTrialResponse)
         return answer
 
+    async def change_checkpoints(
+        self, request_id: str = "d", **ids: list[str]
+    ) -> scheduler_pb2.ChangeCheckpointsResponse:
+        """ids: delete_ids or deleted_ids."""
+        request = scheduler_pb2.ChangeCheckpointsRequest(request_id=request_id, user="ann", **ids)
+        answer = await self._call("ChangeCheckpoints", request)
+        assert isinstance(answer, scheduler_pb2.ChangeCheckpointsResponse)
+        return answer
+
     async def preview(self, config: str, limit: int) -> scheduler_pb2.PreviewSearchResponse:
         answer = await self._call("PreviewSearch", scheduler_pb2.PreviewSearchRequest(config_json=config, limit=limit))
         assert isinstance(answer, scheduler_pb2.PreviewSearchResponse)
