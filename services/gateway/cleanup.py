@@ -37,7 +37,7 @@ MAX_TOGETHER = 64
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 300.0
 # Looking for what ended attempts have left lists the whole folder.
-SWEEP_SECONDS = 30.0
+SWEEP_SECONDS = 10.0
 IDLE_SECONDS = 3600.0
 MIRROR_SECONDS = 5.0
 

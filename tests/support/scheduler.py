@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +174,11 @@ class Caller:
         return answer
 
     async def change_checkpoints(
-        self, request_id: str = "d", **ids: list[str]
+        self, *, delete_ids: Sequence[str] = (), deleted_ids: Sequence[str] = (), request_id: str = "d"
     ) -> scheduler_pb2.ChangeCheckpointsResponse:
-        """ids: delete_ids or deleted_ids."""
-        request = scheduler_pb2.ChangeCheckpointsRequest(request_id=request_id, user="ann", **ids)
+        request = scheduler_pb2.ChangeCheckpointsRequest(
+            request_id=request_id, delete_ids=delete_ids, deleted_ids=deleted_ids, user="ann"
+        )
         answer = await self._call("ChangeCheckpoints", request)
         assert isinstance(answer, scheduler_pb2.ChangeCheckpointsResponse)
         return answer
