@@ -59,6 +59,8 @@ class CheckpointContext:
         self._store = store
         self._cluster = cluster
         self._find_validation = find_validation
+        latest = cluster.latest_checkpoint if cluster else None
+        self._newest_id = latest.id if latest else ""
 
     @property
     def storage_url(self) -> str:
@@ -134,8 +136,20 @@ class CheckpointContext:
         return self._store.load_metadata(storage_id)
 
     def delete(self, storage_id: str) -> None:
-        """Chief only."""
-        self._store.delete(storage_id)
+        """Chief only. On the cluster the files go soon after, by the scheduler's word.
+
+        Raises GanglineError `checkpoint.needed` for the one that this trial would go on from.
+        """
+        if self._cluster is None:
+            self._store.delete(storage_id)
+            return
+        if storage_id == self._newest_id:
+            raise conflict(
+                "checkpoint.needed",
+                f"this trial goes on from checkpoint {storage_id} after a restart, so it cannot be deleted; save a "
+                "newer one first",
+            )
+        self._link.send_checkpoint(types_pb2.Checkpoint(id=storage_id, state=types_pb2.CHECKPOINT_STATE_DELETING))
 
     def draft(self, storage_id: str) -> CheckpointDraft:
         """For ranks that write a checkpoint's files themselves, perhaps in the background; then the chief commits."""
@@ -147,6 +161,7 @@ class CheckpointContext:
         if VALIDATION_METRICS not in metadata and (validation := self._find_validation(steps)):
             metadata = {**metadata, VALIDATION_METRICS: dict(validation)}
         self._report(storage_id, self._store.commit(storage_id, metadata, files), files, metadata)
+        self._newest_id = storage_id
 
     def _check_caller(self, shard: bool) -> None:
         if not shard and not self._distributed.is_chief:

@@ -1071,7 +1071,9 @@ class Checkpoint(google.protobuf.message.Message):
     metadata_json: builtins.str
     created_at: builtins.float
     state: Global___CheckpointState.ValueType
-    """The scheduler's; what a rank says of it counts for nothing. Unspecified means COMPLETED."""
+    """The scheduler's. A rank that reports DELETING asks for it; nothing else that it says counts. Unspecified means
+    COMPLETED.
+    """
     delete_request_id: builtins.str
     """The user's request that had it deleted, so that a retry is no error; empty when the scheduler did it by itself."""
     @property

@@ -66,13 +66,21 @@ async def test_best_and_latest_stay_while_it_trains_and_when_it_has_ended(bench:
     await _eventually(bench, {"c2": "COMPLETED", "c3": "DELETING", "c4": "DELETING"})
 
 
-async def test_what_a_rank_says_of_the_state_counts_for_nothing(bench: Bench) -> None:
+async def test_script_deletes_what_its_trial_does_not_need(bench: Bench) -> None:
+    """What it may not delete stays, and what it reports next is taken."""
     await bench.scheduler()
     agent = await bench.agent("a1")
-    await bench.caller.submit(config_json())
-    _, runner = await _started(bench, agent)
-    await _save(runner, "c1", 1, state=types_pb2.CHECKPOINT_STATE_DELETING, delete_request_id="x")
-    assert await _states(bench) == {"c1": "COMPLETED"}
+    for _ in range(2):
+        await bench.caller.submit(config_json(checkpoint_storage={"save_trial_latest": 9}))
+    specs = await agent.started(2)
+    first, second = [ScriptedRunner(spec, bench.schedulers[0].address) for spec in specs]
+    await _save(first, "c1", 1)
+    await _save(first, "c2", 2, delete_request_id="x")
+    for runner, name in [(first, "c2"), (first, "nope"), (second, "c1")]:
+        await _save(runner, name, 0, state=types_pb2.CHECKPOINT_STATE_DELETING)
+    assert await _states(bench) == {"c1": "COMPLETED", "c2": "COMPLETED"}
+    await _save(first, "c1", 0, state=types_pb2.CHECKPOINT_STATE_DELETING)
+    assert await _states(bench) == {"c1": "DELETING", "c2": "COMPLETED"}
 
 
 async def test_user_deletes_all_that_are_named_or_none(bench: Bench) -> None:
