@@ -32,7 +32,7 @@ def list_checkpoints(
             checkpoint.trial_id,
             checkpoint.batches_completed,
             checkpoint.state,
-            format_bytes(sum(checkpoint.file_bytes.values())),
+            format_bytes(sum(checkpoint.file_bytes.values())) if checkpoint.file_bytes else "-",
             format_age(checkpoint.created_at, now),
         )
         for checkpoint in checkpoints

@@ -248,7 +248,7 @@ class _CheckpointStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     CHECKPOINT_STATE_UNSPECIFIED: _CheckpointState.ValueType  # 0
     CHECKPOINT_STATE_COMPLETED: _CheckpointState.ValueType  # 1
     CHECKPOINT_STATE_DELETING: _CheckpointState.ValueType  # 2
-    """Nobody needs it: gateways delete its files, and then its record goes."""
+    """Nobody needs it: gateways delete its files, and then its record goes. It names no files and has no metadata."""
 
 class CheckpointState(_CheckpointState, metaclass=_CheckpointStateEnumTypeWrapper):
     """What is to become of a checkpoint's files."""
@@ -256,7 +256,7 @@ class CheckpointState(_CheckpointState, metaclass=_CheckpointStateEnumTypeWrappe
 CHECKPOINT_STATE_UNSPECIFIED: CheckpointState.ValueType  # 0
 CHECKPOINT_STATE_COMPLETED: CheckpointState.ValueType  # 1
 CHECKPOINT_STATE_DELETING: CheckpointState.ValueType  # 2
-"""Nobody needs it: gateways delete its files, and then its record goes."""
+"""Nobody needs it: gateways delete its files, and then its record goes. It names no files and has no metadata."""
 Global___CheckpointState: typing_extensions.TypeAlias = CheckpointState
 
 class _ReasonCode:

@@ -50,8 +50,9 @@ class Pursuit:
         touched: list[_Touched] = [(Experiment, record.id) for record in change.all_of(Experiment)]
         touched += [(Experiment, record.experiment_id) for record in change.all_of(Search)]
         touched += [(Agent, record.id) for record in change.all_of(Agent)]
-        # An ended trial goes on from nothing any more, and marks may be left over.
-        touched += [(Trial, record.id) for record in change.all_of(Trial) if record.state is State.TERMINAL]
+        # A trial that has ended goes on from nothing any more; and marks may be left over.
+        ended = (record for record in change.all_of(Trial) if record.state is State.TERMINAL)
+        touched += [(Trial, record.id) for record in ended if record.latest_checkpoint_id]
         touched += [(Trial, record.trial_id) for record in change.all_of(Checkpoint)]
         if touched:
             self._touched |= dict.fromkeys(touched)

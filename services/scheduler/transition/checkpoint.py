@@ -46,7 +46,7 @@ def mark_superfluous(draft: Draft, trial: Trial) -> None:
     ]
     needed = {checkpoint_id for one in trials for checkpoint_id in _needed_by(draft, one)}
     for checkpoint in find_superfluous(checkpoints, retention, needed)[:MAX_MARKED]:
-        draft.put(replace(checkpoint, state=CheckpointState.DELETING))
+        draft.put(_marked(checkpoint))
 
 
 def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_id: str) -> Change:
@@ -68,7 +68,7 @@ def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_
         if checkpoint.state is CheckpointState.DELETING and checkpoint.delete_request_id == request_id:
             continue
         _check_deletable(records, checkpoint)
-        draft.put(replace(checkpoint, state=CheckpointState.DELETING, delete_request_id=request_id))
+        draft.put(_marked(checkpoint, request_id))
     return draft.change
 
 
@@ -86,6 +86,17 @@ def check_checkpoint_id(checkpoint_id: str) -> None:
     """A folder of this name is deleted one day, so it must name no other. Raises GanglineError `checkpoint.id`."""
     if not checkpoint_id or checkpoint_id.startswith(".") or not set(checkpoint_id).isdisjoint("/\\"):
         raise invalid("checkpoint.id", f"{checkpoint_id!r} is no id of a checkpoint: it names a folder")
+
+
+def _marked(checkpoint: Checkpoint, request_id: str = "") -> Checkpoint:
+    """Only with what a gateway deletes it by: large records would not fit into the transaction of a report."""
+    return replace(
+        checkpoint,
+        state=CheckpointState.DELETING,
+        delete_request_id=request_id,
+        file_bytes={},
+        metadata_json="{}",
+    )
 
 
 def _needed_by(records: Records, trial: Trial) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from gangline.domain.allocation import Allocation, Member
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.state import CheckpointState, Outcome, State
 from gangline.errors import ErrorKind, GanglineError
+from services.common.etcd.transaction import MAX_BYTES, num_bytes_of
+from services.scheduler.codec import operations_of
 from services.scheduler.records import Change, Draft, get
 from services.scheduler.records import State as Known
 from services.scheduler.transition.checkpoint import (
@@ -105,6 +108,16 @@ def test_report_of_one_that_is_being_deleted_does_not_make_it_the_latest() -> No
 def test_checkpoint_of_another_trial_is_not_taken_over() -> None:
     other = Trial("1.2", 1, 2, state=State.RUNNING)
     assert not checkpointed(_known(_ENDED, other, *_ALL), replace(_ALL[0], trial_id="1.2"))
+
+
+def test_report_is_not_too_large_because_of_what_it_makes_superfluous() -> None:
+    files = {f"tensors/{number:0100d}": 1 for number in range(2000)}
+    metadata = json.dumps({"hparams": "x" * 100_000})
+    large = [replace(one, file_bytes=files, metadata_json=metadata) for one in _ALL]
+    known = _known(replace(_ENDED, state=State.RUNNING, outcome=None, latest_checkpoint_id=""), *large[:2])
+    change = checkpointed(known, large[2])
+    assert _marked(change) == ["c1", "c2"]
+    assert num_bytes_of(operations_of(change)) <= MAX_BYTES
 
 
 def test_draft_shows_checkpoints_as_they_will_be() -> None:
