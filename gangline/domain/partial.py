@@ -13,7 +13,10 @@ from dataclasses import dataclass
 PREFIX = ".partial-"
 # What a gateway deletes has this name meanwhile, so that nobody takes it for something whole.
 REMOVED_PREFIX = ".removed-"
-_NAME = re.compile(r"\.(?:partial|removed)-(?P<cluster_id>\w+)-(?P<allocation_id>\d+\.\d+\.\d+)-(?P<storage_id>.+)")
+_NAME = re.compile(
+    r"\.(?:partial|removed)-(?P<cluster_id>\w+)-(?P<allocation_id>[1-9]\d*\.[1-9]\d*\.[1-9]\d*)-(?P<storage_id>[\w-]+)",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)

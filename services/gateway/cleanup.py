@@ -32,8 +32,9 @@ from services.gateway.storage import Storage
 
 FOLDER = "checkpoints"
 NUM_THREADS = 4
-# Told to the leader together.
+# Told to the leader together; and how long to wait where none could be told.
 MAX_TOGETHER = 64
+TELL_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 300.0
 # Looking for what ended attempts have left lists the whole folder.
@@ -112,11 +113,11 @@ class Cleanup:
             gone = [checkpoint.id for checkpoint, is_gone in zip(due, results, strict=True) if is_gone]
             is_told = await self._tell(gone) if gone else True
             now = asyncio.get_running_loop().time()
+            # What is told needs no other try, unless its record does not go for long.
+            told = Try(now + (LONGEST_BACKOFF_SECONDS if is_told else TELL_SECONDS))
             for checkpoint in due:
-                # What is done needs no other try, unless its record does not go for long.
-                is_done = is_told and checkpoint.id in gone
-                before = self._tries.get(checkpoint.id, NO_TRY)
-                self._tries[checkpoint.id] = Try(now + LONGEST_BACKOFF_SECONDS) if is_done else before.failed(now)
+                failed = self._tries.get(checkpoint.id, NO_TRY).failed(now)
+                self._tries[checkpoint.id] = told if checkpoint.id in gone else failed
         marked = {checkpoint.id for checkpoint in self._mirror.state.marked.values()}
         self._tries = {id_: last for id_, last in self._tries.items() if id_ in marked}
 
@@ -168,6 +169,8 @@ class Cleanup:
                 log.info("unfinished files are deleted", allocation_id=partial.writer.allocation_id)
         if all(results):
             self._swept = ended
+        else:
+            self._sweep_at = asyncio.get_running_loop().time() + LONGEST_BACKOFF_SECONDS
 
     def _is_ended(self, writer: Writer) -> bool:
         """An attempt that its trial has had, and whose record is gone, stays ended."""

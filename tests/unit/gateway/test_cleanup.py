@@ -70,6 +70,7 @@ def mirror() -> StandInMirror:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(cleanup, "TELL_SECONDS", 0.01)
     monkeypatch.setattr(cleanup, "SWEEP_SECONDS", 0.01)
 
 
@@ -218,6 +219,25 @@ async def test_unfinished_files_go_with_their_attempt(
         await until(lambda: _names(url) == wanted, "the sweep")
 
 
+async def test_sweep_that_fails_is_tried_again(
+    tmp_path: Path, mirror: StandInMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, failures = Storage(str(tmp_path / "storage")), [PermissionError("read-only"), OSError("no answer")]
+    _upload(CheckpointStore(storage.url, _WRITER), tmp_path, "half")
+    remove = storage.remove_folder
+
+    def fail_twice(path: str, aside: str = "", first: str = "") -> None:
+        if failures:
+            raise failures.pop()
+        remove(path, aside, first)
+
+    monkeypatch.setattr(storage, "remove_folder", fail_twice)
+    monkeypatch.setattr(cleanup, "LONGEST_BACKOFF_SECONDS", 0.01)
+    async with _running(mirror, storage):
+        await until(lambda: not _names(storage.url), "the sweep")
+    assert not failures
+
+
 async def test_end_of_an_attempt_has_its_files_cleared(url: str, tmp_path: Path, mirror: StandInMirror) -> None:
     mirror.put(keys.allocation("7.1.2"), Allocation("7.1.2", "7.1", 7, 2, 1, "default", (Member("a1", 0),)))
     committed = _save(url, tmp_path, "whole", Writer("c1", "7.1.2"))
@@ -299,7 +319,11 @@ def _interpose(monkeypatch: pytest.MonkeyPatch, step: int, work: Callable[[], No
 
 
 @pytest.mark.parametrize(
-    "name", [".partial-f3889f6b-18f7-4cc2-a133-1ca56caf8a08", "f3889f6b", ".removed-x", ".partial-c1-7.1-x"]
+    "name",
+    [
+        *(".partial-f3889f6b-18f7-4cc2-a133-1ca56caf8a08", "f3889f6b", ".removed-x", ".partial-c1-7.1-x"),
+        *(".partial-c1-7.1.1-..", ".partial-c1-7.0.1-x", ".partial-c1-7.1.1-"),
+    ],
 )
 def test_names_without_a_writer_are_nobodys(name: str) -> None:
     assert parse_partial(name) is None
