@@ -14,7 +14,7 @@ from typing import Any
 from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import DistributedContext
-from gangline.core.link import Link, connect
+from gangline.core.link import Link, LocalLink, connect
 from gangline.core.preempt import PreemptContext, PreemptMode
 from gangline.core.profiler import ProfilerContext
 from gangline.core.searcher import SearcherContext
@@ -47,7 +47,7 @@ class Context:
         self.preempt = preempt
         self.searcher = searcher
         self.profiler = profiler
-        self._tensorboard = tensorboard
+        self.tensorboard = tensorboard
         self.info = info
         self.link = link
 
@@ -62,7 +62,7 @@ class Context:
     def close(self) -> None:
         """Ends what runs in the background; the last files and reports are on their way when it returns."""
         self.profiler.off()
-        self._tensorboard.close()
+        self.tensorboard.close()
         self.link.flush()
 
 
@@ -81,9 +81,40 @@ def init(
     folder `checkpoints`, files for TensorBoard in `tensorboard`.
     """
     cluster = get_cluster_info()
-    link = connect()
-    distributed = distributed or DistributedContext.from_environment()
-    storage_url = _url_of(checkpoint_storage) or (cluster.storage_url if cluster else str(Path.cwd()))
+    context = _assemble(
+        cluster=cluster,
+        link=connect(),
+        distributed=distributed or DistributedContext.from_environment(),
+        storage_url=_url_of(checkpoint_storage) or (cluster.storage_url if cluster else str(Path.cwd())),
+        preempt_mode=preempt_mode,
+        tensorboard_mode=tensorboard_mode,
+    )
+    context.tensorboard.become_current()
+    return context
+
+
+def alone() -> Context:
+    """A context of this process alone, as off the cluster, wherever it runs: for code that trains nothing. It starts
+    nothing, and need not be closed."""
+    return _assemble(
+        cluster=None,
+        link=LocalLink(),
+        distributed=DistributedContext(),
+        storage_url=str(Path.cwd()),
+        preempt_mode=PreemptMode.WorkersAskChief,
+        tensorboard_mode=TensorboardMode.MANUAL,
+    )
+
+
+def _assemble(
+    *,
+    cluster: ClusterInfo | None,
+    link: Link,
+    distributed: DistributedContext,
+    storage_url: str,
+    preempt_mode: PreemptMode,
+    tensorboard_mode: TensorboardMode,
+) -> Context:
     writer = Writer(cluster.cluster_id, cluster.allocation_id) if cluster else None
     trial_id = cluster.trial.trial_id if cluster else ""
     tensorboard = TensorboardFolder(storage_url, trial_id, distributed.rank, tensorboard_mode)

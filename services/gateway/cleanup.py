@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial as bind
-from typing import Protocol
 
 import structlog
 
@@ -45,12 +44,7 @@ MIRROR_SECONDS = 5.0
 log = structlog.get_logger(__name__)
 
 
-class Listener(Protocol):
-    """The leading scheduler, as gateway.leader reaches it."""
-
-    async def change_checkpoints(
-        self, request: scheduler_pb2.ChangeCheckpointsRequest
-    ) -> scheduler_pb2.ChangeCheckpointsResponse: ...
+Tell = Callable[[scheduler_pb2.ChangeCheckpointsRequest], Awaitable[scheduler_pb2.ChangeCheckpointsResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +63,11 @@ NO_TRY = Try()
 
 
 class Cleanup:
-    """`start` and `stop` once each."""
+    """`start` and `stop` once each. tell: the leading scheduler what is deleted."""
 
-    def __init__(self, mirror: Watched, leader: Listener, storage: Storage) -> None:
+    def __init__(self, mirror: Watched, tell: Tell, storage: Storage) -> None:
         self._mirror = mirror
-        self._leader = leader
+        self._tell_leader = tell
         self._storage = storage
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="cleanup")
         self._tries: dict[str, Try] = {}
@@ -128,7 +122,7 @@ class Cleanup:
     async def _tell(self, checkpoint_ids: list[str]) -> bool:
         request = scheduler_pb2.ChangeCheckpointsRequest(request_id=str(uuid.uuid4()), deleted_ids=checkpoint_ids)
         try:
-            answer = await self._leader.change_checkpoints(request)
+            answer = await self._tell_leader(request)
         except GanglineError as error:
             metric.CLEANUP_FAILURES.inc()
             log.warning("the leader cannot be told what was deleted, trying again", reason=error.message)

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial as bind
 
 import grpc
 
@@ -68,7 +69,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         following = Following(mirror, news)
         history = await _open_history(parts, settings.database_url, news, following)
         usecases = assemble(mirror, leader, history, storage)
-        cleanup = Cleanup(mirror, leader, storage)
+        cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ChangeCheckpoints), storage)
         cleanup.start()
         parts.push_async_callback(cleanup.stop)
         addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token))

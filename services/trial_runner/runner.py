@@ -21,7 +21,7 @@ from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport, Timeline
 from gangline.domain.state import ExitKind
-from gangline.errors import GanglineError
+from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import rank_pb2, runner_pb2
 from gangline.wire import prepare, to_proto
 from services.common.telemetry import configure_logging
@@ -121,7 +121,7 @@ class TrialRunner:
         self._gang = Gang(spec.token, self._place.node_rank, self._place.agent_ids)
         self._gang.on_failure = self._on_peer_failure
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
-        self._link = RankLinkServer(self._on_rank_message)
+        self._link = RankLinkServer(directory.absolute() / "ranks", self._on_rank_message)
         self._fusion = FusionDesk(spec, self._outlet.reporter, self._link.send)
         self._pump = LogPump(self._outlet.recorder.record_lines)
         self._preparation = Preparation(
@@ -334,8 +334,8 @@ class TrialRunner:
 
 
 def _kind_of(error: Exception) -> ExitKind:
-    """No other attempt finds other bytes under the same sha256."""
-    is_lasting = isinstance(error, GanglineError) and error.code in ("code.corrupt", "code.unsafe")
+    """No other attempt makes valid what is invalid, such as the bytes under the code's sha256."""
+    is_lasting = isinstance(error, GanglineError) and error.kind is ErrorKind.INVALID
     return ExitKind.CONFIGURATION_ERROR if is_lasting else ExitKind.START_FAILED
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gangline.core.scratch import temporary_folder
 from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture, to_bytes
 from gangline.pytorch.checkpoint.content import metadata_of
@@ -61,7 +62,7 @@ class Keeper:
         """A folder to which callbacks may add files of their own."""
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(trainer)
-        folder = TemporaryDirectory(prefix="gangline-checkpoint-")
+        folder = temporary_folder("checkpoint")
         Path(folder.name, TRAINER_FILE).write_bytes(to_bytes(trainer, "the trial's state"))
         for callback in self._callbacks.values():
             callback.on_checkpoint_write_end(folder.name)

@@ -59,10 +59,11 @@ class Checkpoints:
         check_request_id(request_id)
         if not checkpoint_ids:
             raise invalid("checkpoint.none_named", "name the checkpoints that are to be deleted")
-        answer = await self._leader.change_checkpoints(
+        answer = await self._leader.call(
+            lambda scheduler: scheduler.ChangeCheckpoints,
             scheduler_pb2.ChangeCheckpointsRequest(
                 request_id=request_id, delete_ids=checkpoint_ids, user=principal.name
-            )
+            ),
         )
         await settle(self._mirror, answer.revision)
         return [wire.from_proto(Checkpoint, message) for message in answer.checkpoints]

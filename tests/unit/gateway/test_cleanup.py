@@ -40,7 +40,7 @@ class Heard:
         self._mirror = mirror
         self._num_failures = num_failures
 
-    async def change_checkpoints(
+    async def __call__(
         self, request: scheduler_pb2.ChangeCheckpointsRequest
     ) -> scheduler_pb2.ChangeCheckpointsResponse:
         assert request.request_id
