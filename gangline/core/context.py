@@ -21,6 +21,7 @@ from gangline.core.searcher import SearcherContext
 from gangline.core.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
+from gangline.domain.partial import Writer
 from gangline.errors import invalid
 
 
@@ -114,6 +115,7 @@ def _assemble(
     preempt_mode: PreemptMode,
     tensorboard_mode: TensorboardMode,
 ) -> Context:
+    writer = Writer(cluster.cluster_id, cluster.allocation_id) if cluster else None
     trial_id = cluster.trial.trial_id if cluster else ""
     tensorboard = TensorboardFolder(storage_url, trial_id, distributed.rank, tensorboard_mode)
     train = TrainContext(distributed, link, cluster, tensorboard)
@@ -124,7 +126,9 @@ def _assemble(
         searcher=SearcherContext(distributed, train, max_length, is_local=cluster is None),
         profiler=ProfilerContext(distributed, link),
         tensorboard=tensorboard,
-        checkpoint=CheckpointContext(distributed, link, CheckpointStore(storage_url), cluster),
+        checkpoint=CheckpointContext(
+            distributed, link, CheckpointStore(storage_url, writer), cluster, train.find_validation
+        ),
         preempt=PreemptContext(distributed, link, preempt_mode),
         info=cluster,
         link=link,

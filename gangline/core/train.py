@@ -6,6 +6,7 @@ Owns what a report may hold and who may send it. On the cluster reports go to th
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -20,6 +21,8 @@ from gangline.lacking import Lacking
 
 TRAINING = "training"
 VALIDATION = "validation"
+# A checkpoint is saved near its validation, rarely of earlier steps.
+_MOST_VALIDATIONS = 64
 _log = logging.getLogger("gangline")
 
 
@@ -47,6 +50,7 @@ class TrainContext(Lacking):
         self._is_local = cluster is None
         self._tensorboard = tensorboard
         self._dropped: set[str] = set()
+        self._validations: tuple[tuple[int, dict[str, float]], ...] = ()
 
     def report_training_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         self.report_metrics(TRAINING, steps_completed, metrics)
@@ -62,8 +66,16 @@ class TrainContext(Lacking):
         numbers = self._numbers_of(metrics)
         self._link.send_first_step()
         self._link.send_metrics(group, steps_completed, numbers)
+        if group == VALIDATION:
+            finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+            self._validations = (*self._validations[1 - _MOST_VALIDATIONS :], (steps_completed, finite))
         if self._is_local:
             _print_metrics(group, steps_completed, numbers)
+
+    def find_validation(self, steps_completed: int) -> Mapping[str, float]:
+        """The newest validation metrics that this process has reported up to these steps; empty before the first."""
+        known = (metrics for steps, metrics in reversed(self._validations) if steps <= steps_completed)
+        return next(known, {})
 
     def report_progress(self, progress: float) -> None:
         """progress: from 0 to 1."""

@@ -300,7 +300,8 @@ class TrainingLoop:
             return
         self._has_warned_of_metric = True
         _log.warning(
-            "searcher.metric is %s, but the validation reports %s; nothing decides, so every checkpoint counts as best",
+            "searcher.metric is %s, but the validation reports %s; nothing decides which checkpoint is best, so only "
+            "the latest are kept",
             wanted,
             ", ".join(sorted(metrics)) or "nothing",
         )

@@ -14,7 +14,7 @@ from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from gangline.domain import state as domain
-from gangline.domain.state import AgentState, ExitKind, Outcome, ReasonCode, SlotKind, State
+from gangline.domain.state import AgentState, CheckpointState, ExitKind, Outcome, ReasonCode, SlotKind, State
 
 
 def _instant(seconds: Any) -> datetime | None:
@@ -327,6 +327,7 @@ class Checkpoint(Answer):
     resources: dict[str, int] = Field(validation_alias="file_bytes")
     metadata: Document = Field(validation_alias="metadata_json")
     report_time: Instant = Field(validation_alias="created_at")
+    state: CheckpointState
 
 
 class CheckpointAnswer(Answer):
@@ -335,6 +336,10 @@ class CheckpointAnswer(Answer):
 
 class CheckpointList(Answer):
     checkpoints: list[Checkpoint]
+
+
+class DeleteCheckpoints(Body):
+    checkpoint_uuids: list[str]
 
 
 class ServiceInstance(Answer):

@@ -62,6 +62,7 @@ def place(
         created_at=now,
         deadline_at=now + rules.accept_seconds,
         timeline=Timeline(queued_at=trial.timeline.queued_at, placed_at=now),
+        checkpoint_id=trial.latest_checkpoint_id,
     )
     draft = Draft(records)
     draft.delete(Request, trial_id)
