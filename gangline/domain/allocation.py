@@ -58,6 +58,7 @@ class Allocation:
     stop_kind: ExitKind | None = None
     timeline: Timeline = field(default_factory=Timeline)
     failure: ExitReport | None = None
+    is_on_call: bool = False
 
     @property
     def num_slots(self) -> int:

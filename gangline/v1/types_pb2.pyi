@@ -546,6 +546,7 @@ class Allocation(google.protobuf.message.Message):
     STOP_KIND_FIELD_NUMBER: builtins.int
     TIMELINE_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    IS_ON_CALL_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<trial id>.<attempt>", as in "7.1.2"."""
     trial_id: builtins.str
@@ -562,6 +563,8 @@ class Allocation(google.protobuf.message.Message):
     """Why it is STOPPING; empty otherwise."""
     stop_kind: Global___ExitKind.ValueType
     """What a member that obeys the stop reports: PREEMPTED or KILLED."""
+    is_on_call: builtins.bool
+    """It has passed a request that waits, and may be stopped for whoever comes before it in the queue."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @property
@@ -592,9 +595,10 @@ class Allocation(google.protobuf.message.Message):
         stop_kind: Global___ExitKind.ValueType = ...,
         timeline: Global___Timeline | None = ...,
         failure: Global___ExitReport | None = ...,
+        is_on_call: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "id", b"id", "members", b"members", "pool", b"pool", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "id", b"id", "is_on_call", b"is_on_call", "members", b"members", "pool", b"pool", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id"]) -> None: ...
 
 Global___Allocation: typing_extensions.TypeAlias = Allocation
 
