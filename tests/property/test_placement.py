@@ -142,7 +142,8 @@ def _request(draw: st.DrawFn, number: int) -> PendingRequest:
 def snapshots_on_call(draw: st.DrawFn) -> Snapshot:
     """A busy pool in which nearly everybody is equally urgent, and some have passed others."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
-    running, agents = [], []
+    running: list[Running] = []
+    agents: list[AgentRoom] = []
     for number, size in enumerate(sizes):
         left = size
         while left and draw(st.integers(0, 3)):
