@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
 from services.scheduler.placement.capability import Capability
 from services.scheduler.placement.fit import Shape, find_fit, shape_of
-from services.scheduler.placement.outlook import Outlook, freed_by
+from services.scheduler.placement.outlook import Outlook, sum_of_freed
 from services.scheduler.placement.quota import Quota
 from services.scheduler.placement.room import Room, Slots
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest, PoolView, Running
@@ -67,7 +67,7 @@ class Ledger:
         self.waited_for: tuple[str, ...] = ()
         self._promised: list[Running] = []
         self._stopping = [work for work in view.running if work.is_stopping and work.slots]
-        self._coming = _sum_of_freed(self._stopping, self.room)
+        self._coming = sum_of_freed(self._stopping, self.room)
         self._spare: Slots = {}
         self._is_closed = False
         self._has_on_call = view.config.is_on_call_possible
@@ -242,7 +242,7 @@ class Ledger:
         for work in victims:
             self.preemptions.append(Preemption(work.allocation_id, request.trial_id))
             self._stopping.append(work)
-        for agent_id, slots in _sum_of_freed(victims, self.room).items():
+        for agent_id, slots in sum_of_freed(victims, self.room).items():
             self._coming[agent_id] = self._coming.get(agent_id, 0) + slots
         # More is coming than they may need: others may fit into the rest.
         self._refused_claims.clear()
@@ -300,16 +300,6 @@ class Ledger:
         if shape not in self._behind:
             self._behind[shape] = find_fit(request, self.room) is not None
         return self._behind[shape]
-
-
-def _sum_of_freed(works: Sequence[Running], room: Room) -> Slots:
-    """By usable agent."""
-    coming: Slots = {}
-    for work in works:
-        for agent_id, slots in freed_by(work).items():
-            if slots and room.get(agent_id) is not None:
-                coming[agent_id] = coming.get(agent_id, 0) + slots
-    return coming
 
 
 def _as_running(name: str, request: PendingRequest, slots_by_agent: Slots, end_at: float) -> Running:
