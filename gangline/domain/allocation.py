@@ -59,6 +59,7 @@ class Allocation:
     timeline: Timeline = field(default_factory=Timeline)
     failure: ExitReport | None = None
     checkpoint_id: str = ""
+    is_on_call: bool = False
 
     @property
     def num_slots(self) -> int:

@@ -573,6 +573,7 @@ class Allocation(google.protobuf.message.Message):
     TIMELINE_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: builtins.int
+    IS_ON_CALL_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<trial id>.<attempt>", as in "7.1.2"."""
     trial_id: builtins.str
@@ -591,6 +592,8 @@ class Allocation(google.protobuf.message.Message):
     """What a member that obeys the stop reports: PREEMPTED or KILLED."""
     checkpoint_id: builtins.str
     """The checkpoint that it goes on from, which stays as long as the allocation; empty for a start from nothing."""
+    is_on_call: builtins.bool
+    """It has passed a request that waits, and may be stopped for whoever comes before it in the queue."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @property
@@ -622,9 +625,10 @@ class Allocation(google.protobuf.message.Message):
         timeline: Global___Timeline | None = ...,
         failure: Global___ExitReport | None = ...,
         checkpoint_id: builtins.str = ...,
+        is_on_call: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "id", b"id", "members", b"members", "pool", b"pool", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "id", b"id", "is_on_call", b"is_on_call", "members", b"members", "pool", b"pool", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id"]) -> None: ...
 
 Global___Allocation: typing_extensions.TypeAlias = Allocation
 

@@ -172,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert reason.would_start_if
         if is_stale and self.model.connected:
             self.model.lose(min(self.model.connected))
-        placed = [self.model.place(one.trial_id, dict(one.slots_by_agent)) for one in decided.assignments]
+        placed = [self.model.place(one) for one in decided.assignments]
         assert is_stale or all(placed), "what the planner assigns on a fresh snapshot can be placed"
         for change in placed:
             for allocation in change.all_of(Allocation):

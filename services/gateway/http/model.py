@@ -115,6 +115,7 @@ class Allocation(Answer):
     exits: list[ExitReport]
     start_time: Instant = Field(validation_alias="created_at")
     stop_reason: str
+    is_on_call: bool
     timeline: Timeline
 
 
