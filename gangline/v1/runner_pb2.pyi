@@ -42,6 +42,7 @@ class RunnerSpec(google.protobuf.message.Message):
     RENDEZVOUS_SECONDS_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     NETWORK_INTERFACE_FIELD_NUMBER: builtins.int
+    NUM_AGENT_SLOTS_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     """This runner's place in allocation.members."""
     config_json: builtins.str
@@ -55,6 +56,8 @@ class RunnerSpec(google.protobuf.message.Message):
     rendezvous_seconds: builtins.float
     network_interface: builtins.str
     """Set when the operator fixed the interface by name."""
+    num_agent_slots: builtins.int
+    """How many slots this member's agent has; its cores are divided by them. 0: not known."""
     @property
     def allocation(self) -> gangline.v1.types_pb2.Allocation: ...
     @property
@@ -88,9 +91,10 @@ class RunnerSpec(google.protobuf.message.Message):
         rendezvous_seconds: builtins.float = ...,
         slots: collections.abc.Iterable[gangline.v1.types_pb2.Slot] | None = ...,
         network_interface: builtins.str = ...,
+        num_agent_slots: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocation", b"allocation", "latest_checkpoint", b"latest_checkpoint", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "latest_checkpoint", b"latest_checkpoint", "network_interface", b"network_interface", "node_rank", b"node_rank", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "latest_checkpoint", b"latest_checkpoint", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
 
 Global___RunnerSpec: typing_extensions.TypeAlias = RunnerSpec
 

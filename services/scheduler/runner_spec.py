@@ -47,4 +47,5 @@ class SpecSource:
             rendezvous_seconds=self.rendezvous_seconds,
             slots=[wire.to_proto(slot_by_id[slot_id]) for slot_id in member.slot_ids if slot_id in slot_by_id],
             network_interface=self.network_interface,
+            num_agent_slots=len(agent.slots),
         )

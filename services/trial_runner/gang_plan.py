@@ -97,6 +97,15 @@ def rank_environment(
     return environment
 
 
+def threads_per_rank(spec: runner_pb2.RunnerSpec, place: Place, num_cores: int) -> int:
+    """What the experiment sets as OMP_NUM_THREADS, else its slot's part of the machine's cores: ranks of other trials
+    have the other slots, and threads that outnumber the cores slow all of them down many times over."""
+    asked = experiment_variables(spec).get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    return max(1, num_cores // max(place.local_world_size, spec.num_agent_slots))
+
+
 def experiment_variables(spec: runner_pb2.RunnerSpec) -> dict[str, str]:
     """environment.environment_variables of the experiment, those for this kind of slot."""
     section = load_config(spec).get("environment", {}).get("environment_variables", {})

@@ -31,12 +31,12 @@ from services.trial_runner.fusion import FusionDesk
 from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import (
     Network,
-    experiment_variables,
     find_place,
     find_program,
     load_config,
     needs_no_warmth,
     rank_environment,
+    threads_per_rank,
 )
 from services.trial_runner.log_pump import LogPump
 from services.trial_runner.nursery_client import NurseryProcess, fork_nursery
@@ -194,7 +194,7 @@ class TrialRunner:
         return Crew(self._place, self._preparation.nursery, self._pump, self._gang.tell_failure)
 
     async def _start(self, crew: Crew, network: Network) -> None:
-        num_threads = _threads_per_rank(self._spec, self._place.local_world_size)
+        num_threads = threads_per_rank(self._spec, self._place, len(os.sched_getaffinity(0)))
         environments = {
             rank: rank_environment(
                 self._spec,
@@ -337,12 +337,6 @@ def _kind_of(error: Exception) -> ExitKind:
     """No other attempt makes valid what is invalid, such as the bytes under the code's sha256."""
     is_lasting = isinstance(error, GanglineError) and error.kind is ErrorKind.INVALID
     return ExitKind.CONFIGURATION_ERROR if is_lasting else ExitKind.START_FAILED
-
-
-def _threads_per_rank(spec: runner_pb2.RunnerSpec, local_world_size: int) -> int:
-    """What the experiment sets as OMP_NUM_THREADS, else the cores shared out."""
-    asked = experiment_variables(spec).get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) else max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
 
 async def _run_until(step: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo
 from gangline.v1 import types_pb2
-from services.trial_runner.gang_plan import Network, find_place, find_program, needs_no_warmth, rank_environment
+from services.trial_runner.gang_plan import (
+    Network,
+    find_place,
+    find_program,
+    needs_no_warmth,
+    rank_environment,
+    threads_per_rank,
+)
 from tests.support.runner_process import make_spec
 
 MEMBERS = [("a1", 4), ("a2", 2), ("a3", 1)]
@@ -104,3 +111,24 @@ def test_the_cluster_info_says_where_and_what() -> None:
     assert (info.slot_ids, info.code_directory, info.attempt) == (["a2/0", "a2/1"], "/code", 1)
     assert info.trial.config["entrypoint"] == "model:Trial"
     assert info.latest_checkpoint is None
+
+
+def test_a_rank_has_its_slots_part_of_the_cores() -> None:
+    """A trial on one of eight slots leaves the cores of the other seven to whoever runs there."""
+    one = make_spec([("a1", 1)], 0, "model:Trial")
+    assert threads_per_rank(one, find_place(one), 64) == 64, "nothing is known of other slots"
+    one.num_agent_slots = 8
+    assert threads_per_rank(one, find_place(one), 64) == 8
+    assert threads_per_rank(one, find_place(one), 4) == 1
+    four = make_spec(MEMBERS, 0, "model:Trial")
+    four.num_agent_slots = 8
+    assert threads_per_rank(four, find_place(four), 64) == 8
+    four.num_agent_slots = 2
+    assert threads_per_rank(four, find_place(four), 64) == 16, "slots that the agent has lost since"
+
+
+def test_the_experiment_says_how_many_threads() -> None:
+    variables = {"environment_variables": {"cpu": ["OMP_NUM_THREADS=3"], "cuda": []}}
+    spec = make_spec([("a1", 1)], 0, "model:Trial", config={"environment": variables})
+    spec.num_agent_slots = 8
+    assert threads_per_rank(spec, find_place(spec), 64) == 3
