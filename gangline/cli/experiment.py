@@ -89,7 +89,7 @@ def list_experiments(
 
 @app.command()
 def describe(experiment_id: ExperimentId, is_json: Json = False) -> None:
-    """Show one experiment with its trials and configuration."""
+    """Show one experiment with its trials and configuration; with --json also what is at its default."""
     with connect() as client:
         view = client.get_experiment(experiment_id)
     show(view, is_json, lambda: _description(view))
@@ -242,13 +242,15 @@ def _show_end(view: ExperimentView, is_json: bool) -> None:
 def _description(view: ExperimentView) -> str:
     from gangline.cli.search_summary import is_search, trial_table  # noqa: PLC0415 - loads the client's records
     from gangline.cli.summary import final_lines, status_line  # noqa: PLC0415 - loads the client's records
+    from gangline.config import describe_config  # noqa: PLC0415 - loads pydantic
 
     lines = final_lines(view) if view.experiment.outcome else [status_line(view)]
     if view.reason is not None:
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")
     if not view.experiment.outcome or not is_search(view):
         lines += [f"  {line}" for line in trial_table(view).splitlines()]
-    return "\n".join([*lines, "configuration:", json.dumps(json.loads(view.experiment.config_json or "{}"), indent=2)])
+    settings = describe_config(view.experiment.config_json).splitlines()
+    return "\n".join([*lines, "configuration, without what is at its default:", *(f"  {line}" for line in settings)])
 
 
 def _duration(experiment: Experiment) -> str:

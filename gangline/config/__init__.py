@@ -6,6 +6,7 @@ Imports pydantic and PyYAML, nothing of the cluster. Sections live in one module
 from gangline.config.batch import BatchSplit, split_batch
 from gangline.config.change import check_resource_change
 from gangline.config.code_check import check_code
+from gangline.config.difference import describe_config
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import sample as sample_hyperparameters
 from gangline.config.length import Length
@@ -27,6 +28,7 @@ __all__ = [
     "check_code",
     "check_config",
     "check_resource_change",
+    "describe_config",
     "export_schema",
     "parse_config",
     "parse_entrypoint",

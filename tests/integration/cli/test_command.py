@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gangline.cli import live
+from gangline.config import parse_config
 from gangline.errors import unavailable
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
@@ -109,8 +110,13 @@ def test_list_and_its_alias(cli: Cli, gateway: StandInGateway) -> None:
 def test_describe(cli: Cli, gateway: StandInGateway) -> None:
     gateway.experiments[1] = make_experiment()
     gateway.views[1] = make_story()[:2]
+    written = "name: mine\nentrypoint: python3 train.py\nsearcher:\n  name: single\n  metric: loss"
+    for view in gateway.views[1]:
+        view.experiment.config_json = parse_config(written)[0].model_dump_json()
     ran = cli("experiment", "describe", "1")
     assert ran.out.splitlines()[0].startswith("experiment 1 digits: RUNNING on a1")
+    _, shown = ran.out.split("configuration, without what is at its default:\n")
+    assert shown.splitlines() == [f"  {line}" for line in written.splitlines()]
     assert json.loads(cli("experiment", "describe", "1", "--json").out)["trials"][0]["trial"]["id"] == "1.1"
 
 
