@@ -1,0 +1,168 @@
+"""A rank's sign of life: how far it is, in a small file that its trial runner looks at every second.
+
+Owns the file's layout and both its ends. A beat is a few stores into mapped memory, without a system call or a lock, so
+that it can stand in every batch. The process that writes also promises to dump the stacks of its threads beside the
+file when STACK_SIGNAL comes. Whether a rank hangs is the runner's to decide; off the cluster the twin does nothing.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+from pathlib import Path
+from typing import Protocol
+
+from gangline.domain.beat import UNKNOWN, Phase, Reading
+
+BEAT_KEY = "GANGLINE_BEAT_FILE"
+NUM_BYTES = 32
+STACK_SUFFIX = ".stacks"
+_BATCHES, _PART, _PHASE, _PID = range(4)
+
+
+class Beat(Protocol):
+    """All calls cost next to nothing. They come from the thread that trains."""
+
+    def begin(self, batches: int) -> None:
+        """Training goes on after so many batches. It is watched from its first completed batch on: what comes before,
+        such as a compilation, may take long."""
+        ...
+
+    def step(self, batches: int) -> None:
+        """So many batches of the trial are complete."""
+        ...
+
+    def tick(self) -> None:
+        """Something less than a batch is done, or a rest is over."""
+        ...
+
+    def rest(self) -> None:
+        """Until the next tick or step it may take as long as it likes: the user's own code runs, or storage takes a
+        checkpoint."""
+        ...
+
+    def end(self) -> None:
+        """Training is over."""
+        ...
+
+    def report(self, batches: int) -> None:
+        """A script of the user's says how far it is. It is watched only where the experiment asks for it."""
+        ...
+
+    def touch(self) -> None:
+        """A script of the user's calls the Core API."""
+        ...
+
+
+class NoBeat:
+    """The twin off the cluster: nobody looks."""
+
+    def begin(self, batches: int) -> None:
+        pass
+
+    def step(self, batches: int) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def report(self, batches: int) -> None:
+        pass
+
+    def touch(self) -> None:
+        pass
+
+
+class FileBeat:
+    """Writes into a file that a BeatFile has made. batches: complete so far. watches_scripts: whether the Core API
+    alone is watched too."""
+
+    def __init__(self, path: str, *, batches: int = UNKNOWN, watches_scripts: bool = False) -> None:
+        with Path(path).open("r+b") as file:
+            self._cells = memoryview(mmap.mmap(file.fileno(), NUM_BYTES)).cast("q")
+        self._watches_scripts = watches_scripts
+        self._has_stepped = False
+        self._stacks = Path(path + STACK_SUFFIX).open("w")  # noqa: SIM115  open as long as the process lives
+        faulthandler.register(stack_signal(), self._stacks, all_threads=True)
+        self._cells[_BATCHES] = batches
+        self._cells[_PID] = os.getpid()
+
+    def begin(self, batches: int) -> None:
+        self._cells[_BATCHES] = batches
+        self._cells[_PHASE] = Phase.RESTING
+
+    def step(self, batches: int) -> None:
+        self._move(batches)
+        self._has_stepped = True
+        self._cells[_PHASE] = Phase.WATCHED
+
+    def tick(self) -> None:
+        self._cells[_PART] += 1
+        if self._has_stepped:
+            self._cells[_PHASE] = Phase.WATCHED
+
+    def rest(self) -> None:
+        self._cells[_PHASE] = Phase.RESTING
+
+    def end(self) -> None:
+        self._has_stepped = False
+        self._cells[_PHASE] = Phase.OUTSIDE
+
+    def report(self, batches: int) -> None:
+        self._move(batches)
+        if self._watches_scripts:
+            self._cells[_PHASE] = Phase.WATCHED
+
+    def touch(self) -> None:
+        self._cells[_PART] += 1
+        if self._watches_scripts:
+            self._cells[_PHASE] = Phase.WATCHED
+
+    def _move(self, batches: int) -> None:
+        self._cells[_PART] = self._cells[_PART] + 1 if self._cells[_BATCHES] == batches else 0
+        self._cells[_BATCHES] = batches
+
+
+class BeatFile:
+    """The runner's end: makes the file, and reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_bytes(bytes(NUM_BYTES))
+        with path.open("r+b") as file:
+            self._cells = memoryview(mmap.mmap(file.fileno(), NUM_BYTES)).cast("q")
+
+    @property
+    def stacks_path(self) -> Path:
+        """Where the rank's stacks are dumped; it is there as soon as a process has opened the file."""
+        return self.path.with_name(self.path.name + STACK_SUFFIX)
+
+    def read(self) -> Reading:
+        batches, part, phase, pid = self._cells
+        # A script can write anything into a file of its own.
+        return Reading(batches, part, Phase(phase) if phase in set(Phase) else Phase.OUTSIDE, pid)
+
+
+def stack_signal() -> signal.Signals | int:
+    """A real-time one, which no common library and hardly a script uses."""
+    return signal.SIGRTMIN + 7
+
+
+_current: Beat | None = None
+
+
+def open_beat(*, batches: int = UNKNOWN, watches_scripts: bool = False) -> Beat:
+    """The beat of this process: opened at the first call, the twin where no runner made a file for it."""
+    global _current  # noqa: PLW0603  a process has one trial runner
+    if _current is None:
+        path = os.environ.get(BEAT_KEY)
+        _current = FileBeat(path, batches=batches, watches_scripts=watches_scripts) if path else NoBeat()
+    return _current
