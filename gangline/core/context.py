@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from gangline.cluster_info import ClusterInfo, get_cluster_info
+from gangline.core.beat import Beat, open_beat
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link, connect
@@ -21,6 +22,7 @@ from gangline.core.searcher import SearcherContext
 from gangline.core.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
+from gangline.domain.failure import hang_rule_of
 from gangline.errors import invalid
 
 
@@ -39,6 +41,7 @@ class Context:
         tensorboard: TensorboardFolder,
         info: ClusterInfo | None,
         link: Link,
+        beat: Beat,
     ) -> None:
         self.distributed = distributed
         self.train = train
@@ -49,6 +52,7 @@ class Context:
         self._tensorboard = tensorboard
         self.info = info
         self.link = link
+        self.beat = beat
 
     def __enter__(self) -> Context:
         return self
@@ -62,6 +66,7 @@ class Context:
         """Ends what runs in the background; the last files and reports are on their way when it returns."""
         self.profiler.off()
         self._tensorboard.close()
+        self.beat.end()
         self.link.flush()
 
 
@@ -81,11 +86,12 @@ def init(
     """
     cluster = get_cluster_info()
     link = connect()
+    beat = open_beat(watches_scripts=cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts)
     distributed = distributed or DistributedContext.from_environment()
     storage_url = _url_of(checkpoint_storage) or (cluster.storage_url if cluster else str(Path.cwd()))
     trial_id = cluster.trial.trial_id if cluster else ""
     tensorboard = TensorboardFolder(storage_url, trial_id, distributed.rank, tensorboard_mode)
-    train = TrainContext(distributed, link, cluster, tensorboard)
+    train = TrainContext(distributed, link, cluster, tensorboard, beat)
     max_length = (cluster.trial.config.get("searcher") or {}).get("max_length") if cluster else None
     return Context(
         distributed=distributed,
@@ -93,10 +99,11 @@ def init(
         searcher=SearcherContext(distributed, train, max_length, is_local=cluster is None),
         profiler=ProfilerContext(distributed, link),
         tensorboard=tensorboard,
-        checkpoint=CheckpointContext(distributed, link, CheckpointStore(storage_url), cluster),
-        preempt=PreemptContext(distributed, link, preempt_mode),
+        checkpoint=CheckpointContext(distributed, link, CheckpointStore(storage_url), cluster, beat),
+        preempt=PreemptContext(distributed, link, preempt_mode, beat),
         info=cluster,
         link=link,
+        beat=beat,
     )
 
 

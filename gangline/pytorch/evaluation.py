@@ -41,7 +41,13 @@ class Evaluation:
         self._takes_index = self._is_by_batch and len(inspect.signature(trial.evaluate_batch).parameters) > 1
 
     def run(self) -> dict[str, float]:
-        """The metrics over all ranks' data, the same on every rank. All ranks call it in step."""
+        """The metrics over all ranks' data, the same on every rank. All ranks call it in step.
+
+        The rank rests up to the first batch, which may compile the model anew, and again after the last one: callbacks
+        and reducers are the user's.
+        """
+        beat = self._context.core.beat
+        beat.rest()
         for callback in self._callbacks:
             callback.on_validation_start()
         for model in self._context.models:
@@ -50,6 +56,7 @@ class Evaluation:
         self._context.reducers.reset(is_training=False)
         with torch.no_grad():
             metrics = self._by_batch() if self._is_by_batch else self._full()
+        beat.rest()
         method = "evaluate_batch" if self._is_by_batch else "evaluate_full_dataset"
         metrics = reducer.join(metrics, self._context.reducers.reduce(is_training=False), method)
         for model in self._context.models:
@@ -72,6 +79,8 @@ class Evaluation:
                 break
             outputs.append(self._evaluate(batch, index))
             found.add(outputs[-1], self._trial.get_batch_length(batch))
+            self._context.core.beat.tick()
+        self._context.core.beat.rest()
         for callback in self._callbacks:
             callback.on_validation_epoch_end(outputs)
         return found.combine(distributed.allgather(found.totals()))

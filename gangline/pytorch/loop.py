@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -51,6 +51,7 @@ class TrainingLoop:
         self._context = context
         self._distributed = context.distributed
         self._link = context.core.link
+        self._beat = context.core.beat
         self._callbacks = callbacks
         self._schedule = schedule
         self._loader = loader
@@ -91,8 +92,8 @@ class TrainingLoop:
 
     def run(self, source: Source | None = None, validate_first: bool = False) -> None:
         """source: what was restored, for its random numbers; they start when everything else is in place."""
-        for callback in self._callbacks.values():
-            callback.on_training_start()
+        self._beat.begin(self._position.batches)
+        self._call(lambda callback: callback.on_training_start())
         for model in self._context.models:
             model.train()
         seed.seed_training(self._context.get_trial_seed(), self._distributed.rank)
@@ -116,6 +117,7 @@ class TrainingLoop:
             return
         batches = self._batches()
         while not self._schedule.is_over(self._position):
+            self._beat.tick()
             self._profile.begin_batch(self._position.batches)
             with self._context.clock.phase("data"):
                 batch = next(batches)
@@ -138,8 +140,7 @@ class TrainingLoop:
     def _train_batch(self, batch: Any) -> None:
         position = self._position
         if position.is_epoch_start:
-            for callback in self._callbacks.values():
-                callback.on_training_epoch_start(position.epoch)
+            self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
         metrics = metric.check_metrics(self._update_model(batch), "train_batch")
         self._sums.add(metrics)
         if self._keeps_batch_metrics:
@@ -170,9 +171,9 @@ class TrainingLoop:
             self._link.send_first_step()
         self._step_schedulers()
         position.advance()
+        self._beat.step(position.batches)
         if position.is_epoch_start:
-            for callback in self._callbacks.values():
-                callback.on_training_epoch_end(position.epoch - 1)
+            self._call(lambda callback: callback.on_training_epoch_end(position.epoch - 1))
         if self._schedule.has_report(position):
             self._report()
         is_over = self._schedule.is_over(position)
@@ -180,6 +181,15 @@ class TrainingLoop:
             self._validate()
         if self._schedule.has_checkpoint(position) and not is_over:
             self._save()
+
+    def _call(self, hook: Callable[[PyTorchCallback], None]) -> None:
+        """A hook of every callback, which may take as long as it likes."""
+        if not self._callbacks:
+            return
+        self._beat.rest()
+        for callback in self._callbacks.values():
+            hook(callback)
+        self._beat.tick()
 
     def _step_schedulers(self) -> None:
         position = self._position
@@ -230,8 +240,7 @@ class TrainingLoop:
             self._context.core.train.report_training_metrics(self._position.batches, metrics)
             self._context.log_to_tensorboard("training", self._position.batches, metrics)
         self._report_profile()
-        for callback in self._callbacks.values():
-            callback.on_training_workload_end(metrics, self._batch_metrics)
+        self._call(lambda callback: callback.on_training_workload_end(metrics, self._batch_metrics))
         self._batch_metrics = []
 
     def _report_profile(self) -> None:

@@ -83,6 +83,7 @@ def rank_environment(
     base: Mapping[str, str],
     code_directory: str,
     socket_path: str,
+    beat_path: str,
     num_threads: int,
 ) -> dict[str, str]:
     """All of the environment of one rank. base: the runner's own; the experiment's variables win over it, and what
@@ -93,6 +94,7 @@ def rank_environment(
     environment |= experiment_variables(spec)
     environment |= _torch_variables(spec, place, network, rank)
     environment["GANGLINE_RUNNER_SOCKET"] = socket_path
+    environment["GANGLINE_BEAT_FILE"] = beat_path
     environment[ENVIRONMENT_KEY] = _cluster_info(spec, place, code_directory).to_json()
     return environment
 

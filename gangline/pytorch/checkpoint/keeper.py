@@ -21,7 +21,10 @@ from gangline.pytorch.context import PyTorchTrialContext
 
 
 class Keeper:
-    """A save goes on in the background. What went wrong with it is raised by the next `save`, `poll` or `wait`."""
+    """A save goes on in the background. What went wrong with it is raised by the next `save`, `poll` or `wait`.
+
+    Callbacks and storage take the time that they need, so the rank rests meanwhile.
+    """
 
     def __init__(self, context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]) -> None:
         self._context = context
@@ -35,6 +38,7 @@ class Keeper:
 
     def save(self, batches: int, progress: Mapping[str, Any], validation: Mapping[str, float]) -> None:
         """progress: the loop's own, plain values. validation: the metrics of this very state, empty without any."""
+        self._context.core.beat.rest()
         self._context.strategy.share_buffers(self._context.models)
         captured = capture(self._context, self._callbacks, progress)
         folder = self._write_trainer(captured.trainer) if self._context.distributed.is_chief else None
@@ -45,6 +49,7 @@ class Keeper:
 
     def wait(self) -> None:
         """Until nothing is under way any more."""
+        self._context.core.beat.rest()
         self._saver.wait()
 
     def restore(self, source: Source) -> None:
@@ -68,6 +73,7 @@ class Keeper:
         return folder
 
     def _tell(self, storage_id: str) -> None:
+        self._context.core.beat.rest()
         if self._context.distributed.is_chief:
             for callback in self._callbacks.values():
                 callback.on_checkpoint_upload_end(storage_id)

@@ -47,8 +47,8 @@ CASES = [
         "zzz: 1",
         "config.unknown_key",
         "zzz (line 1): unknown key; known here are async_checkpoints, bind_mounts, checkpoint_policy, "
-        "checkpoint_storage, data, data_layer, debug, description, entrypoint, environment, hyperparameters, "
-        "integrations and more",
+        "checkpoint_storage, data, data_layer, debug, description, entrypoint, environment, hang_detection, "
+        "hyperparameters and more",
     ),
     (
         "metric: accuracy",
