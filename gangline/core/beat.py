@@ -35,12 +35,16 @@ class Beat(Protocol):
         ...
 
     def tick(self) -> None:
-        """Something less than a batch is done, or a rest is over."""
+        """Something less than a batch is done; a rest is over."""
         ...
 
     def rest(self) -> None:
-        """Until the next tick or step it may take as long as it likes: the user's own code runs, or storage takes a
-        checkpoint."""
+        """Until the next tick, step or resume it may take as long as it likes: the user's own code runs, or storage
+        takes a checkpoint. Not for waiting for other ranks: one of them may hang."""
+        ...
+
+    def resume(self) -> None:
+        """A rest is over, and nothing else is done."""
         ...
 
     def end(self) -> None:
@@ -69,6 +73,9 @@ class NoBeat:
         pass
 
     def rest(self) -> None:
+        pass
+
+    def resume(self) -> None:
         pass
 
     def end(self) -> None:
@@ -106,11 +113,14 @@ class FileBeat:
 
     def tick(self) -> None:
         self._cells[_PART] += 1
-        if self._has_stepped:
-            self._cells[_PHASE] = Phase.WATCHED
+        self.resume()
 
     def rest(self) -> None:
         self._cells[_PHASE] = Phase.RESTING
+
+    def resume(self) -> None:
+        if self._has_stepped:
+            self._cells[_PHASE] = Phase.WATCHED
 
     def end(self) -> None:
         self._has_stepped = False

@@ -14,7 +14,7 @@ from typing import Any
 
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch import metric, reducer, seed
-from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.checkpoint import Keeper, Source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
@@ -183,13 +183,7 @@ class TrainingLoop:
             self._save()
 
     def _call(self, hook: Callable[[PyTorchCallback], None]) -> None:
-        """A hook of every callback, which may take as long as it likes."""
-        if not self._callbacks:
-            return
-        self._beat.rest()
-        for callback in self._callbacks.values():
-            hook(callback)
-        self._beat.tick()
+        call_all(self._callbacks.values(), self._beat, hook)
 
     def _step_schedulers(self) -> None:
         position = self._position

@@ -31,9 +31,12 @@ class Vigil:
 
     @property
     def is_watching(self) -> bool:
-        """Whether the gang is expected to move on."""
-        phases = {reading.phase for reading in self.readings.values()}
-        return Phase.WATCHED in phases and Phase.RESTING not in phases
+        """Whether the gang is expected to move on: nobody rests for whom the last of the others may be waiting."""
+        last = min((found.batches for found in self._all_in(Phase.WATCHED)), default=None)
+        return last is not None and all(found.batches > last for found in self._all_in(Phase.RESTING))
+
+    def _all_in(self, phase: Phase) -> list[Reading]:
+        return [reading for reading in self.readings.values() if reading.phase is phase]
 
     @property
     def is_outside(self) -> bool:

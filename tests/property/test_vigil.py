@@ -28,11 +28,10 @@ def test_a_hang_is_a_stand_longer_than_the_limit_of_ranks_that_should_move(
         hang = find_hang(vigil, rule)
         if hang is None:
             continue
-        phases = {reading.phase for reading in found.values()}
-        assert Phase.WATCHED in phases
-        assert Phase.RESTING not in phases
         assert rule.seconds < hang.still_seconds <= stood + 1e-6
         watched = [reading.batches for reading in found.values() if reading.phase is Phase.WATCHED]
+        # Who takes the time that it likes is not what the last of the others waits for.
+        assert all(reading.batches > min(watched) for reading in found.values() if reading.phase is Phase.RESTING)
         assert found[hang.rank].batches == hang.batches
         assert hang.newest_batches in (None, max(watched))
 

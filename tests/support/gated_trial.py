@@ -115,6 +115,8 @@ class Gate:
                 "min_checkpoint_period": {"batches": CHECKPOINT_PERIOD},
                 "scheduling_unit": 1,
                 "max_restarts": 1,
+                # Ranks that wait at the gate do not hang.
+                "hang_detection": {"enabled": False},
                 "resources": {"slots_per_trial": slots},
                 **more,
             }

@@ -125,3 +125,10 @@ def test_a_rank_that_ended_is_left_out() -> None:
     found = first_hang([{0: at(5), 1: at(3)}] * 20 + [{0: at(5)}] * 70, STARTED)
     assert found is not None
     assert (found[0], found[1].rank) == (82, 0)
+
+
+def test_a_rank_that_rests_further_on_waits_for_the_one_that_hangs() -> None:
+    found = first_hang([{0: at(6, 0, RESTING), 1: at(5, 3)}] * 70, STARTED)
+    assert found is not None
+    assert (found[1].rank, found[1].batches) == (1, 5)
+    assert first_hang([{0: at(5, 0, RESTING), 1: at(6)}] * 5000, STARTED) is None
