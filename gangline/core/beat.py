@@ -1,25 +1,19 @@
 """A rank's sign of life: how far it is, in a small file that its trial runner looks at every second.
 
-Owns the file's layout and both its ends. A beat is a few stores into mapped memory, without a system call or a lock, so
+Owns the rank's end of that file. A beat is a few stores into mapped memory, without a system call or a lock, so
 that it can stand in every batch. The process that writes also promises to dump the stacks of its threads beside the
-file when STACK_SIGNAL comes. Whether a rank hangs is the runner's to decide; off the cluster the twin does nothing.
+file when a signal asks for them. Whether a rank hangs is the runner's to decide; off the cluster the twin does nothing.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import mmap
 import os
-import signal
 from pathlib import Path
 from typing import Protocol
 
-from gangline.domain.beat import UNKNOWN, Phase, Reading
-
-BEAT_KEY = "GANGLINE_BEAT_FILE"
-NUM_BYTES = 32
-STACK_SUFFIX = ".stacks"
-_BATCHES, _PART, _PHASE, _PID = range(4)
+from gangline.domain.beat import UNKNOWN, Phase
+from gangline.launch.beat_file import BATCHES, BEAT_KEY, PART, PHASE, PID, map_cells, stack_signal, stacks_path_of
 
 
 class Beat(Protocol):
@@ -93,77 +87,51 @@ class FileBeat:
     alone is watched too."""
 
     def __init__(self, path: str, *, batches: int = UNKNOWN, watches_scripts: bool = False) -> None:
-        with Path(path).open("r+b") as file:
-            self._cells = memoryview(mmap.mmap(file.fileno(), NUM_BYTES)).cast("q")
+        self._cells = map_cells(Path(path))
         self._watches_scripts = watches_scripts
         self._has_stepped = False
-        self._stacks = Path(path + STACK_SUFFIX).open("w")  # noqa: SIM115  open as long as the process lives
+        self._stacks = stacks_path_of(Path(path)).open("w")
         faulthandler.register(stack_signal(), self._stacks, all_threads=True)
-        self._cells[_BATCHES] = batches
-        self._cells[_PID] = os.getpid()
+        self._cells[BATCHES] = batches
+        self._cells[PID] = os.getpid()
 
     def begin(self, batches: int) -> None:
-        self._cells[_BATCHES] = batches
-        self._cells[_PHASE] = Phase.RESTING
+        self._cells[BATCHES] = batches
+        self._cells[PHASE] = Phase.RESTING
 
     def step(self, batches: int) -> None:
         self._move(batches)
         self._has_stepped = True
-        self._cells[_PHASE] = Phase.WATCHED
+        self._cells[PHASE] = Phase.WATCHED
 
     def tick(self) -> None:
-        self._cells[_PART] += 1
+        self._cells[PART] += 1
         self.resume()
 
     def rest(self) -> None:
-        self._cells[_PHASE] = Phase.RESTING
+        self._cells[PHASE] = Phase.RESTING
 
     def resume(self) -> None:
         if self._has_stepped:
-            self._cells[_PHASE] = Phase.WATCHED
+            self._cells[PHASE] = Phase.WATCHED
 
     def end(self) -> None:
         self._has_stepped = False
-        self._cells[_PHASE] = Phase.OUTSIDE
+        self._cells[PHASE] = Phase.OUTSIDE
 
     def report(self, batches: int) -> None:
         self._move(batches)
         if self._watches_scripts:
-            self._cells[_PHASE] = Phase.WATCHED
+            self._cells[PHASE] = Phase.WATCHED
 
     def touch(self) -> None:
-        self._cells[_PART] += 1
+        self._cells[PART] += 1
         if self._watches_scripts:
-            self._cells[_PHASE] = Phase.WATCHED
+            self._cells[PHASE] = Phase.WATCHED
 
     def _move(self, batches: int) -> None:
-        self._cells[_PART] = self._cells[_PART] + 1 if self._cells[_BATCHES] == batches else 0
-        self._cells[_BATCHES] = batches
-
-
-class BeatFile:
-    """The runner's end: makes the file, and reads it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.write_bytes(bytes(NUM_BYTES))
-        with path.open("r+b") as file:
-            self._cells = memoryview(mmap.mmap(file.fileno(), NUM_BYTES)).cast("q")
-
-    @property
-    def stacks_path(self) -> Path:
-        """Where the rank's stacks are dumped; it is there as soon as a process has opened the file."""
-        return self.path.with_name(self.path.name + STACK_SUFFIX)
-
-    def read(self) -> Reading:
-        batches, part, phase, pid = self._cells
-        # A script can write anything into a file of its own.
-        return Reading(batches, part, Phase(phase) if phase in set(Phase) else Phase.OUTSIDE, pid)
-
-
-def stack_signal() -> signal.Signals | int:
-    """A real-time one, which no common library and hardly a script uses."""
-    return signal.SIGRTMIN + 7
+        self._cells[PART] = self._cells[PART] + 1 if self._cells[BATCHES] == batches else 0
+        self._cells[BATCHES] = batches
 
 
 _current: Beat | None = None

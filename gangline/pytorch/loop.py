@@ -148,7 +148,11 @@ class TrainingLoop:
         records = self._trial.get_batch_length(batch)
         self._records += records
         self._profile.end_batch(records, self._context.is_step_batch)
-        self._context.trace.step()
+        if self._context.trace.is_configured:
+            # Now and then it writes a trace, for which there is no bound.
+            self._beat.rest()
+            self._context.trace.step()
+            self._beat.resume()
 
     def _update_model(self, batch: Any) -> Any:
         """What train_batch returns."""

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from gangline.core.beat import BeatFile
 from gangline.domain.beat import Phase, Reading
 from gangline.domain.failure import HangRule
 from gangline.domain.state import ExitKind
+from gangline.launch.beat_file import BeatFile
 from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import Place
 from services.trial_runner.outcome import Failure

@@ -10,6 +10,7 @@ import signal
 
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import ExitKind
+from services.trial_runner.outcome import is_consequence
 
 MAX_SIGNATURE_LENGTH = 300
 # Addresses, ids, sizes, times.
@@ -18,11 +19,12 @@ _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, si
 
 
 def signature_of(report: ExitReport) -> str:
-    """Empty where somebody else may be the cause: a machine, a network, whoever sent a signal."""
+    """Empty where somebody else may be the cause: a machine, a network, another rank, whoever sent a signal."""
     is_own_signal = report.kind is ExitKind.SIGNAL and report.signal in _OWN_SIGNALS
     if report.kind is ExitKind.HANG:
         # Its message tells how long, and who was where.
         return report.kind.value
-    if report.kind is not ExitKind.USER_ERROR and not is_own_signal:
+    is_own = report.kind is ExitKind.USER_ERROR and not is_consequence(report.message)
+    if not is_own and not is_own_signal:
         return ""
     return f"{report.kind.value} {_CHANGING.sub('#', report.message)}"[:MAX_SIGNATURE_LENGTH]

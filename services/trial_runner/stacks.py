@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.core.beat import BeatFile, stack_signal
+from gangline.launch.beat_file import BeatFile, stack_signal
 
 DUMP_SECONDS = 2.0
 _POLL_SECONDS = 0.05

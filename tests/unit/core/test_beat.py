@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from gangline.core import beat
-from gangline.core.beat import BeatFile, FileBeat, NoBeat, open_beat, stack_signal
+from gangline.core.beat import FileBeat, NoBeat, open_beat
 from gangline.domain.beat import UNKNOWN, Phase, Reading
+from gangline.launch.beat_file import BEAT_KEY, BeatFile, stack_signal
 
 
 def _both(folder: Path, *, watches_scripts: bool = False) -> tuple[BeatFile, FileBeat]:
@@ -80,5 +81,5 @@ def test_what_a_script_wrote_into_it_breaks_nothing(tmp_path: Path) -> None:
 
 def test_a_process_without_a_runner_beats_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beat, "_current", None)
-    monkeypatch.delenv(beat.BEAT_KEY, raising=False)
+    monkeypatch.delenv(BEAT_KEY, raising=False)
     assert isinstance(open_beat(), NoBeat)

@@ -10,8 +10,8 @@ import pytest
 
 from gangline import pytorch
 from gangline.core import beat
-from gangline.core.beat import BeatFile
 from gangline.domain.beat import Phase, Reading
+from gangline.launch.beat_file import BEAT_KEY, BeatFile
 from tests.support.small_trial import SmallTrial, fit
 
 Look = Callable[[str], None]
@@ -21,7 +21,7 @@ Look = Callable[[str], None]
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BeatFile:
     made = BeatFile(tmp_path / "rank0")
     monkeypatch.setattr(beat, "_current", None)
-    monkeypatch.setenv(beat.BEAT_KEY, str(made.path))
+    monkeypatch.setenv(BEAT_KEY, str(made.path))
     return made
 
 
@@ -32,7 +32,7 @@ class _Callback(pytorch.PyTorchCallback):
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         self._look("validated")
 
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: dict[str, Any]) -> None:
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
         self._look("reported")
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:

@@ -50,5 +50,9 @@ def test_a_crash_has_one_and_a_kill_has_none() -> None:
     assert not _signature("ended by signal 15 (SIGTERM)", ExitKind.SIGNAL, 15)
 
 
+def test_what_only_notices_that_another_rank_has_gone_has_none() -> None:
+    assert not _signature("RuntimeError: [/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
+
+
 def test_it_is_short() -> None:
     assert len(_signature("ValueError: " + "x" * 10_000)) == MAX_SIGNATURE_LENGTH
