@@ -14,15 +14,14 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.cluster import running_cluster
+from benchmarks.contest import print_steps, run_rounds
 from benchmarks.machine import describe_machine
-from benchmarks.statistic import Ratio, paired_ratio, summarise
+from benchmarks.statistic import paired_ratio
 from benchmarks.turnstile import Side, Turnstile
 
 WORKLOAD = Path(__file__).parent / "workload"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
 STEPS_PER_BLOCK = 100
-WARM_UP_PAIRS = 3
-FEWEST_PAIRS = 20
 MOST_STEPS = 1_000_000
 CONFIG = """
 name: benchmark-overhead
@@ -66,33 +65,13 @@ def main() -> None:
 
 def measure(ours: Side, theirs: Side, most_pairs: int) -> None:
     """Runs pairs of blocks until the interval is narrow enough, and prints what they say."""
-    for pair in range(WARM_UP_PAIRS + most_pairs):
-        for side in (ours, theirs) if pair % 2 else (theirs, ours):
-            side.run_block()
-        if pair == WARM_UP_PAIRS - 1:
-            for side in (ours, theirs):
-                side.wall_seconds.clear()
-                side.cpu_seconds.clear()
-        if len(ours.wall_seconds) >= FEWEST_PAIRS and _wall_ratio(ours, theirs).half_width <= 0.02:
-            break
-    for name, side in (("gangline", ours), ("torchrun", theirs)):
-        wall, cpu = summarise(side.wall_seconds), summarise(side.cpu_seconds)
-        scale = 1000 / STEPS_PER_BLOCK
-        print(
-            f"{name:9} step p50 {wall.p50 * scale:6.3f} ms (min {wall.minimum * scale:.3f}, p95 {wall.p95 * scale:.3f})"
-            f"   processor time a step p50 {cpu.p50 * scale:6.3f} ms"
-        )
-    wall_ratio = _wall_ratio(ours, theirs)
+    sides = {"gangline": ours, "torchrun": theirs}
+    run_rounds(sides, most_pairs)
+    print_steps(sides, STEPS_PER_BLOCK)
+    wall_ratio = paired_ratio(ours.wall_seconds, theirs.wall_seconds)
     cpu_ratio = paired_ratio(ours.cpu_seconds, theirs.cpu_seconds)
-    print(f"pairs {wall_ratio.pairs} of {STEPS_PER_BLOCK} steps")
-    print(
-        f"step time, gangline / torchrun: {wall_ratio.mean:.4f} (95 %: {wall_ratio.low:.4f} to {wall_ratio.high:.4f})"
-    )
-    print(f"processor time, the same:       {cpu_ratio.mean:.4f} (95 %: {cpu_ratio.low:.4f} to {cpu_ratio.high:.4f})")
-
-
-def _wall_ratio(ours: Side, theirs: Side) -> Ratio:
-    return paired_ratio(ours.wall_seconds, theirs.wall_seconds)
+    print(f"step time, gangline / torchrun: {wall_ratio}")
+    print(f"processor time, the same:       {cpu_ratio}")
 
 
 if __name__ == "__main__":

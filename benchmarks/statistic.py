@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -33,6 +33,9 @@ class Ratio:
         """Of the interval, relative to the mean."""
         return (self.high - self.low) / 2 / self.mean
 
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} (95 %: {self.low:.4f} to {self.high:.4f}, ± {self.half_width:.1%})"
+
 
 def summarise(samples: Sequence[float]) -> Summary:
     """p95 is the nearest rank: a value that was measured."""
@@ -47,8 +50,14 @@ def summarise(samples: Sequence[float]) -> Summary:
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Ours over theirs, pair by pair, on the log scale; the interval is normal, so give it twenty pairs or more."""
+    """Ours over theirs, pair by pair, on the log scale; the interval is normal, so give it twenty pairs or more. One
+    pair alone says nothing of the spread: its interval is everything."""
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     mean = statistics.fmean(logs)
-    error = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
+    error = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
     return Ratio(math.exp(mean), math.exp(mean - error), math.exp(mean + error), len(logs))
+
+
+def fastest(samples: Mapping[str, Sequence[float]]) -> str:
+    """The name of the samples with the smallest geometric mean; they are all above 0."""
+    return min(samples, key=lambda name: statistics.fmean(map(math.log, samples[name])))

@@ -1,4 +1,4 @@
-"""Serves the turnstile at which two training programs alternate, and collects what each block cost.
+"""Serves the turnstile at which training programs alternate, and collects what each block cost.
 
 The other end is workload/turn.py. A side that has no more blocks closes its connection.
 """
@@ -46,7 +46,7 @@ class Side:
 
 
 class Turnstile:
-    """A unix socket at `path`; both programs connect, each with its rank 0."""
+    """A unix socket at `path`; the programs connect, each with its rank 0."""
 
     def __init__(self, path: Path, deadline_seconds: float) -> None:
         self.path = path

@@ -1,6 +1,6 @@
-"""Lets two training programs take turns on one machine, block by block, and reports what each block cost.
+"""Lets training programs take turns on one machine, block by block, and reports what each block cost.
 
-Both sides of the overhead benchmark import it; `benchmarks/overhead.py` serves the other end. A block is a fixed number
+What `benchmarks/contest.py` compares imports it; `benchmarks/turnstile.py` is the other end. A block is a fixed number
 of training steps. Between two blocks all ranks wait, so that only one side uses the processors at any time.
 """
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 class Turn:
     """One side's place at the turnstile. Every rank makes one and calls `next_block` at the same steps.
 
-    path: the benchmark's unix socket. side: which of the two programs this is.
+    path: the benchmark's unix socket. side: which of the programs this is.
     """
 
     def __init__(self, path: str, side: str) -> None:

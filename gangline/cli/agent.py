@@ -67,7 +67,9 @@ def list_slots(is_json: Json = False) -> None:
     """List slots, each with the allocation that holds it."""
     with connect() as client:
         views = client.list_agents()
-    pairs = [(view, slot, view.allocation_id_by_slot_id.get(slot.id)) for view in views for slot in view.agent.slots]
+    pairs = [
+        (view, slot, view.allocation_id_by_slot_id.get(slot.id)) for view in views for slot in view.agent.known_slots
+    ]
     records = [{"agent_id": view.agent.id, "slot": slot, "allocation_id": holder} for view, slot, holder in pairs]
     rows = [
         (
@@ -120,5 +122,5 @@ def _show_agent(agent: Agent, is_json: bool) -> None:
 
 
 def _show_slot(agent: Agent, slot_id: str, is_json: bool) -> None:
-    slot = next(slot for slot in agent.slots if slot.id == slot_id)
+    slot = next(slot for slot in agent.known_slots if slot.id == slot_id)
     show(slot, is_json, lambda: f"slot {slot.id}: {slot.availability}")

@@ -25,7 +25,7 @@ from gangline.cli.shared import (
     warn,
 )
 from gangline.cli.text import format_age, format_duration, format_metrics, to_json
-from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.errors import ErrorKind, GanglineError
 
 if TYPE_CHECKING:
     from gangline.client import ExperimentView
@@ -118,19 +118,20 @@ def metrics(
     experiment_id: ExperimentId,
     follow: Follow = False,
     trial: TrialId = "",
-    group: Annotated[str, typer.Option(help="training or validation; default: both.")] = "",
+    group: Annotated[str, typer.Option(help="training, validation or any other that was reported; default: all.")] = "",
     is_json: Json = False,
 ) -> None:
     """Print the metrics that were reported, oldest first."""
-    if group not in ("", "training", "validation"):
-        raise invalid("metrics.group", f"--group takes training or validation, not {group!r}")
+    is_empty = True
     with connect() as client:
         for entry in client.stream_metrics(experiment_id, trial_of(experiment_id, trial), group, follow):
-            point = entry.point
+            is_empty, point = False, entry.point
             text = f"{entry.trial_id}  {point.group:<10}  {point.batches_completed:>8} batches  "
             sys.stdout.write((to_json(entry, None) if is_json else text + format_metrics(point.metrics)) + "\n")
             if follow:
                 sys.stdout.flush()
+    if group and is_empty:
+        warn(f"nothing was reported under the group {group!r}")
 
 
 @app.command()

@@ -53,7 +53,7 @@ def forget(
         keys = [record.key for record in client.list_fusion()] if is_all else [key]
         forgotten = [one for one in keys if client.forget_fusion(one)]
     if key and not forgotten:
-        raise not_found("fusion.unknown", f"nothing is remembered under {key}; list it with: gangline fusion list")
+        raise not_found("fusion.not_found", f"nothing is remembered under {key}; list it with: gangline fusion list")
     show({"forgotten": forgotten}, is_json, lambda: f"forgotten: {', '.join(forgotten) or 'nothing was remembered'}")
 
 

@@ -26,7 +26,9 @@ def describe(trial_id: TrialArgument, is_json: Json = False) -> None:
         view = client.get_experiment(_experiment_of(trial_id))
     trial = next((trial for trial in view.trials if trial.trial.id == trial_id), None)
     if trial is None:
-        raise not_found("trial.unknown", f"there is no trial {trial_id}; list them with: gangline experiment trials ID")
+        raise not_found(
+            "trial.not_found", f"there is no trial {trial_id}; list them with: gangline experiment trials ID"
+        )
     show(trial, is_json, lambda: _description(trial))
 
 
@@ -45,7 +47,7 @@ def logs(
 def metrics(
     trial_id: TrialArgument,
     follow: experiment.Follow = False,
-    group: Annotated[str, typer.Option(help="training or validation; default: both.")] = "",
+    group: Annotated[str, typer.Option(help="training, validation or any other that was reported; default: all.")] = "",
     is_json: Json = False,
 ) -> None:
     """Print the metrics that a trial reported, oldest first."""

@@ -23,7 +23,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """group: "training" or "validation"."""
+    """group: "training", "validation", or any other name that a trial reports under."""
 
     group: str
     batches_completed: int

@@ -204,7 +204,7 @@ class Client:
     def stream_metrics(
         self, experiment_id: int, trial_id: str = "", group: str = "", follow: bool = False
     ) -> Iterator[MetricsEntry]:
-        """Oldest first. group: "training", "validation", or empty for both."""
+        """Oldest first. group: only what was reported under this name, such as "validation"; empty for all."""
         last_id = 0
         request = pb.StreamMetricsRequest(experiment_id=experiment_id, trial_id=trial_id, group=group, follow=follow)
         for message in self._connection.stream(self._stub.StreamMetrics, lambda: request):
@@ -224,7 +224,7 @@ class Client:
     def explain(self, job_id: int | str) -> Explanation:
         """Why an experiment (7) or one of its trials ("7.1") waits, what would start it and when, or where it runs.
 
-        Raises GanglineError `id.job`, `experiment.unknown`, `trial.unknown`.
+        Raises GanglineError `id.job`, `experiment.not_found`, `trial.not_found`.
         """
         experiment_id, trial_id = parse_job_id(str(job_id))
         found = self.get_experiment(experiment_id)

@@ -7,7 +7,6 @@ trial runner once a checkpoint is committed. What is inside the files is the cal
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -22,6 +21,7 @@ from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.link import Link
+from gangline.core.scratch import temporary_folder
 from gangline.core.storage import CheckpointStore, StoredFile, checkpoint_url, describe_files, list_files, verify
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
@@ -86,7 +86,7 @@ class CheckpointContext:
         """Yields an empty folder and the new checkpoint's id; what is in the folder at the end is saved."""
         self._check_caller(shard)
         storage_id = self._new_id(shard)
-        with tempfile.TemporaryDirectory(prefix="gangline-checkpoint-") as directory:
+        with temporary_folder("checkpoint") as directory:
             yield Path(directory), storage_id
             self._save(storage_id, Path(directory), metadata, shard, None)
 
@@ -183,10 +183,10 @@ class CheckpointContext:
     @contextmanager
     def _download_directory(self, mode: DownloadMode) -> Iterator[Path]:
         if mode is DownloadMode.NoSharedDownload:
-            with tempfile.TemporaryDirectory(prefix="gangline-restore-") as own:
+            with temporary_folder("restore") as own:
                 yield Path(own)
         elif self._distributed.local_rank == 0:
-            with tempfile.TemporaryDirectory(prefix="gangline-restore-") as shared:
+            with temporary_folder("restore") as shared:
                 yield Path(self._distributed.broadcast_local(shared))
         else:
             yield Path(self._distributed.broadcast_local())

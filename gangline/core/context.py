@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from gangline.cluster_info import ClusterInfo, get_cluster_info
-from gangline.core.beat import Beat, open_beat
+from gangline.core.beat import Beat, NoBeat, open_beat
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import DistributedContext
-from gangline.core.link import Link, connect
+from gangline.core.link import Link, LocalLink, connect
 from gangline.core.preempt import PreemptContext, PreemptMode
 from gangline.core.profiler import ProfilerContext
 from gangline.core.searcher import SearcherContext
@@ -49,7 +49,7 @@ class Context:
         self.preempt = preempt
         self.searcher = searcher
         self.profiler = profiler
-        self._tensorboard = tensorboard
+        self.tensorboard = tensorboard
         self.info = info
         self.link = link
         self.beat = beat
@@ -65,7 +65,7 @@ class Context:
     def close(self) -> None:
         """Ends what runs in the background; the last files and reports are on their way when it returns."""
         self.profiler.off()
-        self._tensorboard.close()
+        self.tensorboard.close()
         self.beat.end()
         self.link.flush()
 
@@ -85,10 +85,43 @@ def init(
     folder `checkpoints`, files for TensorBoard in `tensorboard`.
     """
     cluster = get_cluster_info()
-    link = connect()
-    beat = open_beat(watches_scripts=cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts)
-    distributed = distributed or DistributedContext.from_environment()
-    storage_url = _url_of(checkpoint_storage) or (cluster.storage_url if cluster else str(Path.cwd()))
+    context = _assemble(
+        cluster=cluster,
+        link=connect(),
+        beat=open_beat(watches_scripts=cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts),
+        distributed=distributed or DistributedContext.from_environment(),
+        storage_url=_url_of(checkpoint_storage) or (cluster.storage_url if cluster else str(Path.cwd())),
+        preempt_mode=preempt_mode,
+        tensorboard_mode=tensorboard_mode,
+    )
+    context.tensorboard.become_current()
+    return context
+
+
+def alone() -> Context:
+    """A context of this process alone, as off the cluster, wherever it runs: for code that trains nothing. It starts
+    nothing, and need not be closed."""
+    return _assemble(
+        cluster=None,
+        link=LocalLink(),
+        beat=NoBeat(),
+        distributed=DistributedContext(),
+        storage_url=str(Path.cwd()),
+        preempt_mode=PreemptMode.WorkersAskChief,
+        tensorboard_mode=TensorboardMode.MANUAL,
+    )
+
+
+def _assemble(
+    *,
+    cluster: ClusterInfo | None,
+    link: Link,
+    beat: Beat,
+    distributed: DistributedContext,
+    storage_url: str,
+    preempt_mode: PreemptMode,
+    tensorboard_mode: TensorboardMode,
+) -> Context:
     trial_id = cluster.trial.trial_id if cluster else ""
     tensorboard = TensorboardFolder(storage_url, trial_id, distributed.rank, tensorboard_mode)
     train = TrainContext(distributed, link, cluster, tensorboard, beat)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from gangline import unix_socket
 from gangline.domain.state import ExitKind
 from gangline.v1 import rank_pb2
 from gangline.wire import enum_number
@@ -137,7 +138,7 @@ class RunnerLink:
         self._pending = bytearray()
         self._lock = threading.Condition()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+        unix_socket.connect(self._socket, path)
         self._socket.setblocking(False)
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)

@@ -18,6 +18,7 @@ from typing import Any
 
 import fsspec
 
+from gangline.core.scratch import temporary_folder
 from gangline.errors import invalid
 
 _UPLOAD_SECONDS = 30.0
@@ -58,8 +59,6 @@ class TensorboardFolder:
     def __init__(self, storage_url: str, trial_id: str, rank: int, mode: TensorboardMode) -> None:
         place = f"{storage_url.rstrip('/')}/tensorboard" + (f"/{trial_id}" if trial_id else "")
         self.url = place if rank == 0 else f"{place}/rank{rank}"
-        global _current  # noqa: PLW0603  a process trains one trial
-        _current = self
         self._rank = rank
         self._mode = mode
         self._known_path: Path | None = None
@@ -69,6 +68,11 @@ class TensorboardFolder:
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
         self._has_warned = False
+
+    def become_current(self) -> None:
+        """The folder of TorchWriters that are made later."""
+        global _current  # noqa: PLW0603  a process trains one trial
+        _current = self
 
     @property
     def path(self) -> Path:
@@ -116,7 +120,7 @@ class TensorboardFolder:
             path = Path(str(target))
             path.mkdir(parents=True, exist_ok=True)
             return path
-        self._temporary = tempfile.TemporaryDirectory(prefix="gangline-tensorboard-")
+        self._temporary = temporary_folder("tensorboard")
         if self._mode is TensorboardMode.AUTO:
             self._thread = threading.Thread(target=self._serve, name="gangline-tensorboard", daemon=True)
             self._thread.start()

@@ -24,6 +24,10 @@ class Transport(Protocol):
         """Element by element over all members, which give equally many numbers below 2^63."""
         ...
 
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Likewise the sum, in double precision and the same on all members."""
+        ...
+
 
 class AloneTransport:
     """For a world of one."""
@@ -35,6 +39,9 @@ class AloneTransport:
         return value
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
+        return list(numbers)
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
         return list(numbers)
 
 
@@ -67,6 +74,14 @@ class TorchTransport:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return [int(number) for number in tensor.tolist()]
 
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        import torch  # noqa: PLC0415  gangline.core is usable without torch
+        import torch.distributed as dist  # noqa: PLC0415  see above
+
+        tensor = torch.tensor(list(numbers), dtype=torch.float64)
+        dist.all_reduce(tensor, group=self._group)
+        return [float(number) for number in tensor.tolist()]
+
 
 class StoreTransport:
     """Over a torch.distributed store. Needs no process group, so a script stays free to make its own.
@@ -96,6 +111,9 @@ class StoreTransport:
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
         return [max(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        return [sum(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
 
     @staticmethod
     def _key(number: int, member: int) -> str:

@@ -57,12 +57,12 @@ def explain(
 ) -> Explanation:
     """trials: of the experiment. tasks: of the whole cluster. trial_id: only this one, ended or not.
 
-    Raises GanglineError `trial.unknown`.
+    Raises GanglineError `trial.not_found`.
     """
     wanted = [trial for trial in trials if _is_asked_for(trial, trial_id)]
     if trial_id and not wanted:
         raise not_found(
-            "trial.unknown",
+            "trial.not_found",
             f"experiment {experiment.id} has no trial {trial_id}; list them with: "
             f"gangline experiment trials {experiment.id}",
         )

@@ -48,6 +48,12 @@ class Agent:
     registered_at: float = 0.0
     lost_at: float = 0.0
     availability: Availability = Availability.ENABLED
+    absent_slots: tuple[Slot, ...] = ()
+
+    @property
+    def known_slots(self) -> tuple[Slot, ...]:
+        """Those that it has, and those that it had when an operator disabled or drained them."""
+        return (*self.slots, *self.absent_slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ class Task:
     """allocation: the slots that it holds. request: what it waits for, and the reason while a scheduler leads.
 
     queue_place: from 1 in the order in which its pool looks at what waits; 0 when it does not wait or nobody leads.
-    priority: None when its experiment names none and it does not wait; then its pool's default holds.
+    priority: of its experiment, else of its pool; None when it holds slots and no scheduler has said the pool's yet.
     """
 
     trial: Trial

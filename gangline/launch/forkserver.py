@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gangline import unix_socket
 from gangline.errors import GanglineError, unavailable
 from gangline.launch import channel, child
 
@@ -67,7 +68,7 @@ def _ask(socket_path: str, request: dict[str, Any], fds: Sequence[int], deadline
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(deadline_seconds)
-            sock.connect(socket_path)
+            unix_socket.connect(sock, socket_path)
             channel.send(sock, request, fds)
             answer = channel.receive(sock)
     except TimeoutError as error:
@@ -78,7 +79,7 @@ def _ask(socket_path: str, request: dict[str, Any], fds: Sequence[int], deadline
         raise _unusable(socket_path, "closed the connection without an answer")
     message, _ = answer
     if "error" in message:
-        raise GanglineError("forkserver.failed", f"the fork server at {socket_path} failed: {message['error']}")
+        raise unavailable("forkserver.failed", f"the fork server at {socket_path} failed: {message['error']}")
     return message
 
 
@@ -209,7 +210,7 @@ def _bind(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     old = os.umask(0o177)
     try:
-        listener.bind(str(fresh))
+        unix_socket.bind(listener, str(fresh))
     finally:
         os.umask(old)
     listener.listen(BACKLOG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from gangline.errors import invalid
@@ -26,6 +27,13 @@ class ClusterPlan:
     @property
     def agent_names(self) -> list[str]:
         return [f"agent-{number}" for number in range(1, self.num_agents + 1)]
+
+    def count_slots(self, slots_by_agent: Mapping[str, int]) -> int | None:
+        """Of its agents, once each has joined with the slots that it was started with; None until then. What is known
+        of one may be from the last time."""
+        joined = [slots_by_agent.get(name) for name in self.agent_names]
+        counts = [number for number in joined if number is not None and self.slots in ("auto", str(number))]
+        return sum(counts) if len(counts) == self.num_agents else None
 
     @property
     def port_names(self) -> list[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.client.login import Login, forget_login, save_login, write_private
+from gangline.domain.state import AgentState
 from gangline.errors import ErrorKind, GanglineError, conflict
 from gangline.local import etcd
 from gangline.local.identity import Identity, identify, wait_gone
@@ -37,7 +38,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """login: what a client needs. num_slots: of all agents together."""
+    """login: what a client needs. num_slots: of the agents that were started, together."""
 
     login: Login
     supervisor: Identity
@@ -54,7 +55,7 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
     try:
         _follow(events, report)
         login = _login(layout)
-        num_slots = _await_agents(login, plan.num_agents)
+        num_slots = _await_agents(login, plan)
     except BaseException as failure:
         report("stopping what was started")
         _end_supervisor(layout, supervisor, grace_seconds)
@@ -164,21 +165,21 @@ def _login(layout: Layout) -> Login:
     )
 
 
-def _await_agents(login: Login, num_agents: int) -> int:
+def _await_agents(login: Login, plan: ClusterPlan) -> int:
     """Until a scheduler leads and the agents have joined; the number of their slots."""
     from gangline.client import Client  # noqa: PLC0415 - loads grpc, which only this step needs
 
     deadline = time.monotonic() + JOIN_SECONDS
     with Client(login.address, login.token) as client:
         while True:
-            cluster = client.get_cluster()
-            if cluster.leader is not None and cluster.num_agents >= num_agents:
-                return cluster.num_slots
+            has_leader = client.get_cluster().leader is not None
+            agents = [view.agent for view in client.list_agents() if view.agent.state is AgentState.ALIVE]
+            num_slots = plan.count_slots({agent.id: len(agent.slots) for agent in agents})
+            if has_leader and num_slots is not None:
+                return num_slots
             if time.monotonic() > deadline:
-                missing = "no scheduler leads" if cluster.leader is None else f"{cluster.num_agents} agents joined"
-                raise GanglineError(
-                    "local.not_joined", f"after {JOIN_SECONDS:g} s {missing}, of {num_agents} that were started"
-                )
+                what = f"{len(agents)} of {plan.num_agents} agents joined" if has_leader else "no scheduler leads"
+                raise GanglineError("local.not_joined", f"after {JOIN_SECONDS:g} s {what}")
             time.sleep(_LOOK_SECONDS)
 
 

@@ -9,6 +9,7 @@ from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.checkpoint import load_checkpoint
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.experimental import PyTorchExperimentalContext
+from gangline.pytorch.load import load_trial_from_checkpoint_path
 from gangline.pytorch.loader import DataLoader
 from gangline.pytorch.metric import Reducer
 from gangline.pytorch.reducer import MetricReducer
@@ -35,4 +36,5 @@ __all__ = [
     "Trainer",
     "init",
     "load_checkpoint",
+    "load_trial_from_checkpoint_path",
 ]

@@ -12,27 +12,32 @@ TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 """What batches mostly are; nests of these work as well."""
 
 
+_ARRAYS = (torch.Tensor, np.ndarray)
+
+
 def move(batch: Any, device: torch.device) -> Any:
     """The same nest of mappings, lists and tuples with its tensors on the device; arrays of numbers become tensors.
     What is neither stays."""
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
     if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True) if isinstance(batch, torch.Tensor) else batch.to(device)
+        return batch.to(device)
+    # Asked early, as most batches are lists and asking for an abstract class is slow.
+    if isinstance(batch, list | tuple):
+        values = [move(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     if isinstance(batch, np.ndarray) and batch.dtype.kind in "biufc":
         return torch.as_tensor(batch).to(device)
     if isinstance(batch, Mapping):
         return {key: move(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(move(value, device) for value in batch)
     return batch
 
 
 def count_records(batch: Any) -> int:
     """The first dimension of the first tensor or array found; 0 when there is none."""
-    if isinstance(batch, torch.Tensor | np.ndarray):
+    if isinstance(batch, _ARRAYS):
         return int(batch.shape[0]) if batch.ndim else 1
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    values = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
     for value in values:
         count = count_records(value)
         if count:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gangline.errors import GanglineError, invalid
+from gangline.errors import invalid
 from gangline.pytorch import metric, reducer, seed
+from gangline.pytorch.averaging import Averaging
 from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.checkpoint import Keeper, Source
 from gangline.pytorch.context import PyTorchTrialContext
@@ -29,6 +30,7 @@ from gangline.pytorch.trial import PyTorchTrial
 from gangline.pytorch.unit import Position
 
 _PROGRESS_SECONDS = 1.0
+_NOTHING: AbstractContextManager[None] = nullcontext()
 _log = logging.getLogger("gangline")
 
 
@@ -60,6 +62,7 @@ class TrainingLoop:
         self._best = BestValidation(context.setting.metric, context.setting.smaller_is_better)
         self._has_warned_of_metric = False
         self._sums = metric.MetricSums()
+        self._averaging = Averaging(context.distributed)
         self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
         self._batch_metrics: list[dict[str, Any]] = []
         self._keeper = Keeper(context, callbacks)
@@ -113,17 +116,18 @@ class TrainingLoop:
         self._end()
 
     def _train(self) -> None:
-        if self._schedule.is_over(self._position):
+        position, schedule, clock, pace = self._position, self._schedule, self._context.clock, self._pace
+        if schedule.is_over(position):
             return
         batches = self._batches()
-        while not self._schedule.is_over(self._position):
+        while not schedule.is_over(position):
             self._beat.tick()
-            self._profile.begin_batch(self._position.batches)
-            with self._context.clock.phase("data"):
+            self._profile.begin_batch(position.batches)
+            with clock.phase("data"):
                 batch = next(batches)
             self._train_batch(batch)
             self._after_batch()
-            if self._position.batches >= self._pace.next_look and self._should_stop():
+            if position.batches >= pace.next_look and self._should_stop():
                 return
 
     def _batches(self) -> Iterator[Any]:
@@ -138,52 +142,58 @@ class TrainingLoop:
         return iter(loader)
 
     def _train_batch(self, batch: Any) -> None:
-        position = self._position
+        position, is_step = self._position, self._context.is_step_batch
         if position.is_epoch_start:
             self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
-        metrics = metric.check_metrics(self._update_model(batch), "train_batch")
+        metrics = metric.check_metrics(self._update_model(batch, is_step), "train_batch")
         self._sums.add(metrics)
         if self._keeps_batch_metrics:
             self._batch_metrics.append(metrics)
         records = self._trial.get_batch_length(batch)
         self._records += records
-        self._profile.end_batch(records, self._context.is_step_batch)
+        self._profile.end_batch(records, is_step)
         if self._context.trace.is_configured:
             # Now and then it writes a trace, for which there is no bound.
             self._beat.rest()
             self._context.trace.step()
             self._beat.resume()
+        if is_step:
+            self._fusion.on_step()
+            self._link.send_first_step()
 
-    def _update_model(self, batch: Any) -> Any:
+    def _update_model(self, batch: Any, is_step: bool) -> Any:
         """What train_batch returns."""
         context, position = self._context, self._position
-        is_step = context.is_step_batch
         context.update.begin_batch(is_step)
-        with context.clock.phase("data"):
-            moved = context.to_device(batch) if context.experimental.moves_batches else batch
-        exchange = nullcontext() if is_step else context.strategy.accumulate()
-        with _explained(), exchange, context.clock.phase("forward"), context.autocast():
-            result = self._trial.train_batch(moved, position.epoch, position.batches)
+        if context.experimental.moves_batches:
+            with context.clock.phase("data"):
+                batch = context.to_device(batch)
+        exchange = _NOTHING if is_step else context.strategy.accumulate()
+        try:
+            with exchange, context.clock.phase("forward"), context.autocast():
+                result = self._trial.train_batch(batch, position.epoch, position.batches)
+        except RuntimeError as error:
+            meaning = explain(error)
+            if meaning is None:
+                raise
+            raise meaning from error
         context.update.end_batch()
         return result
 
     def _after_batch(self) -> None:
         position = self._position
         self._keeper.poll()
-        if self._context.is_step_batch:
-            self._fusion.on_step()
-            self._link.send_first_step()
-        self._step_schedulers()
+        if self._context.lr_schedulers:
+            self._step_schedulers()
         position.advance()
         self._beat.step(position.batches)
         if position.is_epoch_start:
             self._call(lambda callback: callback.on_training_epoch_end(position.epoch - 1))
         if self._schedule.has_report(position):
             self._report()
-        is_over = self._schedule.is_over(position)
-        if self._schedule.has_validation(position) and not is_over:
+        if self._schedule.has_validation(position) and not self._schedule.is_over(position):
             self._validate()
-        if self._schedule.has_checkpoint(position) and not is_over:
+        if self._schedule.has_checkpoint(position) and not self._schedule.is_over(position):
             self._save()
 
     def _call(self, hook: Callable[[PyTorchCallback], None]) -> None:
@@ -231,8 +241,10 @@ class TrainingLoop:
         self._reported_at = self._position.batches
         own = self._sums.take()
         setting = self._context.setting
-        by_rank = self._distributed.allgather(own) if setting.optimizations.average_training_metrics else [own]
-        metrics = reducer.join(metric.average(by_rank), self._context.reducers.reduce(is_training=True), "train_batch")
+        averaged = (
+            self._averaging.average(own) if setting.optimizations.average_training_metrics else metric.average([own])
+        )
+        metrics = reducer.join(averaged, self._context.reducers.reduce(is_training=True), "train_batch")
         self._check_finite(metric.find_nonfinite_loss(metrics))
         if self._distributed.is_chief:
             self._context.core.train.report_training_metrics(self._position.batches, metrics)
@@ -321,18 +333,6 @@ class TrainingLoop:
             self._validate()
         self._save()
         self._keeper.wait()
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """torch's error in words about the trial, where there are better ones."""
-    try:
-        yield
-    except RuntimeError as error:
-        meaning: GanglineError | None = explain(error)
-        if meaning is None:
-            raise
-        raise meaning from error
 
 
 def _wants_batch_metrics(callback: PyTorchCallback) -> bool:

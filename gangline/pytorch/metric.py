@@ -37,11 +37,15 @@ class MetricSums:
         self._counts: dict[str, int] = {}
 
     def add(self, metrics: Mapping[str, Any]) -> None:
+        sums, counts = self._sums, self._counts
         for name, value in metrics.items():
             number = value.detach() if isinstance(value, torch.Tensor) else value
-            known = self._sums.get(name)
-            self._sums[name] = number if known is None else known + number
-            self._counts[name] = self._counts.get(name, 0) + 1
+            if name in sums:
+                sums[name] = sums[name] + number
+                counts[name] += 1
+            else:
+                sums[name] = _start_of_sum(number)
+                counts[name] = 1
 
     def __bool__(self) -> bool:
         """Whether anything was added since the last `take`."""
@@ -56,6 +60,13 @@ class MetricSums:
         found = {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
         return found
+
+
+def _start_of_sum(number: Any) -> Any:
+    """A copy, as the trial may go on with its own tensor; wide enough for the sum of many halves."""
+    if not isinstance(number, torch.Tensor):
+        return number
+    return number.to(torch.promote_types(number.dtype, torch.float32), copy=True)
 
 
 def average(by_rank: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
@@ -81,7 +92,8 @@ def check_metrics(result: Any, method: str) -> dict[str, Any]:
     """What train_batch or evaluate_batch returned, as a mapping of single numbers."""
     if isinstance(result, torch.Tensor):
         result = {"loss": result}
-    if not isinstance(result, Mapping):
+    # A dictionary is asked for first: asking for an abstract class is slow, and this runs after every batch.
+    if not isinstance(result, dict) and not isinstance(result, Mapping):
         raise invalid(
             "pytorch.metrics",
             f"{method} returned {_describe(result)}; return a dictionary of metrics, or the loss as a tensor",

@@ -13,6 +13,7 @@ import torch
 
 from gangline.errors import invalid
 
+_NOTHING: AbstractContextManager[None] = nullcontext()
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -25,11 +26,11 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Around a forward pass; nothing without mixed precision."""
-        return nullcontext() if self.kind is None else torch.autocast(self._device.type, dtype=_TYPES[self.kind])
+        return _NOTHING if self.kind is None else torch.autocast(self._device.type, dtype=_TYPES[self.kind])
 
     def without_autocast(self) -> AbstractContextManager[Any]:
         """Around what runs inside a forward pass's region but must not be cast: backward passes and updates."""
-        return nullcontext() if self.kind is None else torch.autocast(self._device.type, enabled=False)
+        return _NOTHING if self.kind is None else torch.autocast(self._device.type, enabled=False)
 
     def make_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
         """What keeps the small gradients of fp16 from vanishing; bf16 has the range of full precision."""

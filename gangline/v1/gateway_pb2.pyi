@@ -508,7 +508,7 @@ class StreamMetricsRequest(google.protobuf.message.Message):
     experiment_id: builtins.int
     trial_id: builtins.str
     group: builtins.str
-    """"training", "validation" or empty for both."""
+    """What the points were reported under: "training", "validation" or any other name; empty for all."""
     follow: builtins.bool
     def __init__(
         self,
@@ -614,7 +614,7 @@ class Task(google.protobuf.message.Message):
     queue_place: builtins.int
     """From 1 in the order in which its pool looks at what waits; 0 when it does not wait or no scheduler leads."""
     priority: builtins.int
-    """Of its experiment; absent when it names none and the trial, which holds slots, needs none."""
+    """Of its experiment, else of its pool; absent when that holds slots and no scheduler has said the pool's yet."""
     weight: builtins.float
     """Of its experiment."""
     @property

@@ -307,15 +307,37 @@ Global___ListPendingRequest: typing_extensions.TypeAlias = ListPendingRequest
 class ListPendingResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class DefaultPriorityByPoolEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     PENDING_FIELD_NUMBER: builtins.int
+    DEFAULT_PRIORITY_BY_POOL_FIELD_NUMBER: builtins.int
     @property
     def pending(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PendingRequest]: ...
+    @property
+    def default_priority_by_pool(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Of every pool: what holds for experiments that name no priority."""
+
     def __init__(
         self,
         *,
         pending: collections.abc.Iterable[Global___PendingRequest] | None = ...,
+        default_priority_by_pool: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["pending", b"pending"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["default_priority_by_pool", b"default_priority_by_pool", "pending", b"pending"]) -> None: ...
 
 Global___ListPendingResponse: typing_extensions.TypeAlias = ListPendingResponse
 

@@ -407,6 +407,7 @@ class Agent(google.protobuf.message.Message):
     REGISTERED_AT_FIELD_NUMBER: builtins.int
     LOST_AT_FIELD_NUMBER: builtins.int
     AVAILABILITY_FIELD_NUMBER: builtins.int
+    ABSENT_SLOTS_FIELD_NUMBER: builtins.int
     id: builtins.str
     pool: builtins.str
     state: Global___AgentState.ValueType
@@ -427,6 +428,10 @@ class Agent(google.protobuf.message.Message):
     def interfaces(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NetworkInterface]: ...
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def absent_slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Slot]:
+        """The scheduler's: slots that the agent no longer has, kept because an operator has disabled or drained them."""
+
     def __init__(
         self,
         *,
@@ -443,8 +448,9 @@ class Agent(google.protobuf.message.Message):
         registered_at: builtins.float = ...,
         lost_at: builtins.float = ...,
         availability: Global___Availability.ValueType = ...,
+        absent_slots: collections.abc.Iterable[Global___Slot] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["availability", b"availability", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
 
 Global___Agent: typing_extensions.TypeAlias = Agent
 

@@ -9,6 +9,8 @@
 | exit.json    | runner     | AllocationStatus as proto JSON, atomically, as its last act               |
 | nursery.pid  | runner     | the leader of the ranks' process group                                    |
 | runner.log   | agent      | what a cold-started runner prints                                         |
+| code/        | runner     | the experiment's code, which the ranks run in                             |
+| ranks/       | runner     | its socket to the ranks, and their temporary folders; gone when it ends   |
 
 Owns their names and how each is read; decides nothing.
 """
@@ -60,6 +62,10 @@ class AllocationFolder:
     @property
     def log_path(self) -> Path:
         return self.path / "runner.log"
+
+    @property
+    def ranks_path(self) -> Path:
+        return self.path / "ranks"
 
     @property
     def alive_path(self) -> Path:

@@ -86,6 +86,8 @@ class Journal:
         """Takes the folder out of the journal and keeps the newest few, without their token, for whoever debugs."""
         with suppress(FileNotFoundError):
             folder.spec_path.unlink()
+        # Of a runner that was killed; it may hold whole checkpoints.
+        shutil.rmtree(folder.ranks_path, ignore_errors=True)
         if self._num_kept == 0:
             folder.remove()
             return

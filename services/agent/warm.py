@@ -8,11 +8,8 @@ the agent is killed, because it holds their standard input). What is forked from
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import stat
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,12 +18,9 @@ from typing import Any
 
 import structlog
 
-from gangline.errors import invalid
 from gangline.launch import forkserver
 from services.agent import metrics
 
-# A unix socket's path has room for 108 bytes with its end.
-LONGEST_SOCKET_PATH = 100
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 30.0
 # A server that lived this long was well: the next restart is quick again.
@@ -43,7 +37,7 @@ class Template:
     def __init__(self, name: str, preload: Sequence[str], state_directory: Path) -> None:
         self.name = name
         self._preload = ",".join(preload)
-        self._socket = _socket_path(state_directory, name)
+        self._socket = state_directory.absolute() / f"{name}.sock"
         self._log_path = state_directory / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -136,20 +130,3 @@ class Template:
             )
         finally:
             os.close(output)
-
-
-def _socket_path(state_directory: Path, name: str) -> Path:
-    """In the state directory; where that is too deep for a socket, in a private folder that is the same next time."""
-    path = state_directory.absolute() / f"{name}.sock"
-    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
-        return path
-    digest = hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"gangline-agent-{os.getuid()}-{digest}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise invalid(
-            "agent.socket_folder",
-            f"{folder} is not this user's private folder; remove it, or choose a --state-dir with a shorter path",
-        )
-    return folder / path.name

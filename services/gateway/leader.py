@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from gangline import rpc
 from gangline.errors import ErrorKind, GanglineError, unavailable
-from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from gangline.v1 import scheduler_pb2_grpc
 from services.gateway.mirror import LEADER_BELL, Watched
+
+if TYPE_CHECKING:
+    from gangline.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
 
 TRY_SECONDS = 5.0
 REDIAL_SECONDS = 0.25
 # What a scheduler answers that does not lead (any more).
 NOT_LEADING_CODES = frozenset({"scheduler.not_leader"})
 
-Choose = Callable[[Any], Any]
+Q = TypeVar("Q")
+A = TypeVar("A")
+Choose = Callable[["SchedulerServiceAsyncStub"], "grpc.aio.UnaryUnaryMultiCallable[Q, A]"]
 
 
 class Leader:
@@ -37,59 +42,9 @@ class Leader:
         self._channel: grpc.aio.Channel | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def submit(self, request: scheduler_pb2.SubmitExperimentRequest) -> scheduler_pb2.SubmitExperimentResponse:
-        answer = await self._persist(lambda stub: stub.SubmitExperiment, request)
-        assert isinstance(answer, scheduler_pb2.SubmitExperimentResponse)
-        return answer
-
-    async def end(self, request: scheduler_pb2.EndExperimentRequest) -> scheduler_pb2.EndExperimentResponse:
-        answer = await self._persist(lambda stub: stub.EndExperiment, request)
-        assert isinstance(answer, scheduler_pb2.EndExperimentResponse)
-        return answer
-
-    async def change(self, request: scheduler_pb2.ChangeExperimentRequest) -> scheduler_pb2.ChangeExperimentResponse:
-        answer = await self._persist(lambda stub: stub.ChangeExperiment, request)
-        assert isinstance(answer, scheduler_pb2.ChangeExperimentResponse)
-        return answer
-
-    async def change_agent(self, request: scheduler_pb2.ChangeAgentRequest) -> scheduler_pb2.ChangeAgentResponse:
-        answer = await self._persist(lambda stub: stub.ChangeAgent, request)
-        assert isinstance(answer, scheduler_pb2.ChangeAgentResponse)
-        return answer
-
-    async def snapshot(self, request: scheduler_pb2.GetSnapshotRequest) -> scheduler_pb2.GetSnapshotResponse:
-        answer = await self._persist(lambda stub: stub.GetSnapshot, request)
-        assert isinstance(answer, scheduler_pb2.GetSnapshotResponse)
-        return answer
-
-    async def forget_fusion(self, request: scheduler_pb2.ForgetFusionRequest) -> scheduler_pb2.ForgetFusionResponse:
-        answer = await self._persist(lambda stub: stub.ForgetFusion, request)
-        assert isinstance(answer, scheduler_pb2.ForgetFusionResponse)
-        return answer
-
-    async def end_trial(self, request: scheduler_pb2.EndTrialRequest) -> scheduler_pb2.EndTrialResponse:
-        answer = await self._persist(lambda stub: stub.EndTrial, request)
-        assert isinstance(answer, scheduler_pb2.EndTrialResponse)
-        return answer
-
-    async def preview(self, request: scheduler_pb2.PreviewSearchRequest) -> scheduler_pb2.PreviewSearchResponse:
-        answer = await self._persist(lambda stub: stub.PreviewSearch, request)
-        assert isinstance(answer, scheduler_pb2.PreviewSearchResponse)
-        return answer
-
-    async def list_pending(self, seconds: float) -> scheduler_pb2.ListPendingResponse:
-        """One try: what only explains must not hold up what it explains."""
-        request = scheduler_pb2.ListPendingRequest()
-        answer = await self._try(lambda stub: stub.ListPending, request, seconds)
-        assert isinstance(answer, scheduler_pb2.ListPendingResponse)
-        return answer
-
-    async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
-        await asyncio.gather(*self._closing)
-
-    async def _persist(self, choose: Choose, request: Any) -> Any:
+    async def call(self, choose: Choose[Q, A], request: Q) -> A:
+        """The answer of whoever leads, as in `call(lambda scheduler: scheduler.EndTrial, request)`. Tried again, also
+        with the next leader, as long as its failure may pass. Raises GanglineError."""
         clock = asyncio.get_running_loop().time
         # Who asks long after the last leader went is told so at once.
         give_up_at = clock() + self._patience_seconds - min(self._patience_seconds, self._mirror.leaderless_seconds())
@@ -97,7 +52,7 @@ class Leader:
             while True:
                 leader_changed.clear()
                 try:
-                    return await self._try(choose, request, min(TRY_SECONDS, max(0.1, give_up_at - clock())))
+                    return await self.call_once(choose, request, min(TRY_SECONDS, max(0.1, give_up_at - clock())))
                 except GanglineError as error:
                     left = give_up_at - clock()
                     if not _may_pass(error) or left <= 0:
@@ -105,15 +60,21 @@ class Leader:
                 # Without a leader only a change helps; with one that does not answer, dialling again may.
                 await leader_changed.wait(min(REDIAL_SECONDS, left) if self._mirror.state.leader else left)
 
-    async def _try(self, choose: Choose, request: Any, seconds: float) -> Any:
+    async def call_once(self, choose: Choose[Q, A], request: Q, seconds: float) -> A:
+        """One try: what only explains must not hold up what it explains. Raises GanglineError."""
         leader = self._mirror.state.leader
         if leader is None:
             raise no_leader()
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._dial(leader.grpc_address))
+        stub: SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(self._dial(leader.grpc_address))
         try:
             return await choose(stub)(request, timeout=seconds, metadata=self._metadata)
         except grpc.aio.AioRpcError as failure:
             raise rpc.error_of(failure, f"the leading scheduler at {leader.grpc_address}") from failure
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+        await asyncio.gather(*self._closing)
 
     def _dial(self, address: str) -> grpc.aio.Channel:
         if self._channel is None or address != self._address:

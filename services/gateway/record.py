@@ -27,7 +27,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class MetricsPoint:
-    """group: "training" or "validation"."""
+    """group: "training", "validation", or any other name that a trial reports under."""
 
     group: str
     batches_completed: int

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import grpc
 
-from gangline.errors import GanglineError, unavailable
+from gangline.errors import GanglineError, invalid, unavailable
 from gangline.rpc import error_of, token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
 from services.trial_runner.route import Route
@@ -164,10 +164,8 @@ def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _unsafe(why: str) -> GanglineError:
-    return GanglineError("code.unsafe", f"the code archive is not unpacked: {why}; submit the experiment again")
+    return invalid("code.unsafe", f"the code archive is not unpacked: {why}; submit the experiment again")
 
 
 def _corrupt(sha256: str, why: str) -> GanglineError:
-    return GanglineError(
-        "code.corrupt", f"the code archive {sha256[:12]} is corrupt: {why}; submit the experiment again"
-    )
+    return invalid("code.corrupt", f"the code archive {sha256[:12]} is corrupt: {why}; submit the experiment again")

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from gangline.domain.state import ExitKind
-from gangline.errors import GanglineError
+from gangline.errors import unavailable
 from gangline.v1 import rank_pb2
 from gangline.wire import enum_member
 from services.trial_runner import memory, metrics
@@ -158,7 +158,7 @@ class Crew:
             case "start_failed":
                 state.is_alive = False
                 if self._up is not None and not self._up.done():
-                    self._up.set_exception(GanglineError("runner.no_rank", f"cannot start a rank: {event['error']}"))
+                    self._up.set_exception(unavailable("runner.no_rank", f"cannot start a rank: {event['error']}"))
             case "exited":
                 self._on_exit(state, event)
 
@@ -190,7 +190,7 @@ class Crew:
         for state in living:
             state.is_alive = False
         if self._up is not None and not self._up.done():
-            self._up.set_exception(GanglineError("runner.no_rank", self.lost or "the process that forks ranks died"))
+            self._up.set_exception(unavailable("runner.no_rank", self.lost or "the process that forks ranks died"))
         self._act()
 
     def _act(self) -> None:

@@ -1,7 +1,8 @@
 """Carries the spool to a gateway: one stream to any of its addresses, in batches, until each record is acknowledged.
 
-Opens the stream when there is something to send, not before. After a lost stream it sends again everything above the
-last acknowledged number; the gateway stores nothing twice. A gateway that is away costs the training nothing.
+Opens the stream when there is something to send, not before; then sends about once a second, or as fast as the gateway
+takes it where there is more than one request holds. After a lost stream it sends again everything above the last
+acknowledged number; the gateway stores nothing twice. A gateway that is away costs the training nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from services.trial_runner.spool import Spool
 
 # What may be on its way without an answer: enough to fill any network, little enough to send again.
 WINDOW_RECORDS = 5000
+# How long records are gathered for one request. Each costs the gateway a transaction, and where the gateway shares a
+# machine with ranks that report every few steps, these would pay for it.
+GATHER_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +38,7 @@ class Ingest:
         self._spool_id = spool_id
         self._trial_id = trial_id
         self._is_drained = asyncio.Event()
+        self._is_hurried = asyncio.Event()
 
     async def run(self, token: str) -> None:
         """Until cancelled."""
@@ -55,8 +60,9 @@ class Ingest:
             await self._route.failed()
 
     async def drain(self, deadline_seconds: float) -> bool:
-        """Waits until the gateway has everything; False when the time was over first."""
+        """Waits until the gateway has everything; False when the time was over first. Nothing is held back any more."""
         self._is_drained.clear()
+        self._is_hurried.set()
         if not self._spool.num_waiting:
             return True
         self._route.hurry()
@@ -112,3 +118,10 @@ class Ingest:
             request = ingest_pb2.IngestRequest(spool_id=self._spool_id, trial_id=self._trial_id, records=records)
             await call.write(request)
             sent = records[-1].sequence
+            if sent == self._spool.last_sequence:
+                await self._gather()
+
+    async def _gather(self) -> None:
+        """The first records after a silence go at once; those that follow soon after go together."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_hurried.wait(), GATHER_SECONDS)

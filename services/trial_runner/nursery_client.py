@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import structlog
 
-from gangline.errors import GanglineError
+from gangline.errors import GanglineError, unavailable
 from gangline.launch import channel, child, forkserver, nursery
 
 FORK_SECONDS = 20.0
@@ -62,9 +62,9 @@ class Nursery:
         try:
             answer = await asyncio.wait_for(asyncio.shield(self._store), STORE_SECONDS)
         except TimeoutError as error:
-            raise GanglineError("runner.no_store", f"no store after {STORE_SECONDS:g} s") from error
+            raise unavailable("runner.no_store", f"no store after {STORE_SECONDS:g} s") from error
         if "port" not in answer:
-            raise GanglineError("runner.no_store", f"cannot host the ranks' store: {answer['error']}")
+            raise unavailable("runner.no_store", f"cannot host the ranks' store: {answer['error']}")
         return int(answer["port"])
 
     def start(
@@ -163,7 +163,7 @@ def _become_nursery(control: socket.socket, foreign: Sequence[int]) -> NoReturn:
 
 def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket) -> int:
     if not rank_forkserver:
-        raise GanglineError("forkserver.none", "this agent has no rank template")
+        raise unavailable("forkserver.none", "this agent has no rank template")
     return forkserver.fork(
         rank_forkserver,
         "gangline.launch.nursery:main",
@@ -182,5 +182,5 @@ async def _start_cold(theirs: socket.socket) -> int:
             *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
         )
     except OSError as error:
-        raise GanglineError("runner.no_nursery", f"cannot start the process that forks the ranks: {error}") from error
+        raise unavailable("runner.no_nursery", f"cannot start the process that forks the ranks: {error}") from error
     return process.pid

@@ -1,15 +1,15 @@
 """The runner's end of the unix socket through which its ranks speak to it.
 
-Owns the socket, in a private folder with a short path (a unix socket's path has room for 108 bytes), and the frames:
-4 bytes of length, big end first, then a RankMessage or RunnerMessage. It hands messages on and decides nothing.
+Owns the socket, in a folder of its own where ranks put their temporary folders too, and the frames: 4 bytes of length,
+big end first, then a RankMessage or RunnerMessage. It hands messages on and decides nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import struct
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
+from gangline import unix_socket
 from gangline.v1 import rank_pb2
 
 MAX_FRAME_BYTES = 16 << 20
@@ -26,11 +27,12 @@ log = structlog.get_logger(__name__)
 
 
 class RankLinkServer:
-    """on_message: called with the rank and each message after its hello."""
+    """folder: made by `start`, removed by `close`; the agent removes it after a runner that was killed. on_message:
+    called with the rank and each message after its hello."""
 
-    def __init__(self, on_message: Callable[[int, rank_pb2.RankMessage], None]) -> None:
+    def __init__(self, folder: Path, on_message: Callable[[int, rank_pb2.RankMessage], None]) -> None:
+        self._folder = folder
         self._on_message = on_message
-        self._folder = Path(tempfile.mkdtemp(prefix="gangline-"))
         self._server: asyncio.Server | None = None
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._preempt: rank_pb2.PreemptRank | None = None
@@ -45,8 +47,13 @@ class RankLinkServer:
         return frozenset(self._writers)
 
     async def start(self) -> None:
+        # This runner holds the lock of the allocation's folder, so whoever left something there is gone.
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(mode=0o700)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unix_socket.bind(listener, self.path)
         # As many as a machine has ranks connect at once.
-        self._server = await asyncio.start_unix_server(self._serve, self.path, backlog=256)
+        self._server = await asyncio.start_server(self._serve, sock=listener, backlog=256)
 
     def send(self, rank: int, message: rank_pb2.RunnerMessage) -> None:
         """Says something to one rank; nothing when it has gone."""

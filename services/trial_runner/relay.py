@@ -67,8 +67,8 @@ class Relay:
         values = dict(point.metrics)
         self._recorder.record_metrics(point.group, point.batches_completed, values)
         for name in ("loss", "validation_loss"):
-            if name in values:
-                metrics.loss.labels(group="validation" if point.group == "validation" else "training").set(values[name])
+            if name in values and point.group in ("training", "validation"):
+                metrics.loss.labels(group=point.group).set(values[name])
         if point.group == "validation" and rank == CHIEF:
             self.tell_rest()
             report = runner_pb2.ValidationReport(batches_completed=point.batches_completed, metrics=values)

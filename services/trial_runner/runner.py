@@ -22,7 +22,7 @@ from google.protobuf import json_format
 from gangline.domain.allocation import ExitReport, Timeline
 from gangline.domain.failure import hang_rule_of, log_rules_of
 from gangline.domain.state import ExitKind
-from gangline.errors import GanglineError
+from gangline.errors import ErrorKind, GanglineError
 from gangline.launch.child import descendants
 from gangline.v1 import rank_pb2, runner_pb2
 from gangline.wire import prepare, to_proto
@@ -129,7 +129,7 @@ class TrialRunner:
         self._gang.on_failure = self._on_peer_failure
         self._lookout = Lookout(directory / "beats", self._place, hang_rule_of(config), self._gang, self._on_hang)
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
-        self._link = RankLinkServer(self._on_rank_message)
+        self._link = RankLinkServer(directory.absolute() / "ranks", self._on_rank_message)
         self._fusion = FusionDesk(spec, self._outlet.reporter, self._link.send)
         self._log_watch = LogWatch(log_rules_of(config), self._outlet.recorder.note)
         self._pump = LogPump(self._on_lines)
@@ -382,8 +382,8 @@ class TrialRunner:
 
 
 def _kind_of(error: Exception) -> ExitKind:
-    """No other attempt finds other bytes under the same sha256."""
-    is_lasting = isinstance(error, GanglineError) and error.code in ("code.corrupt", "code.unsafe")
+    """No other attempt makes valid what is invalid, such as the bytes under the code's sha256."""
+    is_lasting = isinstance(error, GanglineError) and error.kind is ErrorKind.INVALID
     return ExitKind.CONFIGURATION_ERROR if is_lasting else ExitKind.START_FAILED
 
 

@@ -25,6 +25,7 @@ min_validation_period: {epochs: 1}
 scheduling_unit: 4
 optimizations: {gradient_compression: true}
 profiling: {enabled: true}
+reproducibility: {experiment_seed: 7}
 """
 
 

@@ -98,15 +98,17 @@ def test_queue_is_reordered_while_it_waits(cluster: Cluster, client: Client, tmp
 
 def test_disabled_slot_gives_its_work_back(cluster: Cluster, client: Client, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
-    gate.allow(NUM_BATCHES)
-    gate.pace(0.2)
+    gate.allow(2)
+    gate.pace(0.5)
     number = submit(client, gate, slots=4)
     gate.wait_at(f"{number}.1.1", 2)
     assert cluster.run("slot", "disable", "agent-1/0").stdout == "slot agent-1/0: DISABLED\n"
+    gate.allow(NUM_BATCHES)
     wait_for(lambda: reason_of(client, number) is ReasonCode.AGENTS_UNHEALTHY, "its trial to wait again", 60)
     assert "blocked by agent-1: agent in pool 'default', 1 of 2 slots DISABLED" in (
         cluster.run("job", "explain", f"{number}.1").stdout
     )
+    gate.pace(0)
     assert cluster.run("slot", "enable", "agent-1/0").stdout == "slot agent-1/0: ENABLED\n"
     trial = client.wait_experiment(number, 90).trials[0].trial
     assert (trial.outcome, trial.attempts, trial.restarts, trial.state) == (Outcome.COMPLETED, 2, 0, State.TERMINAL)

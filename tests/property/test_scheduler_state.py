@@ -49,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.model = Model(POOLS)
         self.ended: dict[str | int, bytes] = {}
+        self.said: dict[str, dict[str, Availability]] = {}
 
     @initialize(sizes=st.lists(SLOTS, min_size=1, max_size=4))
     def first_agents_and_work(self, sizes: list[int]) -> None:
@@ -98,12 +99,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         agent_id = agents[choice % len(agents)]
         slot_ids = [] if number is None else [f"{agent_id}/{number}"]
         found = get(self.model.state, Agent, agent_id)
-        if slot_ids and slot_ids[0] not in {slot.id for slot in found.slots}:
+        if slot_ids and slot_ids[0] not in {slot.id for slot in found.known_slots}:
             with pytest.raises(GanglineError, match="has no slot"):
                 self.model.change_agent(agent_id, availability, *slot_ids)
             return
         self.model.change_agent(agent_id, availability, *slot_ids)
         assert not self.model.change_agent(agent_id, availability, *slot_ids)
+        self.said.setdefault(agent_id, {}).update(dict.fromkeys(slot_ids or [agent_id], availability))
         said = _availabilities(get(self.model.state, Agent, agent_id))
         if agent_id in self.model.connected:
             self.model.connect(agent_id, AGENTS[agent_id])
@@ -286,6 +288,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert all(slots[slot_id] is not Availability.DISABLED for slot_id in member.slot_ids)
 
     @invariant()
+    def what_an_operator_has_said_holds_until_it_is_taken_back(self) -> None:
+        """Also of a slot that its agent does not have now."""
+        for agent_id, said in self.said.items():
+            kept = {key: word for key, word in said.items() if word is not Availability.ENABLED}
+            assert kept.items() <= _availabilities(get(self.model.state, Agent, agent_id)).items()
+
+    @invariant()
     def requests_show_what_their_experiment_says(self) -> None:
         for request in self.model.requests():
             experiment = get(self.model.state, Experiment, request.experiment_id)
@@ -357,7 +366,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def _availabilities(agent: Agent) -> dict[str, Availability]:
-    return {agent.id: agent.availability, **{slot.id: slot.availability for slot in agent.slots}}
+    return {agent.id: agent.availability, **{slot.id: slot.availability for slot in agent.known_slots}}
 
 
 SchedulerMachine.TestCase.settings = settings(

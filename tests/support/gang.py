@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -70,6 +71,8 @@ def _be_rank(place: dict[str, Any], work: Callable[..., Any], arguments: tuple[A
     rank, size, directory = place["rank"], place["size"], Path(place["directory"])
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(GROUP_RANK="0", GROUP_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES="")
+    # What a rank that is killed leaves goes with the test's folder.
+    tempfile.tempdir = str(directory)
     torch.set_num_threads(1)
     try:
         if size > 1:

@@ -44,7 +44,8 @@ class _Server:
 
 
 class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
-    """records: by spool id, each sequence number once. num_resent: records that came more than once."""
+    """records: by spool id, each sequence number once. num_resent: records that came more than once. num_requests:
+    batches of records."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
@@ -53,6 +54,7 @@ class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
         self.records: dict[str, dict[int, ingest_pb2.IngestRecord]] = {}
         self.num_resent = 0
         self.num_streams = 0
+        self.num_requests = 0
         self.changed = asyncio.Event()
 
     def _add(self, server: grpc.aio.Server) -> None:
@@ -68,6 +70,7 @@ class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
             for record in request.records:
                 self.num_resent += record.sequence in stored
                 stored[record.sequence] = record
+            self.num_requests += 1
             self.changed.set()
             yield ingest_pb2.IngestResponse(spool_id=request.spool_id, stored_sequence=max(stored))
 

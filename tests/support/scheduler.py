@@ -178,9 +178,16 @@ class Caller:
         return answer
 
     async def list_pending(self) -> list[scheduler_pb2.PendingRequest]:
+        return list((await self._pending()).pending)
+
+    async def default_priorities(self) -> dict[str, int]:
+        """By pool."""
+        return dict((await self._pending()).default_priority_by_pool)
+
+    async def _pending(self) -> scheduler_pb2.ListPendingResponse:
         answer = await self._call("ListPending", scheduler_pb2.ListPendingRequest())
         assert isinstance(answer, scheduler_pb2.ListPendingResponse)
-        return list(answer.pending)
+        return answer
 
     async def _call(self, method: str, request: object) -> object:
         """Raises GanglineError; goes round the schedulers until one leads."""

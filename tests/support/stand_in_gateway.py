@@ -201,7 +201,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             self.agent_updates.append(request)
             agent = next((view.agent for view in self.agents if view.agent.id == request.agent_id), None)
             if agent is None:
-                raise not_found("agent.unknown", f"there is no agent {request.agent_id!r}")
+                raise not_found("agent.not_found", f"there is no agent {request.agent_id!r}")
             changed = [slot for slot in agent.slots if slot.id in request.slot_ids] if request.slot_ids else [agent]
             for item in changed:
                 item.availability = request.availability
@@ -273,7 +273,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
 
     def _experiment(self, number: int) -> types_pb2.Experiment:
         if number not in self.experiments:
-            raise not_found("experiment.unknown", f"there is no experiment {number}")
+            raise not_found("experiment.not_found", f"there is no experiment {number}")
         return self.experiments[number]
 
     def _answer(self, name: str, context: Any, handle: Callable[[], T]) -> T:

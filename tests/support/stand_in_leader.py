@@ -25,6 +25,8 @@ from services.common.server import Principal, Server, serve
 
 R = TypeVar("R")
 
+DEFAULT_PRIORITIES = {"default": 37}
+
 
 class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
     """submissions: every SubmitExperiment that came in, refused ones as well."""
@@ -81,7 +83,7 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._admit()
         found = await self._etcd.get(keys.experiment(request.experiment_id))
         if found is None:
-            raise not_found("experiment.unknown", f"there is no experiment {request.experiment_id}")
+            raise not_found("experiment.not_found", f"there is no experiment {request.experiment_id}")
         revision = await self.end(request.experiment_id, Outcome.CANCELED, f"killed by {request.user}")
         ended = await self._etcd.get(keys.experiment(request.experiment_id))
         assert ended is not None
@@ -161,12 +163,13 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         reason = Reason(ReasonCode.NO_CAPACITY, "needs 2 slots; 1 is free", "one more slot is free")
         listing = await self._etcd.list(keys.REQUESTS)
         return scheduler_pb2.ListPendingResponse(
+            default_priority_by_pool=DEFAULT_PRIORITIES,
             pending=[
                 scheduler_pb2.PendingRequest(
                     request=wire.to_proto(wire.decode(Request, item.value)), reason=wire.to_proto(reason)
                 )
                 for item in listing.items
-            ]
+            ],
         )
 
     async def end(self, experiment_id: int, outcome: Outcome, reason: str = "") -> int:

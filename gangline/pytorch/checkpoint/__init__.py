@@ -12,6 +12,7 @@ weights_only.
 
 from gangline.pytorch.checkpoint.content import load_checkpoint
 from gangline.pytorch.checkpoint.keeper import Keeper
+from gangline.pytorch.checkpoint.restore import restore
 from gangline.pytorch.checkpoint.source import Source, open_source
 
-__all__ = ["Keeper", "Source", "load_checkpoint", "open_source"]
+__all__ = ["Keeper", "Source", "load_checkpoint", "open_source", "restore"]

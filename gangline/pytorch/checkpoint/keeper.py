@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gangline.core.scratch import temporary_folder
 from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture, to_bytes
 from gangline.pytorch.checkpoint.content import metadata_of
@@ -68,7 +69,7 @@ class Keeper:
     def _write_trainer(self, trainer: dict[str, Any]) -> TemporaryDirectory[str]:
         """A folder to which callbacks may add files of their own."""
         self._call(lambda callback: callback.on_checkpoint_save_start(trainer))
-        folder = TemporaryDirectory(prefix="gangline-checkpoint-")
+        folder = temporary_folder("checkpoint")
         Path(folder.name, TRAINER_FILE).write_bytes(to_bytes(trainer, "the trial's state"))
         self._call(lambda callback: callback.on_checkpoint_write_end(folder.name))
         return folder

@@ -38,7 +38,7 @@ class DdpStrategy(Strategy):
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         if any(parameter.requires_grad for parameter in model.parameters()):
-            self._wrappers.append(route(model, self._wrap))
+            self._wrappers.append(route(model, self._wrap, self._on_forward))
             self._routed.append(model)
         self._models.add(model)
         warn_of_batch_norm(model)
@@ -88,7 +88,6 @@ class DdpStrategy(Strategy):
         options = {**self._exchange.options(), **self._options}
         wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
         self._exchange.attach(wrapper)
-        wrapper.register_forward_pre_hook(self._on_forward)
         return wrapper
 
     def _replace_wrapper(self, options: dict[str, Any]) -> None:
@@ -98,11 +97,10 @@ class DdpStrategy(Strategy):
         options = {**self._exchange.options(), **self._options, **options, "init_sync": False}
         wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
         self._exchange.attach(wrapper, replaced=0)
-        wrapper.register_forward_pre_hook(self._on_forward)
         self._wrappers.append(wrapper)
         reroute(self._routed[0], wrapper)
 
-    def _on_forward(self, _wrapper: nn.Module, _inputs: Any) -> None:
+    def _on_forward(self) -> None:
         self._has_fresh_forward = True
 
     @contextmanager

@@ -23,29 +23,36 @@ W = TypeVar("W", bound=nn.Module)
 
 
 class OriginalForward(nn.Module):
-    """Holds a model and calls what its forward was before it was routed; hooks of the model run once, outside."""
+    """Holds a model and calls what its forward was before it was routed; hooks of the model run once, outside.
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+    on_forward: called at each pass that goes through the wrapper. It is no hook of torch's, because a module with one
+    takes a slower way through its calls.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], on_forward: Callable[[], None]) -> None:
         super().__init__()
         self.module = model
-        self._forward = forward
+        self.original_forward = forward
+        self._on_forward = on_forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
+        self._on_forward()
+        return self.original_forward(*args, **kwargs)
 
 
-def route(model: nn.Module, wrap: Callable[[nn.Module], W]) -> W:
+def route(model: nn.Module, wrap: Callable[[nn.Module], W], on_forward: Callable[[], None] = lambda: None) -> W:
     """Sends the model's forward through wrap(inner), where inner(...) is the model's original forward. Returns the
     wrapper, for the caller to keep: without it the model is by itself again.
 
     Only while gradients are recorded: a forward pass without them (validation) stays local, as ranks need not make
-    equally many of those. May be called again with another wrapper.
+    equally many of those. May be called again with another wrapper. on_forward: called at each pass through the
+    wrapper.
     """
     original = _original_class(model)
     own_forward = vars(model).pop("forward", None)
     forward = own_forward or original.forward.__get__(model)
     _wrapper_by_model.pop(model, None)
-    wrapper = wrap(OriginalForward(model, forward))
+    wrapper = wrap(OriginalForward(model, forward, on_forward))
     if original is type(model):
         model.__class__ = _routed_class(original)
     _wrapper_by_model[model] = weakref.ref(wrapper)
@@ -70,7 +77,7 @@ def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
             return original.forward(self, *args, **kwargs)
         if not torch.is_grad_enabled():
             inner = next(module for module in wrapper.modules() if isinstance(module, OriginalForward))
-            return inner(*args, **kwargs)
+            return inner.original_forward(*args, **kwargs)
         return wrapper(*args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:

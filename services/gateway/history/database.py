@@ -7,6 +7,8 @@ in threads only: everything here blocks.
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,8 +85,24 @@ def _create_engine(url: sa.URL) -> sa.Engine:
 def _set_up_sqlite(connection: Any, _: Any) -> None:
     """WAL lets readers go on beside the writer; FULL, because what was acknowledged must survive a power cut."""
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={CONNECT_SECONDS * 1000}"):
+    for pragma in (f"busy_timeout={CONNECT_SECONDS * 1000}", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}")
+    _turn_wal_on(connection)
+
+
+def _turn_wal_on(connection: Any) -> None:
+    """SQLite does not wait by itself here: the first change of the mode fails at once while another process, which
+    starts at the same time, makes the same change."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as failure:
+            if failure.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

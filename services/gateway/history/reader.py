@@ -63,7 +63,7 @@ def _of_scope(rows: sa.Table, scope: Scope) -> list[sa.ColumnElement[bool]]:
     else:
         conditions = [rows.c.experiment_id == scope.experiment_id]
     if scope.group and "metric_group" in rows.c:
-        conditions.append(rows.c.metric_group == scope.group)
+        conditions.append(rows.c.metric_group == table.storable(scope.group))
     return conditions
 
 

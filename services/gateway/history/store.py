@@ -117,17 +117,19 @@ def _upsert(connection: sa.Connection, target: sa.Table, rows: list[Row]) -> Non
 def _log_row(line: LogLine) -> Row:
     return {
         "rank": line.rank,
-        "agent_id": _clean(line.agent_id),
-        "stream": _clean(line.stream),
-        "text": _clean(line.text),
+        "agent_id": table.storable(line.agent_id),
+        "stream": table.storable(line.stream),
+        "text": table.storable(line.text),
     }
 
 
 def _metrics_row(point: MetricsPoint) -> Row:
     return {
-        "metric_group": _clean(point.group),
+        "metric_group": table.storable(point.group),
         "batches_completed": point.batches_completed,
-        "metrics_json": json.dumps({_clean(name): value for name, value in point.metrics.items()}, sort_keys=True),
+        "metrics_json": json.dumps(
+            {table.storable(name): value for name, value in point.metrics.items()}, sort_keys=True
+        ),
     }
 
 
@@ -137,8 +139,3 @@ def _progress_row(point: ProgressPoint) -> Row:
         "batches_total": point.batches_total,
         "samples_per_second": point.samples_per_second,
     }
-
-
-def _clean(text: str) -> str:
-    """PostgreSQL keeps no NUL in a text."""
-    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")

@@ -69,3 +69,8 @@ ingest_cursors = sa.Table(
     sa.Column("stored_sequence", sa.BigInteger, nullable=False),
     sa.Column("updated_at", sa.Double, nullable=False),
 )
+
+
+def storable(text: str) -> str:
+    """As it is stored: PostgreSQL keeps no NUL in a text."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")

@@ -72,5 +72,5 @@ def _agent(agent: Agent) -> queue_model.AgentAnswer:
 
 
 def _slot(agent: Agent, slot_id: str) -> queue_model.SlotAnswer:
-    slot = next(slot for slot in agent.slots if slot.id == slot_id)
+    slot = next(slot for slot in agent.known_slots if slot.id == slot_id)
     return queue_model.SlotAnswer.model_validate({"slot": slot})

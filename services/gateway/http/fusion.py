@@ -49,4 +49,4 @@ async def list_fusion(caller: Caller, cases: Cases) -> FusionList:
 async def forget_fusion(key: str, caller: Caller, cases: Cases) -> None:
     """The next trial of this kind tunes anew."""
     if not await cases.fusion.forget(caller, str(uuid.uuid4()), key):
-        raise not_found("fusion.unknown", f"nothing is remembered under {key}; list it with: gangline fusion list")
+        raise not_found("fusion.not_found", f"nothing is remembered under {key}; list it with: gangline fusion list")

@@ -45,7 +45,7 @@ class Window:
 
 Wanted = Annotated[Window, Depends()]
 Tail = Annotated[int, Query(ge=0, description="Only the last so many of the lines there are; 0 for all")]
-Group = Annotated[str, Query(description="training or validation; both when absent")]
+Group = Annotated[str, Query(description="training, validation or any other that was reported; all when absent")]
 
 
 @router.get("/experiments/{experiment_id}/events", response_class=EventSourceResponse)

@@ -252,7 +252,8 @@ class Request(Answer):
 class Task(Answer):
     """allocation: the slots that it holds. request and reason: what it waits for, and why.
 
-    queue_place: from 1 within its pool; 0 when it does not wait. priority: null where its pool's default holds.
+    queue_place: from 1 within its pool; 0 when it does not wait. priority: of its experiment, else of its pool;
+    null when it holds slots and no scheduler has said the pool's yet.
     """
 
     trial: Trial
@@ -301,10 +302,13 @@ class NetworkInterface(Answer):
 
 
 class Agent(Availability):
+    """absent_slots: those that it no longer has, but that an operator disabled or drained when it had them."""
+
     id: str
     pool: str
     state: AgentState
     slots: list[Slot]
+    absent_slots: list[Slot]
     interfaces: list[NetworkInterface]
     labels: dict[str, str]
     version: str

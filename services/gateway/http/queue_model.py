@@ -75,7 +75,8 @@ class JobSummary(Answer):
 
 
 class Job(Answer):
-    """job_id: its experiment. priority: null where the pool's default holds and it does not wait.
+    """job_id: its experiment. priority: of its experiment, else of its pool; null when it holds slots and no scheduler
+    has said the pool's yet.
 
     queue_place: from 1 within its pool; 0 for one that holds slots, and while no scheduler leads.
     """

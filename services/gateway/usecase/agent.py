@@ -32,11 +32,11 @@ class Agents:
         ]
 
     def view(self, principal: Principal, agent_id: str) -> AgentView:
-        """Raises GanglineError `agent.unknown`."""
+        """Raises GanglineError `agent.not_found`."""
         for view in self.list(principal):
             if view.agent.id == agent_id:
                 return view
-        raise not_found("agent.unknown", f"there is no agent {agent_id!r}; list them with: gangline agent list")
+        raise not_found("agent.not_found", f"there is no agent {agent_id!r}; list them with: gangline agent list")
 
     async def change(
         self,
@@ -58,6 +58,6 @@ class Agents:
             request_id=request_id, agent_id=agent_id, slot_ids=slot_ids, user=principal.name
         )
         request.availability = wire.enum_number(availability)  # type: ignore[assignment]  # protobuf takes the number
-        answer = await self._leader.change_agent(request)
+        answer = await self._leader.call(lambda scheduler: scheduler.ChangeAgent, request)
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Agent, answer.agent)

@@ -49,10 +49,11 @@ class Experiments:
         check_request_id(request_id)
         check_config(config_json)
         await self._code.check_stored(code_sha256)
-        answer = await self._leader.submit(
+        answer = await self._leader.call(
+            lambda scheduler: scheduler.SubmitExperiment,
             scheduler_pb2.SubmitExperimentRequest(
                 request_id=request_id, owner=principal.name, config_json=config_json, code_sha256=code_sha256
-            )
+            ),
         )
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Experiment, answer.experiment), list(answer.warnings)
@@ -60,8 +61,9 @@ class Experiments:
     async def kill(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
         check_user(principal)
         check_request_id(request_id)
-        answer = await self._leader.end(
-            scheduler_pb2.EndExperimentRequest(request_id=request_id, experiment_id=experiment_id, user=principal.name)
+        answer = await self._leader.call(
+            lambda scheduler: scheduler.EndExperiment,
+            scheduler_pb2.EndExperimentRequest(request_id=request_id, experiment_id=experiment_id, user=principal.name),
         )
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Experiment, answer.experiment)
@@ -87,7 +89,7 @@ class Experiments:
                 request.resources.CopyFrom(wire.to_proto(change))
             case QueueMove():
                 request.move.CopyFrom(wire.to_proto(change))
-        answer = await self._leader.change(request)
+        answer = await self._leader.call(lambda scheduler: scheduler.ChangeExperiment, request)
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Experiment, answer.experiment)
 
@@ -95,8 +97,9 @@ class Experiments:
         """The others of its experiment go on."""
         check_user(principal)
         check_request_id(request_id)
-        answer = await self._leader.end_trial(
-            scheduler_pb2.EndTrialRequest(request_id=request_id, trial_id=trial_id, user=principal.name)
+        answer = await self._leader.call(
+            lambda scheduler: scheduler.EndTrial,
+            scheduler_pb2.EndTrialRequest(request_id=request_id, trial_id=trial_id, user=principal.name),
         )
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Trial, answer.trial)
@@ -108,7 +111,9 @@ class Experiments:
         if not 0 <= limit <= MAX_TRIALS:
             raise invalid("request.limit", f"limit is {limit}; give 0 to {MAX_TRIALS}")
         request = scheduler_pb2.PreviewSearchRequest(config_json=config_json, limit=limit)
-        return wire.from_proto(SearchPreview, (await self._leader.preview(request)).preview)
+        return wire.from_proto(
+            SearchPreview, (await self._leader.call(lambda scheduler: scheduler.PreviewSearch, request)).preview
+        )
 
     def list(self, principal: Principal, limit: int = 0, before_id: int = 0) -> list[Experiment]:
         """Newest first. limit: 0 for the default. before_id: 0 to begin with the newest."""

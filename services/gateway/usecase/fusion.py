@@ -25,8 +25,9 @@ class Fusion:
         """Whether there was one. Any user may: it costs the next trial of this kind some steps, and nothing else."""
         check_user(principal)
         check_request_id(request_id)
-        answer = await self._leader.forget_fusion(
-            scheduler_pb2.ForgetFusionRequest(request_id=request_id, key=key, user=principal.name)
+        answer = await self._leader.call(
+            lambda scheduler: scheduler.ForgetFusion,
+            scheduler_pb2.ForgetFusionRequest(request_id=request_id, key=key, user=principal.name),
         )
         await settle(self._mirror, answer.revision)
         return answer.is_forgotten

@@ -18,7 +18,6 @@ from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.view import Views
 
 PAGE_ROWS = 500
-GROUPS = ("", "training", "validation")
 # Gateways that share a PostgreSQL do not ring each other's bells, so then a follower looks this often by itself.
 POLL_SECONDS = 1.0
 # After the end of an experiment its runners may still be delivering; a follower waits for them no longer than this.
@@ -76,8 +75,6 @@ class Records:
         """Whether this may be asked and exists. Raises GanglineError."""
         check_user(principal)
         self._views.experiment(scope.experiment_id)
-        if scope.group not in GROUPS:
-            raise invalid("request.group", f"there is no group {scope.group!r}; give training, validation or nothing")
         if scope.trial_id and self._views.trial(scope.trial_id).experiment_id != scope.experiment_id:
             raise invalid(
                 "trial.elsewhere", f"trial {scope.trial_id} does not belong to experiment {scope.experiment_id}"

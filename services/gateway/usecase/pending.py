@@ -1,4 +1,5 @@
-"""Why trials wait and at which place of their queue, as the leading scheduler says.
+"""Why trials wait and at which place of their queue, and the priority that each pool gives, as the leading scheduler
+says.
 
 An answer is kept for a moment, and callers that come while one is being fetched share it, so that many views cost the
 leader one call. Without a leader there are no reasons, and nothing else fails because of it.
@@ -16,6 +17,7 @@ import structlog
 from gangline import wire
 from gangline.domain.allocation import Reason
 from gangline.errors import GanglineError
+from gangline.v1 import scheduler_pb2
 from services.gateway.leader import Leader
 
 FRESH_SECONDS = 0.5
@@ -37,9 +39,15 @@ class Pending:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._standing_by_trial_id: Mapping[str, Standing] = {}
+        self._default_priority_by_pool: Mapping[str, int] = {}
         self._fetched_at = float("-inf")
         self._is_answered = False
         self._fetching = asyncio.Lock()
+
+    @property
+    def default_priority_by_pool(self) -> Mapping[str, int]:
+        """As last heard, from whichever leader; empty before the first answer. `standings` asks anew."""
+        return self._default_priority_by_pool
 
     async def standings(self, trial_ids: Iterable[str]) -> Mapping[str, Standing]:
         """By trial id, in the order in which the planner looks at them.
@@ -58,11 +66,14 @@ class Pending:
     async def _fetch(self) -> Mapping[str, Standing]:
         self._is_answered = False
         try:
-            answer = await self._leader.list_pending(FETCH_SECONDS)
+            answer = await self._leader.call_once(
+                lambda scheduler: scheduler.ListPending, scheduler_pb2.ListPendingRequest(), FETCH_SECONDS
+            )
         except GanglineError as error:
             log.debug("no reasons for pending requests", error=error.message)
             return {}
         self._is_answered = True
+        self._default_priority_by_pool = dict(answer.default_priority_by_pool)
         places: Counter[str] = Counter()
         found = {}
         for item in answer.pending:

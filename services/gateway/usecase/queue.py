@@ -31,14 +31,15 @@ class Queue:
     async def list_tasks(self, principal: Principal, experiment_id: int = 0) -> list[Task]:
         """What holds slots, oldest first; then what waits, in the order in which the planner looks at it.
 
-        experiment_id: 0 for all of them. Raises GanglineError `experiment.unknown`.
+        experiment_id: 0 for all of them. Raises GanglineError `experiment.not_found`.
         """
         check_user(principal)
         if experiment_id:
             self._views.experiment(experiment_id)
         waiting = [request.trial_id for request in self._mirror.state.requests.all()]
-        standings = await self._pending.standings(waiting) if waiting else {}
-        found: list[Allocation | Request] = [*self._running(), *self._waiting(standings)]
+        running = self._running()
+        standings = await self._pending.standings(waiting) if waiting or running else {}
+        found: list[Allocation | Request] = [*running, *self._waiting(standings)]
         wanted = [one for one in found if experiment_id in (0, one.experiment_id)]
         tasks = (self._task(one, standings.get(one.trial_id)) for one in wanted)
         return [task for task in tasks if task is not None]
@@ -55,7 +56,9 @@ class Queue:
     async def snapshot(self, principal: Principal, pool: str = "") -> str:
         """What the planner would look at now, as `gangline simulate` reads it. pool: empty when there is one only."""
         check_user(principal)
-        answer = await self._leader.snapshot(scheduler_pb2.GetSnapshotRequest(pool=pool))
+        answer = await self._leader.call(
+            lambda scheduler: scheduler.GetSnapshot, scheduler_pb2.GetSnapshotRequest(pool=pool)
+        )
         return answer.snapshot_json
 
     def _running(self) -> list[Allocation]:
@@ -78,6 +81,7 @@ class Queue:
         name = experiment.name if experiment is not None else ""
         priority, weight = _configured_urgency(experiment.config_json if experiment is not None else "")
         if isinstance(one, Allocation):
+            priority = self._pending.default_priority_by_pool.get(one.pool) if priority is None else priority
             return Task(trial, name, allocation=one, priority=priority, weight=weight)
         return Task(
             trial,

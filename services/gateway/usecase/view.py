@@ -25,17 +25,17 @@ class Views:
         self._pending = pending
 
     def experiment(self, experiment_id: int) -> Experiment:
-        """Raises GanglineError `experiment.unknown`."""
+        """Raises GanglineError `experiment.not_found`."""
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         if experiment is None:
             raise unknown_experiment(experiment_id)
         return experiment
 
     def trial(self, trial_id: str) -> Trial:
-        """Raises GanglineError `trial.unknown`."""
+        """Raises GanglineError `trial.not_found`."""
         trial = self._mirror.state.trials.find(keys.trial(trial_id))
         if trial is None:
-            raise not_found("trial.unknown", f"there is no trial {trial_id}; list them with: gangline task list")
+            raise not_found("trial.not_found", f"there is no trial {trial_id}; list them with: gangline task list")
         return trial
 
     async def view_experiment(self, experiment_id: int) -> ExperimentView:
@@ -71,5 +71,5 @@ class Views:
 
 def unknown_experiment(experiment_id: int) -> GanglineError:
     return not_found(
-        "experiment.unknown", f"there is no experiment {experiment_id}; list them with: gangline experiment list"
+        "experiment.not_found", f"there is no experiment {experiment_id}; list them with: gangline experiment list"
     )

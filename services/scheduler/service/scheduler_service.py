@@ -170,11 +170,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, _request: scheduler_pb2.ListPendingRequest, _context: Any
     ) -> scheduler_pb2.ListPendingResponse:
         require_cluster()
+        term = self._seat.require()
         pending = [
             scheduler_pb2.PendingRequest(request=wire.to_proto(request), reason=wire.to_proto(reason))
-            for request, reason in self._seat.require().loop.pending()
+            for request, reason in term.loop.pending()
         ]
-        return scheduler_pb2.ListPendingResponse(pending=pending)
+        defaults = {pool.name: pool.default_priority for pool in term.pools}
+        return scheduler_pb2.ListPendingResponse(pending=pending, default_priority_by_pool=defaults)
 
 
 def _change_of(request: scheduler_pb2.ChangeExperimentRequest, term: Term, now: float) -> Transition:

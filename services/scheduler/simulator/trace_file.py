@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from math import isfinite
+from math import inf
+from typing import TypeVar
 
 from gangline.errors import GanglineError, invalid
 from services.scheduler.placement.snapshot import DEFAULT_PRIORITY
@@ -17,6 +18,7 @@ from services.scheduler.simulator.submission import OUTCOMES, Submission
 
 NEEDED = ("submitted_at", "slots", "duration_seconds")
 OPTIONAL = ("priority", "group", "id", "planned_seconds", "preemptible", "single_agent", "outcome")
+N = TypeVar("N", int, float)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -87,28 +89,27 @@ class _Row:
 
     def integer(self, name: str, default: int | None, low: int, high: int | None = None) -> int:
         bounds = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
-        value = self._fields.get(name, "")
-        if not value and default is not None:
-            return default
-        try:
-            number = int(value)
-        except ValueError:
-            raise self.error(name, f"must be {bounds}, not {value!r}") from None
-        if number < low or (high is not None and number > high):
-            raise self.error(name, f"must be {bounds}, not {number}")
-        return number
+        return self._number(
+            name, default, int, bounds, lambda number: low <= number and (high is None or number <= high)
+        )
 
     def seconds(self, name: str, default: float | None, *, low: float = 0.0, is_above: bool = False) -> float:
         """At least `low`, or more than it."""
         bounds = f"seconds, {'more than' if is_above else 'at least'} {low:g}"
+        is_within = (lambda number: low < number < inf) if is_above else (lambda number: low <= number < inf)
+        return self._number(name, default, float, bounds, is_within)
+
+    def _number(
+        self, name: str, default: N | None, parse: Callable[[str], N], bounds: str, is_within: Callable[[N], bool]
+    ) -> N:
         value = self._fields.get(name, "")
         if not value and default is not None:
             return default
         try:
-            number = float(value)
+            number = parse(value)
         except ValueError:
             raise self.error(name, f"must be {bounds}, not {value!r}") from None
-        if not isfinite(number) or number < low or (is_above and number == low):
+        if not is_within(number):
             raise self.error(name, f"must be {bounds}, not {value}")
         return number
 

@@ -8,7 +8,7 @@ changes nothing; since what is wanted is on record, any leader can go on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from gangline.domain.allocation import Allocation, ExitReport
@@ -27,6 +27,8 @@ from services.scheduler.transition.stop import StopOrder, stop_allocation
 # Three operations each, of the 128 that etcd takes.
 MAX_CLEARED = 32
 
+ABSENT = "its agent does not have it now"
+
 
 def change_availability(
     records: Records,
@@ -41,13 +43,17 @@ def change_availability(
 
     Raises GanglineError `agent.not_found` or `slot.not_found`, naming what there is."""
     agent = find_agent(records, agent_id)
-    unknown = [slot_id for slot_id in slot_ids if slot_id not in {slot.id for slot in agent.slots}]
+    known = {slot.id for slot in agent.known_slots}
+    unknown = [slot_id for slot_id in slot_ids if slot_id not in known]
     if unknown:
         raise _no_slot(agent, unknown[0])
     if slot_ids:
         wanted = set(slot_ids)
-        slots = (replace(slot, availability=availability) if slot.id in wanted else slot for slot in agent.slots)
-        agent = replace(agent, slots=tuple(slots))
+        agent = replace(
+            agent,
+            slots=_with(agent.slots, wanted, availability),
+            absent_slots=_with(agent.absent_slots, wanted, availability),
+        )
     else:
         agent = replace(agent, availability=availability)
     draft = Draft(records)
@@ -66,13 +72,25 @@ def find_agent(records: Records, agent_id: str) -> Agent:
 
 
 def keep_availability(agent: Agent, known: Agent | None) -> Agent:
-    """The agent as it describes itself, with what operators have said of it and of its slots."""
-    said = {slot.id: slot.availability for slot in known.slots} if known else {}
+    """The agent as it describes itself, with what operators have said of it and of its slots, those that it has no
+    more among them: one that comes back is as it was left."""
+    said = {slot.id: slot for slot in known.known_slots} if known else {}
+    slots = tuple(
+        replace(slot, availability=said[slot.id].availability if slot.id in said else Availability.ENABLED)
+        for slot in agent.slots
+    )
+    gone = said.keys() - {slot.id for slot in slots}
+    absent = (said[slot_id] for slot_id in sorted(gone) if said[slot_id].availability is not Availability.ENABLED)
     return replace(
         agent,
         availability=known.availability if known else Availability.ENABLED,
-        slots=tuple(replace(slot, availability=said.get(slot.id, Availability.ENABLED)) for slot in agent.slots),
+        slots=slots,
+        absent_slots=tuple(replace(slot, is_healthy=False, problem=ABSENT) for slot in absent),
     )
+
+
+def _with(slots: Sequence[Slot], wanted: Collection[str], availability: Availability) -> tuple[Slot, ...]:
+    return tuple(replace(slot, availability=availability) if slot.id in wanted else slot for slot in slots)
 
 
 def clear(records: Records, agent_id: str, rules: Rules, now: float) -> Change:
@@ -130,5 +148,5 @@ def _is(what: str) -> str:
 
 
 def _no_slot(agent: Agent, slot_id: str) -> GanglineError:
-    known = describe_known("slot", slot_id, [slot.id for slot in agent.slots])
+    known = describe_known("slot", slot_id, [slot.id for slot in agent.known_slots])
     return not_found("slot.not_found", f"agent {agent.id} has no slot {slot_id!r}; {known}")

@@ -33,5 +33,6 @@ class Rules:
         return self.default_priorities.get(pool, DEFAULT_PRIORITY)
 
     def backoff(self, failures: int) -> float:
-        """1, 2, 4 ... seconds after the first, second, third failure in a row."""
-        return min(2.0 ** max(0, failures - 1), self.max_backoff_seconds)
+        """None after the first failure in a row, as most come once and slots stand idle meanwhile; 1, 2, 4 ... seconds
+        after the second, third, fourth."""
+        return min(2.0 ** (failures - 2), self.max_backoff_seconds) if failures > 1 else 0.0

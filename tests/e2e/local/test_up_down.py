@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -159,6 +160,14 @@ def test_cluster_without_its_supervisor_is_found_and_stopped(tmp_path: Path) -> 
         assert find_cluster_processes(cluster.layout) == []
         with running_cluster(tmp_path, agents=1, slots=1) as next_one:
             assert next_one.read("status")["cluster"]["cluster"]["id"] == identity
+
+
+def test_slots_are_those_of_this_time_not_of_the_last(tmp_path: Path) -> None:
+    data, home = tmp_path / "data", tmp_path / "home"
+    for slots in ("2", "1", "3"):
+        up = gangline(home, "up", "--agents", "1", "--slots", slots, "--data-dir", data, "--json")
+        assert json.loads(up.stdout)["num_slots"] == int(slots)
+        assert gangline(home, "down").returncode == 0
 
 
 def test_in_the_foreground_ctrl_c_stops_everything(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_error_of_the_cluster_keeps_code_and_message(client: Client) -> None:
     with pytest.raises(GanglineError) as caught:
         client.get_experiment(5)
     assert (caught.value.code, caught.value.message, caught.value.kind) == (
-        "experiment.unknown",
+        "experiment.not_found",
         "there is no experiment 5",
         ErrorKind.NOT_FOUND,
     )

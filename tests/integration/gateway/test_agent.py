@@ -103,4 +103,4 @@ async def test_what_is_wrong_is_said(admin: Client, leader: StandInLeader) -> No
     assert (await code_of(admin, update("DISABLED", agent_id="a9")))[0] == "agent.not_found"
     answer = await admin.http.post("/api/v1/agents/a1/disable", json={"dry": True})
     assert answer.json()["code"] == "request.invalid"
-    assert (await admin.http.get("/api/v1/agents/a9")).json()["code"] == "agent.unknown"
+    assert (await admin.http.get("/api/v1/agents/a9")).json()["code"] == "agent.not_found"

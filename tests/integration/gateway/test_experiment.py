@@ -125,7 +125,7 @@ async def test_unknown_experiment_is_one_line_on_both_surfaces(client: Client) -
         await client.gateway.GetExperiment(pb.GetExperimentRequest(experiment_id=77), metadata=client.metadata)
     answer = await client.http.get("/api/v1/experiments/77/logs?follow=true")
     assert failure.value.code() is grpc.StatusCode.NOT_FOUND
-    assert (answer.status_code, answer.json()["code"]) == (404, "experiment.unknown")
+    assert (answer.status_code, answer.json()["code"]) == (404, "experiment.not_found")
     assert answer.json()["detail"] == failure.value.details()
 
 

@@ -41,4 +41,4 @@ async def test_forgotten_record_is_gone_at_once(client: Client, etcd: EtcdClient
     assert (await client.http.delete("/api/v1/fusion/ab-02")).status_code == 204
     assert (await client.http.get("/api/v1/fusion")).json() == {"records": []}
     problem = (await client.http.delete("/api/v1/fusion/ab-02")).json()
-    assert (problem["status"], problem["code"]) == (404, "fusion.unknown")
+    assert (problem["status"], problem["code"]) == (404, "fusion.not_found")

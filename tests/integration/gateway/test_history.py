@@ -193,6 +193,9 @@ async def test_texts_may_hold_anything(engine: sa.Engine) -> None:
     rows = await reader.logs_after(Scope(1), 0, 9)
     assert rows[0].line.text == "NUL \N{REPLACEMENT CHARACTER}, tab \t, 猫 🐈, quote ' \" %s"
     assert len(rows[1].line.text) == 300_000
+    store_batches(engine, [batch(IngestRecord(3, 3.0, MetricsPoint("a\x00b", 7, {})))], 0.0)
+    [found] = await reader.metrics_after(Scope(1, "", "a\x00b"), 0, 9)
+    assert found.point.batches_completed == 7
     reader.close()
 
 

@@ -54,7 +54,7 @@ async def test_change_waits_for_the_next_leader_and_keeps_its_request_id(
 ) -> None:
     old, new = schedulers
     old.is_standby = True
-    submitting = asyncio.create_task(gateway.submit(SUBMIT))
+    submitting = asyncio.create_task(gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
     await until(lambda: bool(old.submissions), "the old leader being asked")
     await new.lead()
     answer = await within(8, submitting)
@@ -65,7 +65,7 @@ async def test_change_waits_for_the_next_leader_and_keeps_its_request_id(
 async def test_change_outlives_a_leader_that_is_killed(gateway: Leader, schedulers: list[StandInLeader]) -> None:
     old, new = schedulers
     await old.stop()
-    submitting = asyncio.create_task(gateway.submit(SUBMIT))
+    submitting = asyncio.create_task(gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
     await old.resign()
     await new.lead()
     assert (await within(8, submitting)).experiment.id == 1
@@ -77,7 +77,7 @@ async def test_change_leaves_a_leader_that_hangs(
     monkeypatch.setattr(leader_module, "TRY_SECONDS", 0.3)
     old, new = schedulers
     old.is_quiet = True
-    submitting = asyncio.create_task(gateway.submit(SUBMIT))
+    submitting = asyncio.create_task(gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
     await until(lambda: bool(old.submissions), "the old leader being asked")
     await new.lead()
     assert (await within(8, submitting)).experiment.id == 1
@@ -88,8 +88,11 @@ async def test_refusal_by_the_leader_is_final_and_keeps_its_code(
 ) -> None:
     started = time.monotonic()
     with pytest.raises(GanglineError) as failure:
-        await gateway.end(scheduler_pb2.EndExperimentRequest(request_id="r", experiment_id=404))
-    assert (failure.value.code, failure.value.kind) == ("experiment.unknown", ErrorKind.NOT_FOUND)
+        await gateway.call(
+            lambda scheduler: scheduler.EndExperiment,
+            scheduler_pb2.EndExperimentRequest(request_id="r", experiment_id=404),
+        )
+    assert (failure.value.code, failure.value.kind) == ("experiment.not_found", ErrorKind.NOT_FOUND)
     assert time.monotonic() - started < 2
 
 
@@ -97,7 +100,7 @@ async def test_patience_ends(mirror: Mirror, schedulers: list[StandInLeader]) ->
     schedulers[0].is_standby = True
     gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=0.5)
     with pytest.raises(GanglineError) as failure:
-        await within(5, gateway.submit(SUBMIT))
+        await within(5, gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
     assert failure.value.code == "scheduler.not_leader"
     assert len(schedulers[0].submissions) >= 2
     await gateway.close()
@@ -106,13 +109,13 @@ async def test_patience_ends(mirror: Mirror, schedulers: list[StandInLeader]) ->
 async def test_without_a_leader_the_error_says_so_and_what_still_works(mirror: Mirror) -> None:
     gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=0.2)
     with pytest.raises(GanglineError) as failure:
-        await within(5, gateway.submit(SUBMIT))
+        await within(5, gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
     assert (failure.value.code, failure.value.kind) == ("gateway.no_leader", ErrorKind.UNAVAILABLE)
     assert failure.value.message.startswith("no scheduler leads this cluster")
     # The patience is over by now, so the next one is told at once.
     started = time.monotonic()
     with pytest.raises(GanglineError):
-        await gateway.submit(SUBMIT)
+        await gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT)
     assert time.monotonic() - started < 0.15
     await gateway.close()
 
@@ -120,5 +123,5 @@ async def test_without_a_leader_the_error_says_so_and_what_still_works(mirror: M
 async def test_calls_that_only_explain_do_not_wait(gateway: Leader) -> None:
     started = time.monotonic()
     with pytest.raises(GanglineError):
-        await gateway.list_pending(1.0)
+        await gateway.call_once(lambda scheduler: scheduler.ListPending, scheduler_pb2.ListPendingRequest(), 1.0)
     assert time.monotonic() - started < 0.5

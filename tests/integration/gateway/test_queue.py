@@ -18,7 +18,7 @@ from services.common import keys
 from services.common.etcd import EtcdClient, Put
 from tests.integration.gateway.test_experiment import create
 from tests.support.gateway import Client
-from tests.support.stand_in_leader import StandInLeader
+from tests.support.stand_in_leader import DEFAULT_PRIORITIES, StandInLeader
 from tests.support.wait import until_async
 
 REASON = "needs 2 slots; 1 is free"
@@ -79,7 +79,23 @@ async def test_places_count_within_each_pool(queue: Client) -> None:
     assert [(task.trial.id, task.queue_place) for task in own.tasks] == [("9.1", 2)]
     tasks = (await queue.http.get("/api/v1/tasks?experimentId=9")).json()["tasks"]
     assert [task["queuePlace"] for task in tasks] == [2]
-    assert (await queue.http.get("/api/v1/tasks?experimentId=99")).json()["code"] == "experiment.unknown"
+    assert (await queue.http.get("/api/v1/tasks?experimentId=99")).json()["code"] == "experiment.not_found"
+
+
+async def test_the_pools_priority_holds_for_what_runs_without_one(queue: Client, etcd: EtcdClient) -> None:
+    await put_running(etcd, 5, "default", {})
+    await put_running(etcd, 6, "gone", {})
+
+    async def listed() -> dict[str, int | None]:
+        tasks = (await queue.http.get("/api/v1/tasks")).json()["tasks"]
+        return {task["trial"]["id"]: task["priority"] for task in tasks}
+
+    async def is_seen() -> bool:
+        return {"5.1", "6.1"} <= (await listed()).keys()
+
+    await until_async(is_seen, "the gateway seeing both")
+    found = await listed()
+    assert (found["5.1"], found["6.1"], found["7.1"]) == (DEFAULT_PRIORITIES["default"], None, 30)
 
 
 async def test_jobs_of_one_pool_as_determined_names_them(queue: Client) -> None:
@@ -108,8 +124,8 @@ async def test_explanation_of_an_experiment_and_of_a_trial(queue: Client) -> Non
     ("path", "status", "code"),
     [
         ("/api/v1/jobs/seven/explanation", 400, "id.job"),
-        ("/api/v1/jobs/99/explanation", 404, "experiment.unknown"),
-        ("/api/v1/jobs/8.9/explanation", 404, "trial.unknown"),
+        ("/api/v1/jobs/99/explanation", 404, "experiment.not_found"),
+        ("/api/v1/jobs/8.9/explanation", 404, "trial.not_found"),
     ],
 )
 async def test_explanation_of_what_is_not_there(queue: Client, path: str, status: int, code: str) -> None:

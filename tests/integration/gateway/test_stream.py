@@ -193,7 +193,22 @@ async def test_metrics_and_progress_show_in_the_view(seen: Client) -> None:
     assert newest["validation"] is None
     rows = (await seen.http.get("/api/v1/experiments/7/metrics?group=training")).json()["metrics"]
     assert [row["point"]["batchesCompleted"] for row in rows] == [5]
-    assert (await seen.http.get("/api/v1/experiments/7/metrics?group=trainig")).json()["code"] == "request.group"
+
+
+async def test_metrics_by_any_group_that_was_reported(seen: Client) -> None:
+    points = [
+        ingest_pb2.IngestRecord(
+            sequence=number, at=1.0, metrics=ingest_pb2.MetricsPoint(group=group, batches_completed=number)
+        )
+        for number, group in enumerate(("fusion", "training", "my group"), 1)
+    ]
+    await deliver(seen, request(points))
+
+    async def read(group: str) -> list[int]:
+        answer = await seen.http.get("/api/v1/trials/7.1/metrics", params={"group": group})
+        return [row["point"]["batchesCompleted"] for row in answer.json()["metrics"]]
+
+    assert [await read(group) for group in ("fusion", "my group", "trainig", "")] == [[1], [3], [], [1, 2, 3]]
 
 
 async def test_watcher_is_woken_by_progress(seen: Client) -> None:

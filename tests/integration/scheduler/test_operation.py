@@ -173,6 +173,16 @@ async def test_a_dump_is_planned_alike_by_whoever_reads_it(bench: Bench) -> None
     )
 
 
+async def test_default_priorities_of_configured_pools_and_of_those_that_agents_name(
+    bench: Bench, tmp_path: Path
+) -> None:
+    settings = tmp_path / "scheduler.toml"
+    settings.write_text('[[resource_pools]]\npool_name = "lab"\nscheduler = { default_priority = 7 }\n')
+    await bench.scheduler("s1", "--settings", str(settings))
+    await bench.agent("a1", slots=1)
+    assert await bench.caller.default_priorities() == {"default": 42, "lab": 7}
+
+
 async def test_what_cannot_be_asked_for(bench: Bench, tmp_path: Path) -> None:
     settings = tmp_path / "scheduler.toml"
     settings.write_text('[[resource_pools]]\npool_name = "lab"\n')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +23,13 @@ class Templates:
 
 
 @pytest.fixture(scope="session")
-def templates() -> Iterator[Templates]:
-    # A unix socket's path must be short, and pytest's folders are not.
-    with tempfile.TemporaryDirectory(prefix="gl-") as folder:
-        runner = WarmProcess(Path(folder) / "runner.sock", "services.trial_runner.runner")
-        rank = WarmProcess(Path(folder) / "rank.sock", "torch,torch._dynamo,gangline.core,gangline.launch.entrypoint")
-        yield Templates(runner, rank)
-        runner.close()
-        rank.close()
+def templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Templates]:
+    folder = tmp_path_factory.mktemp("templates")
+    runner = WarmProcess(folder / "runner.sock", "services.trial_runner.runner")
+    rank = WarmProcess(folder / "rank.sock", "torch,torch._dynamo,gangline.core,gangline.launch.entrypoint")
+    yield Templates(runner, rank)
+    runner.close()
+    rank.close()
 
 
 @dataclass

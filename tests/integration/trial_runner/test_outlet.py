@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from pathlib import Path
 
@@ -52,3 +53,19 @@ async def test_a_full_disk_ends_neither_reports_nor_records(tmp_path: Path, monk
     assert await outlet.close(5.0) == []
     await gateway.stop()
     await scheduler.stop()
+
+
+async def test_records_that_follow_one_another_go_together(tmp_path: Path) -> None:
+    gateway = GatewayPeer(TOKEN)
+    await gateway.start()
+    spec = make_spec([("a1", 1)], 0, "true", code_sha256="", scheduler=["127.0.0.1:1"], gateway=[gateway.address])
+    outlet = Outlet(spec, "a1", tmp_path / "spool")
+    outlet.recorder.note("first")
+    await until(lambda: "first" in gateway.lines(), "the first line, which does not wait", 20)
+    for number in range(50):
+        outlet.recorder.note(f"line {number}")
+        await asyncio.sleep(0)
+    assert await outlet.close(5.0) == []
+    assert gateway.lines()[-1] == "line 49"
+    assert gateway.num_requests < 10
+    await gateway.stop()

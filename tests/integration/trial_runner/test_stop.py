@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 from gangline.domain.state import ExitKind
 from tests.integration.trial_runner.conftest import World
@@ -20,6 +21,14 @@ with core.init() as context:
     while not context.preempt.should_preempt():
         time.sleep(0.01)
     print("saved", flush=True)
+"""
+HALF_SAVED = """
+import os, signal
+from gangline import core
+with core.init() as context, context.checkpoint.store_path() as (folder, _):
+    (folder / "half").write_text("x")
+    print("folder", folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 DEAF = JOIN + "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n" + LOOP
 
@@ -66,6 +75,16 @@ async def test_a_stop_before_the_ranks_run_ends_the_preparation(world: World) ->
     report = await runner.wait()
     assert report.kind is ExitKind.PREEMPTED
     assert report.message == "stopped before its ranks started: asked by a signal"
+
+
+async def test_what_a_killed_rank_was_writing_goes_with_it(world: World) -> None:
+    (runner,) = await world.start(HALF_SAVED, (1,))
+    report = await runner.wait()
+    assert report.kind is ExitKind.SIGNAL, report
+    [line] = [line for line in world.gateway.lines("stdout") if line.startswith("folder ")]
+    folder = Path(line.removeprefix("folder "))
+    assert folder.parent == runner.directory / "ranks"
+    assert not folder.parent.exists()
 
 
 async def test_the_reason_and_the_time_of_a_stop_are_read_from_the_agents_record(world: World) -> None:

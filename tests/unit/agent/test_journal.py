@@ -156,3 +156,13 @@ def test_nothing_is_kept_when_told_so(tmp_path: Path) -> None:
         journal.forget(folder)
     assert not folder.path.exists()
     assert list((tmp_path / "ended").iterdir()) == []
+
+
+def test_what_ranks_of_a_killed_runner_left_is_not_kept(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 1) as journal:
+        folder = _accept(journal)
+        (folder.ranks_path / "gangline-checkpoint-x").mkdir(parents=True)
+        (folder.ranks_path / "gangline-checkpoint-x" / "trainer.pth").write_bytes(b"x")
+        journal.forget(folder)
+        [kept] = tmp_path.glob("*/1.1.1")
+        assert [each.name for each in kept.iterdir()] == ["record.json"]

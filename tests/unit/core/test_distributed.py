@@ -23,13 +23,14 @@ def test_exchange_among_all_ranks() -> None:
             context.allgather(name),
             context.broadcast(name),
             context.maximum([context.rank, -context.rank]),
+            context.total([0.5, context.rank]),
         )
 
     names = ["rank 0", "rank 1", "rank 2"]
     assert in_ranks(3, work) == [
-        (names, names, "rank 0", [2, 0]),
-        (None, names, "rank 0", [2, 0]),
-        (None, names, "rank 0", [2, 0]),
+        (names, names, "rank 0", [2, 0], [1.5, 3.0]),
+        (None, names, "rank 0", [2, 0], [1.5, 3.0]),
+        (None, names, "rank 0", [2, 0], [1.5, 3.0]),
     ]
 
 
@@ -62,7 +63,7 @@ def test_alone_every_exchange_is_with_oneself() -> None:
     context = DistributedContext()
     assert context.gather(1) == context.allgather(1) == context.allgather_local(1) == [1]
     assert context.broadcast("x") == context.broadcast_local("x") == "x"
-    assert context.maximum([3, 4]) == [3, 4]
+    assert context.maximum([3, 4]) == context.total([3, 4]) == [3, 4]
     assert context.is_chief
 
 

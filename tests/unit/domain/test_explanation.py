@@ -68,7 +68,7 @@ def test_ended_trials_are_told_of_only_when_asked_for() -> None:
 def test_a_trial_that_is_not_there() -> None:
     with pytest.raises(GanglineError) as caught:
         explain(BIG, None, TRIALS, [], [], trial_id="8.3")
-    assert caught.value.code == "trial.unknown"
+    assert caught.value.code == "trial.not_found"
     assert caught.value.message == ("experiment 8 has no trial 8.3; list them with: gangline experiment trials 8")
 
 

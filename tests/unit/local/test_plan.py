@@ -143,3 +143,12 @@ def test_ports_of_the_last_time_are_kept_where_they_are_free() -> None:
     assert chosen["gateway.http"] == 12_000
     assert chosen["gateway.grpc"] != former["gateway.grpc"]
     assert set(chosen) == set(plan.port_names)
+
+
+def test_agents_have_joined_when_each_has_the_slots_that_it_was_started_with() -> None:
+    plan = ClusterPlan(2, "2")
+    assert plan.count_slots({"agent-1": 2}) is None
+    assert plan.count_slots({"agent-1": 2, "agent-2": 3}) is None, "it is what it had the last time"
+    assert plan.count_slots({"agent-1": 2, "agent-2": 2, "agent-3": 2}) == 4
+    assert ClusterPlan(1, "auto").count_slots({"agent-1": 8}) == 8
+    assert ClusterPlan(1, "auto").count_slots({}) is None

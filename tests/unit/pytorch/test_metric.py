@@ -22,6 +22,14 @@ def test_training_metrics_weigh_every_batch_alike() -> None:
     assert first.take() == {}
 
 
+def test_sum_of_halves_is_as_good_as_one_of_floats() -> None:
+    sums, one = MetricSums(), torch.tensor(1.0, dtype=torch.bfloat16)
+    for _ in range(1000):
+        sums.add({"loss": one})
+    assert sums.take() == {"loss": (1000.0, 1000)}
+    assert one == 1
+
+
 def test_sums_do_not_keep_the_graph() -> None:
     sums = MetricSums()
     weight = torch.ones(1, requires_grad=True)

@@ -147,6 +147,35 @@ def test_slots_that_fall_ill_keep_their_work_and_take_no_more() -> None:
 
 
 @pytest.mark.parametrize("is_told_on_stream", [False, True])
+def test_a_disabled_slot_that_vanishes_comes_back_disabled(is_told_on_stream: bool) -> None:
+    model = _model(a1=2)
+    model.change_agent("a1", Availability.DISABLED, "a1/1")
+    for slot_id in ("a1/0", "a1/1"):
+        model.lose_slot("a1", slot_id, is_told_on_stream)
+    [absent] = get(model.state, Agent, "a1").known_slots
+    assert (absent.id, absent.availability, absent.is_healthy) == ("a1/1", Availability.DISABLED, False)
+    model.change_leader()
+    model.connect("a1", 2)
+    agent = get(model.state, Agent, "a1")
+    assert [slot.availability for slot in agent.slots] == [Availability.ENABLED, Availability.DISABLED]
+    assert agent.slots[1].is_healthy
+    assert agent.absent_slots == ()
+
+
+def test_a_word_on_a_slot_can_be_taken_back_while_the_slot_is_away() -> None:
+    model = _model(a1=2)
+    model.change_agent("a1", Availability.DRAINING, "a1/1")
+    model.connect("a1", 1)
+    model.change_agent("a1", Availability.DISABLED, "a1/1")
+    assert get(model.state, Agent, "a1").absent_slots[0].availability is Availability.DISABLED
+    model.change_agent("a1", Availability.ENABLED, "a1/1")
+    model.connect("a1", 1)
+    assert get(model.state, Agent, "a1").known_slots == get(model.state, Agent, "a1").slots
+    model.connect("a1", 2)
+    assert [slot.availability for slot in get(model.state, Agent, "a1").slots] == [Availability.ENABLED] * 2
+
+
+@pytest.mark.parametrize("is_told_on_stream", [False, True])
 def test_an_agent_with_fewer_slots_than_its_work_holds(is_told_on_stream: bool) -> None:
     model = _model(a1=4)
     [allocation] = _running(model, 4)

@@ -192,6 +192,32 @@ def test_fair_share_takes_back_only_what_is_beyond_a_share() -> None:
     assert _stopped(_plan(config, {"a": 4}, requests, whole)) == []
 
 
+def test_slots_that_drain_count_as_held_and_as_shared() -> None:
+    """x finishes on agent b and on a slot of c, which come back to nobody, and holds the whole of a besides: of the 8
+    slots in use each group may have 4, so y gets all of a."""
+    config = replace(PREEMPTIVE, policy="fair_share")
+    running = [_work(10 + n, "a", 1, group="x", started_at=500.0 + n) for n in range(4)]
+    running += [_work(20 + n, "b", 1, group="x", started_at=900.0 + n) for n in range(3)]
+    running.append(_work(30, "c", 1, group="x", started_at=990.0, draining_by_agent={"c": 1}))
+    agents = (
+        AgentRoom("a", "default", 4, 4),
+        AgentRoom("b", "default", 3, 3, is_usable=False, problem="draining"),
+        AgentRoom("c", "default", 0, 0, draining=1, disabled=1),
+    )
+    requests = tuple(_request(n, 1, group="y") for n in range(1, 9))
+    decided = plan(Snapshot((config,), agents, requests, tuple(running)), NOW)
+    assert _stopped(decided) == ["13.1.1", "12.1.1", "11.1.1", "10.1.1"]
+
+
+def test_what_drains_is_not_taken_for_what_is_beyond_a_share() -> None:
+    """The newest work goes first, but to stop it on a draining agent would give nobody a slot."""
+    config = replace(PREEMPTIVE, policy="fair_share")
+    running = [_work(10, "a", 2, group="x", started_at=500.0), _work(11, "b", 2, group="x", started_at=900.0)]
+    agents = (AgentRoom("a", "default", 2, 2), AgentRoom("b", "default", 2, 2, is_usable=False, problem="draining"))
+    decided = plan(Snapshot((config,), agents, (_request(1, 2, group="y"),), tuple(running)), NOW)
+    assert _stopped(decided) == ["10.1.1"]
+
+
 def test_groups_take_turns() -> None:
     requests = [_request(n, 1, group="x") for n in (1, 2, 3)] + [_request(n, 1, group="y") for n in (4, 5)]
     decided = _plan(replace(POOL, policy="round_robin"), {"a": 4}, requests)

@@ -45,8 +45,8 @@ def test_user_error_uses_a_restart_and_backs_off() -> None:
     first = _decide(_allocation(_exit(ExitKind.USER_ERROR)))
     second = _decide(_allocation(_exit(ExitKind.SIGNAL)), restarts=1)
     last = _decide(_allocation(_exit(ExitKind.USER_ERROR, message="boom")), restarts=2)
-    assert (first.outcome, first.restarts, first.delay_seconds) == (None, 1, 1.0)
-    assert (second.outcome, second.restarts, second.delay_seconds) == (None, 2, 2.0)
+    assert (first.outcome, first.restarts, first.delay_seconds) == (None, 1, 0.0)
+    assert (second.outcome, second.restarts, second.delay_seconds) == (None, 2, 1.0)
     assert (last.outcome, last.reason) == (Outcome.FAILED, "agent a0: boom; all 2 restarts are used up")
 
 
@@ -208,4 +208,4 @@ def test_a_failure_is_described_with_rank_and_agent() -> None:
 
 
 def test_backoff_is_bounded() -> None:
-    assert [RULES.backoff(failures) for failures in (1, 2, 3, 4, 50)] == [1, 2, 4, 8, 8]
+    assert [RULES.backoff(failures) for failures in (1, 2, 3, 4, 5, 50)] == [0, 1, 2, 4, 8, 8]

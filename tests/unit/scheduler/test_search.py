@@ -151,8 +151,9 @@ def test_max_slots_holds_requests_and_says_why() -> None:
 
 def test_one_that_backs_off_does_not_use_up_max_slots() -> None:
     world = SearchWorld(config_of({"name": "random", "max_trials": 2}, resources={"max_slots": 1}, max_restarts=5))
-    assert world.place() == ["1.1"]
-    world.exit("1.1", ExitKind.USER_ERROR)
+    for _ in range(2):
+        assert world.place() == ["1.1"]
+        world.exit("1.1", ExitKind.USER_ERROR)
     assert world.place() == ["1.2"]
 
 

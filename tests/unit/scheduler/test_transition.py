@@ -127,7 +127,7 @@ def test_the_first_failure_stops_the_rest_and_the_last_exit_frees_the_slots() ->
     world.exit("a1", ExitKind.KILLED, 21.0)
     assert not list(world.records.all_of(Allocation))
     request = get(world.records, Request, "1.1")
-    assert (request.submitted_at, request.not_before_at) == (10.0, 22.0)
+    assert (request.submitted_at, request.not_before_at) == (10.0, 0.0)
     assert (world.trial.restarts, world.trial.timeline) == (1, Timeline(queued_at=21.0))
     assert world.trial.last_failure is not None
     assert world.trial.last_failure.agent_id == "a2"

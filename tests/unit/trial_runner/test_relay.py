@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gangline.v1 import rank_pb2, runner_pb2, types_pb2
+from services.trial_runner.metrics import loss as loss_gauge
 from services.trial_runner.relay import PROGRESS_SECONDS, Relay
 
 
@@ -77,6 +78,16 @@ def test_the_rest_is_told_once_when_the_ranks_have_ended() -> None:
     relay.tell_rest()
     relay.tell_rest()
     assert told.batches == [1, 2]
+
+
+def test_a_loss_of_another_group_is_not_shown_as_that_of_the_training() -> None:
+    relay, _, _ = make_relay()
+    for group, loss in (("training", 0.5), ("mine", 7.0)):
+        metrics = rank_pb2.RankMetrics(group=group, batches_completed=3, metrics={"loss": loss})
+        relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
+    shown = {sample.labels["group"]: sample.value for found in loss_gauge.collect() for sample in found.samples}
+    assert shown["training"] == 0.5
+    assert "mine" not in shown
 
 
 def test_only_the_chief_tells_progress() -> None:

@@ -15,7 +15,9 @@ from math import inf
 
 from services.scheduler.placement.assignment import PoolPlan
 from services.scheduler.placement.ledger import Ledger
+from services.scheduler.placement.outlook import freed_by
 from services.scheduler.placement.reason import close
+from services.scheduler.placement.room import Room
 from services.scheduler.placement.snapshot import PendingRequest, PoolView, Running
 from services.scheduler.placement.victim import in_order
 
@@ -32,8 +34,12 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
         else:
             queues[request.group].append(request)
     # 2. Who may be stopped: what groups hold beyond their shares.
-    shares = fair_shares(view, ledger.room.capacity)
-    victims = _beyond_share(view, shares, now) if view.config.is_preemption_on else []
+    freed = {work.allocation_id: _freed_slots(work, ledger.room) for work in view.running}
+    # Who finishes on slots that nobody gets afterwards holds slots all the same, so they are shared out too.
+    shares = fair_shares(
+        view, ledger.room.capacity + sum(work.slots - freed[work.allocation_id] for work in view.running)
+    )
+    victims = _beyond_share(view, shares, freed, now) if view.config.is_preemption_on else []
     # 3. Slots go where the least is.
     for request in _least_first(view, ledger, queues):
         share = shares[request.group]
@@ -76,15 +82,21 @@ def _wanted(view: PoolView) -> Mapping[str, float]:
     return {group: want if caps[group] is None else min(want, caps[group] or 0) for group, want in wanted.items()}
 
 
-def _beyond_share(view: PoolView, shares: Mapping[str, float], now: float) -> list[Running]:
-    """The first to go first; of each group only so many that it keeps its share."""
+def _freed_slots(work: Running, room: Room) -> int:
+    """Those that somebody gets after it: neither draining nor of an agent that starts nothing."""
+    return sum(slots for agent_id, slots in freed_by(work).items() if room.get(agent_id) is not None)
+
+
+def _beyond_share(view: PoolView, shares: Mapping[str, float], freed: Mapping[str, int], now: float) -> list[Running]:
+    """The first to go first; of each group only so many that it keeps its share. freed: slots by allocation; to stop
+    what frees none helps nobody."""
     held: dict[str, int] = defaultdict(int)
     for work in view.running:
         if not work.is_stopping:
             held[work.group] += work.slots
     beyond = []
     for work in in_order(view.running, now):
-        if held[work.group] - work.slots >= shares[work.group]:
+        if freed[work.allocation_id] and held[work.group] - work.slots >= shares[work.group]:
             held[work.group] -= work.slots
             beyond.append(work)
     return beyond

@@ -1,0 +1,93 @@
+"""What a training step costs in the engine alone, beside bare DDP, HF Accelerate and Lightning Fabric.
+
+The same small CNN, data and global batch in all of them, two ranks each over gloo, started by torchrun or its like, no
+cluster. All four trainings are up at once and exactly one of them runs a block of 100 steps at a time, in random order
+within each round; as many rounds as bring the 95 % interval of every ratio to the fastest within 2 %, at most --rounds.
+pip brings the peers into a temporary environment; without them ours and bare DDP remain. Run it with
+`python -m benchmarks.step_time`; a larger --batch-per-rank makes longer steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks.contest import print_steps, ratios_to_fastest, run_rounds
+from benchmarks.machine import describe_machine
+from benchmarks.peer import PeersMissing, peer_python
+from benchmarks.process import end_process
+from benchmarks.turnstile import Side, Turnstile
+
+WORKLOAD = Path(__file__).parent / "workload"
+BAR = 1.02
+STEPS_PER_BLOCK = 100
+MOST_BLOCKS = 10_000
+START_SECONDS = 120.0
+SAID_CHARACTERS = 2000
+PEERS = {"accelerate": "accelerate==1.15.0", "fabric": "lightning-fabric==2.6.6"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--batch-per-rank", type=int, default=32)
+    arguments = parser.parse_args()
+    print(describe_machine())
+    with ExitStack() as stack:
+        commands = {"gangline": _ours(), "torchrun": [*_torchrun(Path(sys.executable)), "bare.py", "overhead"]}
+        try:
+            python = stack.enter_context(peer_python(list(PEERS.values())))
+            commands |= {name: [*_torchrun(python), "peer_loop.py", name] for name in PEERS}
+            print(f"peers: {', '.join(PEERS.values())}")
+        except PeersMissing as error:
+            print(f"without {' and '.join(PEERS)}: {error}")
+        sides = stack.enter_context(_running(commands, arguments.batch_per_rank))
+        run_rounds(sides, arguments.rounds)
+    print_steps(sides, STEPS_PER_BLOCK)
+    for name, ratio in ratios_to_fastest(sides).items():
+        print(f"{name:10} step time / the fastest: {ratio}")
+    print(f"gangline at most {BAR}: {'yes' if ratios_to_fastest(sides)['gangline'].mean <= BAR else 'NO'}")
+
+
+def _ours() -> list[str]:
+    return [sys.executable, "-m", "gangline.launch.torch_distributed", "--nproc-per-node", "2", "python3", "engine.py"]
+
+
+def _torchrun(python: Path) -> list[str]:
+    return [str(python), "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+
+
+@contextmanager
+def _running(commands: dict[str, list[str]], batch_per_rank: int) -> Iterator[dict[str, Side]]:
+    """All programs, each in front of its first block; they are ended with the block."""
+    with tempfile.TemporaryDirectory(prefix="gl-step-") as folder:
+        # The programs write their files into the folder in which they run.
+        for file in WORKLOAD.glob("*.py"):
+            Path(folder, file.name).symlink_to(file)
+        turnstile = Turnstile(Path(folder, "turn"), START_SECONDS)
+        options = ["--turnstile", str(turnstile.path), "--batch-per-rank", str(batch_per_rank)]
+        options += ["--steps-per-block", str(STEPS_PER_BLOCK), "--blocks", str(MOST_BLOCKS)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with ExitStack() as stack:
+            stack.callback(turnstile.close)
+            for name, command in commands.items():
+                said = stack.enter_context(Path(folder, f"{name}.txt").open("wb"))
+                process = subprocess.Popen([*command, *options], cwd=folder, env=environment, stdout=said, stderr=said)
+                stack.callback(end_process, process)
+            try:
+                admitted = dict(turnstile.admit() for _ in commands)
+                yield {name: admitted[name] for name in commands}
+            except (TimeoutError, ConnectionError):
+                for name in commands:
+                    print(f"{name} said last:\n{Path(folder, f'{name}.txt').read_text()[-SAID_CHARACTERS:]}")
+                raise
+
+
+if __name__ == "__main__":
+    main()

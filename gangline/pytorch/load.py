@@ -1,0 +1,75 @@
+"""A trained trial from a checkpoint's folder, in a process of its own: for evaluation, inference, a look at a model.
+
+It needs no cluster and no other rank, whatever wrote the checkpoint. Checkpoints hold no code, so the caller names the
+trial class; that is what differs from Determined's function of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gangline.core.context import alone
+from gangline.core.storage import verify
+from gangline.errors import invalid
+from gangline.pytorch.checkpoint import open_source, restore
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.group import choose_device
+from gangline.pytorch.parallel import choose_strategy
+from gangline.pytorch.setup import make_setting
+from gangline.pytorch.trial import PyTorchTrial
+
+T = TypeVar("T", bound=PyTorchTrial)
+# Determined once took torch.load's options by name; code that still passes them shall run.
+_TORCH_LOAD_OPTIONS = ("map_location", "pickle_module", "weights_only", "mmap")
+
+
+def load_trial_from_checkpoint_path(
+    path: str | Path,
+    trial_class: type[T] | None = None,
+    trial_kwargs: Mapping[str, Any] | None = None,
+    torch_load_kwargs: Mapping[str, Any] | None = None,
+    *,
+    exp_conf: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> T:
+    """A trial made with the checkpoint's hyperparameters, its models, optimizers, schedulers and scalers as they were
+    saved. Every file is compared with the manifest first.
+
+    path: a checkpoint's folder, as `gangline checkpoint download` writes it. trial_class: required. trial_kwargs: its
+    arguments after the context. exp_conf: as much of the experiment's configuration as the trial reads, as checkpoints
+    do not hold it; also `optimizations` with mixed_precision fp16, whose scaler is part of the state.
+    torch_load_kwargs, and torch.load's options by name: accepted, no effect; nothing is unpickled but tensors and plain
+    values, and models come to this process's GPU where it has one. Callbacks are not made.
+
+    Raises GanglineError `checkpoint.no_code` without a trial class, and what reading a checkpoint raises:
+    `checkpoint.not_found`, `corrupt`, `newer_format`, `other_trial`, `other_model`.
+    """
+    _check_options(options)
+    directory = Path(path)
+    if trial_class is None:
+        raise invalid(
+            "checkpoint.no_code",
+            f"checkpoints hold no code, so nothing says which trial wrote {directory}; pass trial_class=, or use "
+            "load_checkpoint for the states alone",
+        )
+    hparams = verify(directory).get("hparams") or {}
+    source = open_source(directory)
+    setting = make_setting(None, hparams, exp_conf or {}, aggregation_frequency=1)
+    device = choose_device()
+    strategy = choose_strategy(setting.parallelism, 1, device, setting.optimizations)
+    context = PyTorchTrialContext(alone(), setting, strategy, device, writes_tensorboard=False)
+    trial = trial_class(context, **(trial_kwargs or {}))
+    restore(context, {}, source)
+    return trial
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    unknown = sorted(set(options) - set(_TORCH_LOAD_OPTIONS))
+    if unknown:
+        raise invalid(
+            "pytorch.load_option",
+            f"load_trial_from_checkpoint_path has no argument {unknown[0]}; it takes trial_class, trial_kwargs, "
+            f"torch_load_kwargs, exp_conf and torch.load's {', '.join(_TORCH_LOAD_OPTIONS)}",
+        )

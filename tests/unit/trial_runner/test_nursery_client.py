@@ -1,0 +1,30 @@
+"""What the machine cannot do for the runner just now is no fault of the experiment's, so another attempt may do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import ErrorKind, GanglineError
+from services.trial_runner.nursery_client import Nursery, NurseryProcess, start_nursery
+
+
+async def test_a_nursery_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(GanglineError) as caught:
+        await start_nursery("", tmp_path)
+    assert (caught.value.code, caught.value.kind) == ("runner.no_nursery", ErrorKind.UNAVAILABLE)
+
+
+async def test_a_nursery_that_dies_before_it_hosts_the_store_is_tried_again() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with pytest.raises(GanglineError) as caught:
+        await Nursery(NurseryProcess(os.getpid(), ours)).wait_store()
+    assert (caught.value.code, caught.value.kind) == ("runner.no_store", ErrorKind.UNAVAILABLE)
+    assert caught.value.message == "cannot host the ranks' store: the nursery died"
+    ours.close()
