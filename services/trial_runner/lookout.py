@@ -21,6 +21,7 @@ from services.trial_runner.outcome import Failure
 from services.trial_runner.vigil import Hang, Vigil, find_hang, look
 
 LOOK_SECONDS = 1.0
+MIN_LOOK_SECONDS = 0.1
 
 
 class Lookout:
@@ -54,7 +55,7 @@ class Lookout:
         vigil, looked_at = Vigil(), time.monotonic()
         told: dict[int, Reading] = {}
         while True:
-            await asyncio.sleep(min(LOOK_SECONDS, self._rule.seconds / 4))
+            await asyncio.sleep(max(MIN_LOOK_SECONDS, min(LOOK_SECONDS, self._rule.seconds / 4)))
             own = {rank: self.files[rank].read() for rank in living()}
             if not self._place.is_head:
                 if own != told:

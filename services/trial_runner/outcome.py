@@ -31,6 +31,12 @@ _KIND_BY_EXCEPTION = {
     "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
     "ImportError": ExitKind.IMPORT_ERROR,
     "ModuleNotFoundError": ExitKind.IMPORT_ERROR,
+    "BrokenPipeError": ExitKind.UNAVAILABLE,
+    "ConnectionAbortedError": ExitKind.UNAVAILABLE,
+    "ConnectionError": ExitKind.UNAVAILABLE,
+    "ConnectionRefusedError": ExitKind.UNAVAILABLE,
+    "ConnectionResetError": ExitKind.UNAVAILABLE,
+    "TimeoutError": ExitKind.UNAVAILABLE,
 }
 
 

@@ -37,6 +37,8 @@ import os, threading, time
 from gangline import core
 
 with core.init(preempt_mode=core.PreemptMode.WorkersAskMaster) as context:
+    # It is watched from its first call on.
+    context.preempt.should_preempt()
     print("pid", os.getpid(), flush=True)
     while True:
         context.preempt.should_preempt()
