@@ -101,6 +101,16 @@ def one_ended(num_agents: int, num_pending: int) -> Snapshot:
     return replace(settled, agents=(replace(first, used=SLOTS - 2), *rest), running=settled.running[1:])
 
 
+def on_call(num_agents: int, num_pending: int) -> Snapshot:
+    """A gang as large as the cluster waits for one of those that run; all others have passed it. One has ended."""
+    settled = one_ended(num_agents, num_pending)
+    gang = PendingRequest("0.1", "g", POOL, num_agents * SLOTS)
+    first, *others = settled.running
+    passed = (replace(work, is_on_call=True, submitted_at=work.started_at) for work in others)
+    config = PoolConfig(POOL, is_preemption_on=True, backfill="on_call")
+    return replace(settled, pools=(config,), requests=(gang, *settled.requests), running=(first, *passed))
+
+
 def urgent(num_agents: int, num_pending: int) -> Snapshot:
     """Urgent requests for agents that are full of less urgent work: everything is preempted."""
     config = PoolConfig(POOL, is_preemption_on=True)
@@ -122,6 +132,7 @@ def cases() -> list[Case]:
         Case("fair_share, 1,000 idle agents, 10,000 pending", lambda: idle(1000, 10_000, "fair_share"), 1.0),
         Case("priority, 1,000 full agents, 10,000 pending", lambda: full(1000, 10_000), 1.0),
         Case("settled, one allocation ended, 1,000 agents, 10,000 pending", lambda: one_ended(1000, 10_000), 0.05),
+        Case("on call, one allocation ended, 1,000 agents, 10,000 pending", lambda: on_call(1000, 10_000), 0.1),
         Case("preemption, 64 agents, 1,000 pending", lambda: urgent(64, 1000)),
         Case("preemption, 1,000 agents, 10,000 pending", lambda: urgent(1000, 10_000), 1.0),
         Case("priority, 10,000 idle agents, 10,000 pending", lambda: idle(10_000, 10_000)),

@@ -1,10 +1,11 @@
 """Plays synthetic traces in virtual time: what the planner makes of waits and makespan, beside two baselines.
 
 Run as `python -m benchmarks.trace`. Both loads have 512 slots on 64 agents; every figure is the median over five seeds,
-with the smallest and the largest. The planner is shown twice: with run times as a live scheduler knows them, from
-progress, and with run times that are known when somebody submits. Both baselines play the same traces in the same run:
-strict submission order without backfill, and a restatement of Determined's documented priority rules. The run fails
-when backfill has moved the start of a head gang.
+with the smallest and the largest. The planner is shown in pools without preemption, with run times as a live scheduler
+knows them, from progress, and with run times that are known when somebody submits; and in pools with preemption, where
+who passes the head of the queue is on call. Both baselines play the same traces in the same run: strict submission
+order without backfill, and a restatement of Determined's documented priority rules. The run fails when backfill has
+moved the start of a head gang: when it would have fitted without what passed it, and nobody had that stopped at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.statistic import summarise
 from services.scheduler.simulator.engine import Setting, play
 from services.scheduler.simulator.estimate import Estimates
 from services.scheduler.simulator.figure import Figures, figures_of
+from services.scheduler.simulator.figure_report import describe_stop
 from services.scheduler.simulator.load import LOADS, draw_load
 from services.scheduler.simulator.strategy import choose_strategies
 
@@ -29,6 +31,7 @@ INTENSITY = {"helios": 2.0, "llm-dev": 1.0}
 ROWS: tuple[tuple[str, Estimates], ...] = (
     ("priority", "progress"),
     ("priority", "exact"),
+    ("priority, preemption", "progress"),
     ("submission order", "progress"),
     ("documented priority", "progress"),
 )
@@ -43,6 +46,7 @@ def measures() -> dict[str, Measure]:
         **sizes,
         "makespan (h)": lambda one: one.makespan_seconds / 3600,
         "utilisation (%)": lambda one: 100 * one.utilisation,
+        "preemptions": lambda one: one.preemptions,
         "heads": lambda one: one.head.count if one.head else None,
         "heads moved by backfill": lambda one: one.head.moved if one.head else None,
         "heads late on their first promise": lambda one: one.head.late if one.head else None,
@@ -85,6 +89,7 @@ def main() -> int:
     parser.add_argument("--days", type=float, default=2.0, help="of submissions (default 2)")
     days = parser.parse_args().days
     print(describe_machine())
+    print(describe_stop(Setting()))
     num_moved = 0
     for load, intensity in INTENSITY.items():
         played = [play_all(load, seed, days) for seed in SEEDS]

@@ -1,4 +1,4 @@
-"""`gangline checkpoint ...`: find the saved states of trials and fetch them."""
+"""`gangline checkpoint ...`: find the saved states of trials, fetch and delete them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from gangline.cli.shared import Json, connect, new_group, show, show_table
 from gangline.cli.text import format_age, format_bytes
 
-app = new_group("Find and fetch checkpoints.")
+app = new_group("Find, fetch and delete checkpoints.")
 
 
 @app.command("list")
@@ -27,10 +27,17 @@ def list_checkpoints(
         checkpoints = client.list_checkpoints(experiment)
     now = time.time()
     rows = [
-        (c.id, c.trial_id, c.batches_completed, format_bytes(sum(c.file_bytes.values())), format_age(c.created_at, now))
-        for c in checkpoints
+        (
+            checkpoint.id,
+            checkpoint.trial_id,
+            checkpoint.batches_completed,
+            checkpoint.state,
+            format_bytes(sum(checkpoint.file_bytes.values())) if checkpoint.file_bytes else "-",
+            format_age(checkpoint.created_at, now),
+        )
+        for checkpoint in checkpoints
     ]
-    headings = ("CHECKPOINT", "TRIAL", "BATCHES", "SIZE", "AGE")
+    headings = ("CHECKPOINT", "TRIAL", "BATCHES", "STATE", "SIZE", "AGE")
     show_table(checkpoints, is_json, headings, rows, "no checkpoints yet")
 
 
@@ -46,3 +53,14 @@ def download(
         num_bytes = client.download_checkpoint(checkpoint_id, folder)
     record = {"checkpoint_id": checkpoint_id, "folder": str(folder.resolve()), "num_bytes": num_bytes}
     show(record, is_json, lambda: f"{format_bytes(num_bytes)} in {folder.resolve()}")
+
+
+@app.command()
+def rm(
+    checkpoint_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The ids of the checkpoints.")],
+    is_json: Json = False,
+) -> None:
+    """Delete checkpoints, all that are named or none; refused for one that a trial goes on from."""
+    with connect() as client:
+        checkpoints = client.delete_checkpoints(checkpoint_ids)
+    show(checkpoints, is_json, lambda: "\n".join(f"{checkpoint.id} is being deleted" for checkpoint in checkpoints))

@@ -13,6 +13,7 @@ HEADINGS = (
     "PLACE", "TRIAL", "EXPERIMENT", "POOL", "PRIORITY", "SLOTS", "STATE", "SUBMITTED", "STARTS", "WHERE OR WHY NOT",
 )  # fmt: skip
 _MOST_TASKS = 20
+_ON_CALL = "on call: it has passed others, and checkpoints and stops once that starts one that comes before it"
 
 
 def in_queue_order(tasks: Iterable[Task]) -> list[Task]:
@@ -53,7 +54,8 @@ def explanation_lines(explanation: Explanation, now: float, tell_instant: Callab
 def _task_lines(explained: TaskExplanation, now: float, tell_instant: Callable[[float], str]) -> list[str]:
     task, trial = explained.task, explained.task.trial
     if task.allocation is not None:
-        return [f"trial {trial.id}: {task.allocation.state} on {place_of(task.allocation)}, {_terms(task)}"]
+        lines = [f"trial {trial.id}: {task.allocation.state} on {place_of(task.allocation)}, {_terms(task)}"]
+        return [*lines, f"  {_ON_CALL}"] if task.allocation.is_on_call else lines
     if task.request is None:
         return [f"trial {trial.id}: {trial.outcome or trial.state}" + (f", {trial.reason}" if trial.reason else "")]
     place = f"place {task.queue_place} of the queue, " if task.queue_place else ""

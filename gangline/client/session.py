@@ -265,6 +265,15 @@ class Client:
         request = pb.DownloadCheckpointRequest(checkpoint_id=checkpoint_id)
         return write_files(self._connection.stream_once(self._stub.DownloadCheckpoint, request), folder)
 
+    def delete_checkpoints(self, checkpoint_ids: Sequence[str], request_id: str | None = None) -> list[Checkpoint]:
+        """All of them or none. Returns them as they are now; their files are deleted soon after.
+
+        Raises GanglineError `checkpoint.needed` for one that a trial goes on from.
+        """
+        request = pb.DeleteCheckpointsRequest(request_id=request_id or new_request_id(), checkpoint_ids=checkpoint_ids)
+        answer = self._connection.call(self._stub.DeleteCheckpoints, request)
+        return [from_proto(Checkpoint, message) for message in answer.checkpoints]
+
     def list_fusion(self) -> list[FusionRecord]:
         """What tuning of tensor fusion has found, newest first."""
         answer = self._connection.call(self._stub.ListFusion, pb.ListFusionRequest())

@@ -20,9 +20,6 @@ SEARCHERS = ("single", "grid", "random")
 NO_EFFECT: dict[str, str] = {
     "bind_mounts": _CONTAINER,
     "checkpoint_storage.type": "checkpoints go to the cluster's storage URL",
-    "checkpoint_storage.save_experiment_best": "every checkpoint is kept",
-    "checkpoint_storage.save_trial_best": "every checkpoint is kept",
-    "checkpoint_storage.save_trial_latest": "every checkpoint is kept",
     "data_layer": "the trial loads its own data",
     "debug": "every log line is kept",
     "environment.add_capabilities": _CONTAINER,

@@ -23,6 +23,7 @@ from gangline.core.draft import CheckpointDraft
 from gangline.core.link import Link
 from gangline.core.scratch import temporary_folder
 from gangline.core.storage import CheckpointStore, StoredFile, checkpoint_url, describe_files, list_files, verify
+from gangline.domain.experiment import VALIDATION_METRICS
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
@@ -40,7 +41,10 @@ class DownloadMode(Enum):
 class CheckpointContext:
     """With shard=False only the chief saves; with shard=True every rank does, in step.
 
-    A checkpoint's metadata holds what the caller gives; `steps_completed` is how far training was.
+    A checkpoint's metadata holds what the caller gives; `steps_completed` is how far training was, and
+    `validation_metrics`, by which checkpoints are compared, the newest ones that were reported up to there.
+
+    find_validation: those metrics for a number of steps; empty where there are none.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class CheckpointContext:
         link: Link,
         store: CheckpointStore,
         cluster: ClusterInfo | None,
+        find_validation: Callable[[int], Mapping[str, float]] = lambda steps: {},
+        *,
         beat: Beat | None = None,
     ):
         self._distributed = distributed
@@ -56,6 +62,9 @@ class CheckpointContext:
         self._store = store
         self._cluster = cluster
         self._beat = beat or NoBeat()
+        self._find_validation = find_validation
+        latest = cluster.latest_checkpoint if cluster else None
+        self._newest_id = latest.id if latest else ""
 
     @property
     def storage_url(self) -> str:
@@ -131,8 +140,20 @@ class CheckpointContext:
         return self._store.load_metadata(storage_id)
 
     def delete(self, storage_id: str) -> None:
-        """Chief only."""
-        self._store.delete(storage_id)
+        """Chief only. On the cluster the files go soon after, by the scheduler's word.
+
+        Raises GanglineError `checkpoint.needed` for the one that this trial would go on from.
+        """
+        if self._cluster is None:
+            self._store.delete(storage_id)
+            return
+        if storage_id == self._newest_id:
+            raise conflict(
+                "checkpoint.needed",
+                f"this trial goes on from checkpoint {storage_id} after a restart, so it cannot be deleted; save a "
+                "newer one first",
+            )
+        self._link.send_checkpoint(types_pb2.Checkpoint(id=storage_id, state=types_pb2.CHECKPOINT_STATE_DELETING))
 
     def draft(self, storage_id: str) -> CheckpointDraft:
         """For ranks that write a checkpoint's files themselves, perhaps in the background; then the chief commits."""
@@ -140,7 +161,11 @@ class CheckpointContext:
 
     def commit(self, storage_id: str, files: Mapping[str, StoredFile], metadata: Mapping[str, Any]) -> None:
         """Makes a checkpoint of what the drafts of all ranks have written, and tells the cluster. Chief only."""
+        steps = int(metadata.get(STEPS_COMPLETED, self._link.batches_completed))
+        if VALIDATION_METRICS not in metadata and (validation := self._find_validation(steps)):
+            metadata = {**metadata, VALIDATION_METRICS: dict(validation)}
         self._report(storage_id, self._store.commit(storage_id, metadata, files), files, metadata)
+        self._newest_id = storage_id
 
     def _check_caller(self, shard: bool) -> None:
         if not shard and not self._distributed.is_chief:

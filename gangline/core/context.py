@@ -23,6 +23,7 @@ from gangline.core.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
 from gangline.domain.failure import hang_rule_of
+from gangline.domain.partial import Writer
 from gangline.errors import invalid
 
 
@@ -122,6 +123,7 @@ def _assemble(
     preempt_mode: PreemptMode,
     tensorboard_mode: TensorboardMode,
 ) -> Context:
+    writer = Writer(cluster.cluster_id, cluster.allocation_id) if cluster else None
     trial_id = cluster.trial.trial_id if cluster else ""
     tensorboard = TensorboardFolder(storage_url, trial_id, distributed.rank, tensorboard_mode)
     train = TrainContext(distributed, link, cluster, tensorboard, beat)
@@ -132,7 +134,9 @@ def _assemble(
         searcher=SearcherContext(distributed, train, max_length, is_local=cluster is None),
         profiler=ProfilerContext(distributed, link),
         tensorboard=tensorboard,
-        checkpoint=CheckpointContext(distributed, link, CheckpointStore(storage_url), cluster, beat),
+        checkpoint=CheckpointContext(
+            distributed, link, CheckpointStore(storage_url, writer), cluster, train.find_validation, beat=beat
+        ),
         preempt=PreemptContext(distributed, link, preempt_mode, beat),
         info=cluster,
         link=link,

@@ -145,6 +145,11 @@ class DistributedContext:
         """The largest of everyone's numbers, position by position; cheap enough for a training loop."""
         return self._transport.maximum(numbers)
 
+    def maximum_later(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        """As maximum, without waiting for the other ranks now; what is returned waits and gives the result. All ranks
+        call that too, once and in step."""
+        return self._transport.maximum_later(numbers)
+
     def total(self, numbers: Sequence[float]) -> list[float]:
         """The sum of everyone's numbers, position by position; as cheap."""
         return self._transport.total(numbers)

@@ -50,7 +50,8 @@ class Link(Protocol):
     ) -> None: ...
 
     def send_checkpoint(self, checkpoint: Any) -> None:
-        """checkpoint: a types.proto Checkpoint, whose trial_id and experiment_id are filled in by the runner's peer."""
+        """checkpoint: a types.proto Checkpoint, whose trial_id and experiment_id are filled in by the runner's peer.
+        With the state DELETING it is one that nobody needs any more."""
         ...
 
     def send_first_step(self) -> None:

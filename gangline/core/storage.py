@@ -2,8 +2,9 @@
 
 Owns where a checkpoint lies (<storage URL>/checkpoints/<id>), the manifest that commits it, and the check of what was
 read against that manifest. A folder without its manifest is no checkpoint: on a directory it is renamed into place when
-complete and on the disk, elsewhere the manifest is written last. Called by gangline.core.checkpoint and by
-gangline.pytorch.
+complete and on the disk, elsewhere the manifest is written last. A gateway may clear away what an attempt has not
+committed once that has ended on record, even while its ranks still live; then their commit fails. Called by
+gangline.core.checkpoint and by gangline.pytorch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ import fsspec
 
 from gangline.core.stream import DigestStream
 from gangline.domain.experiment import METADATA_FILE
-from gangline.errors import GanglineError, invalid, not_found
+from gangline.domain.partial import Partial, Writer, partial_name, removed_name
+from gangline.errors import GanglineError, conflict, invalid, not_found
 
 MANIFEST_KEY = "manifest"
 MANIFEST_FORMAT = 1
@@ -63,12 +65,14 @@ def digest_of(path: Path) -> str:
 class CheckpointStore:
     """The checkpoints below one storage URL. Stateless: ranks on other machines see what this one committed."""
 
-    def __init__(self, storage_url: str) -> None:
+    def __init__(self, storage_url: str, writer: Writer | None = None) -> None:
+        """writer: whose unfinished files are whose; None off the cluster."""
         self.url = storage_url
+        self._writer = writer
 
     def upload_files(self, storage_id: str, directory: Path, paths: Iterable[str]) -> None:
         """Puts files where `commit` will find them. Ranks may do so at the same time, each with files of its own."""
-        filesystem, target = self._open(self._staging_url(storage_id))
+        filesystem, target = self._begin(storage_id)
         for path in paths:
             destination = f"{target}/{path}"
             filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
@@ -79,7 +83,7 @@ class CheckpointStore:
     @contextmanager
     def open_file(self, storage_id: str, path: str) -> Iterator[DigestStream]:
         """A new file where `commit` will find it, as upload_files."""
-        filesystem, target = self._open(self._staging_url(storage_id))
+        filesystem, target = self._begin(storage_id)
         destination = f"{target}/{path}"
         filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
         with filesystem.open(destination, "wb") as file:
@@ -93,10 +97,15 @@ class CheckpointStore:
         is_committed = not self._can_rename(filesystem) and filesystem.exists(f"{staging}/{METADATA_FILE}")
         if filesystem.exists(staging) and not is_committed:
             filesystem.rm(staging, recursive=True)
+        self._end(filesystem, storage_id)
 
     def commit(self, storage_id: str, metadata: Mapping[str, Any], files: Mapping[str, StoredFile]) -> str:
-        """Makes uploaded files a checkpoint, at once and entirely. One rank calls it. Returns its URL."""
+        """Makes uploaded files a checkpoint, at once and entirely. One rank calls it. Returns its URL.
+
+        Raises GanglineError `checkpoint.swept` where they were cleared away meanwhile.
+        """
         filesystem, staging = self._open(self._staging_url(storage_id))
+        self._check_whole(filesystem, staging, files)
         manifest = {"format": MANIFEST_FORMAT, "files": {path: asdict(file) for path, file in files.items()}}
         document = json.dumps({**metadata, MANIFEST_KEY: manifest}, indent=2, sort_keys=True)
         filesystem.makedirs(staging, exist_ok=True)
@@ -110,6 +119,9 @@ class CheckpointStore:
                 _sync(place)
             filesystem.mv(staging, str(target), recursive=True)
             _sync(target.parent)
+        elif self._writer is not None:
+            self._check_unswept(filesystem, staging, storage_id)
+        self._end(filesystem, storage_id)
         return checkpoint_url(self.url, storage_id)
 
     def download(self, storage_id: str, directory: Path, paths: Iterable[str] | None = None) -> None:
@@ -148,8 +160,41 @@ class CheckpointStore:
 
     def _staging_url(self, storage_id: str) -> str:
         filesystem, _ = self._open(self.url)
-        name = f".partial-{storage_id}" if self._can_rename(filesystem) else storage_id
+        name = partial_name(self._writer, storage_id) if self._can_rename(filesystem) else storage_id
         return checkpoint_url(self.url, name)
+
+    def _begin(self, storage_id: str) -> tuple[Any, str]:
+        """Where files wait for the commit. What cannot carry its writer's name gets a file that does."""
+        filesystem, staging = self._open(self._staging_url(storage_id))
+        if self._writer is not None and not self._can_rename(filesystem):
+            filesystem.makedirs(staging.rpartition("/")[0], exist_ok=True)
+            filesystem.pipe_file(self._marker(storage_id), b"")
+        return filesystem, staging
+
+    def _end(self, filesystem: Any, storage_id: str) -> None:
+        if self._writer is not None and not self._can_rename(filesystem):
+            with suppress(FileNotFoundError):
+                filesystem.rm_file(self._marker(storage_id))
+
+    def _marker(self, storage_id: str) -> str:
+        return self._open(checkpoint_url(self.url, partial_name(self._writer, storage_id)))[1]
+
+    def _check_whole(self, filesystem: Any, staging: str, files: Mapping[str, StoredFile]) -> None:
+        for path, file in files.items():
+            try:
+                is_there = filesystem.info(f"{staging}/{path}")["size"] == file.bytes
+            except FileNotFoundError:
+                is_there = False
+            if not is_there:
+                raise _swept(f"{staging}/{path}")
+
+    def _check_unswept(self, filesystem: Any, staging: str, storage_id: str) -> None:
+        """Who clears away looks for the manifest after it has left its own mark; so one of the two sees the other."""
+        assert self._writer is not None
+        condemned = checkpoint_url(self.url, removed_name(Partial(self._writer, storage_id)))
+        if filesystem.exists(self._open(condemned)[1]) or not filesystem.exists(self._marker(storage_id)):
+            filesystem.rm_file(f"{staging}/{METADATA_FILE}")
+            raise _swept(staging)
 
     @staticmethod
     def _can_rename(filesystem: Any) -> bool:
@@ -208,6 +253,14 @@ def _files_of(metadata: Mapping[str, Any]) -> dict[str, StoredFile]:
             "use a newer one",
         )
     return {path: StoredFile(**entry) for path, entry in manifest.get("files", {}).items()}
+
+
+def _swept(place: str) -> GanglineError:
+    return conflict(
+        "checkpoint.swept",
+        f"{place} is not there any more as it was written, so there is no checkpoint of it; what an attempt has not "
+        "finished is cleared away once the attempt has ended on record",
+    )
 
 
 def _missing(path: str, where: str) -> GanglineError:

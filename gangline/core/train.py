@@ -22,6 +22,8 @@ from gangline.lacking import Lacking
 
 TRAINING = "training"
 VALIDATION = "validation"
+# A checkpoint is saved near its validation, rarely of earlier steps.
+_MOST_VALIDATIONS = 64
 _log = logging.getLogger("gangline")
 
 
@@ -53,6 +55,7 @@ class TrainContext(Lacking):
         self._beat = beat or NoBeat()
         self._dropped: set[str] = set()
         self._nonfinite: set[str] = set()
+        self._validations: tuple[tuple[int, dict[str, float]], ...] = ()
 
     def report_training_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         self.report_metrics(TRAINING, steps_completed, metrics)
@@ -70,9 +73,17 @@ class TrainContext(Lacking):
         self._beat.report(steps_completed)
         self._link.send_first_step()
         self._link.send_metrics(group, steps_completed, numbers)
+        if group == VALIDATION:
+            finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+            self._validations = (*self._validations[1 - _MOST_VALIDATIONS :], (steps_completed, finite))
         if self._is_local:
             _print_metrics(group, steps_completed, numbers)
         self._check_finite(group, steps_completed, numbers)
+
+    def find_validation(self, steps_completed: int) -> Mapping[str, float]:
+        """The newest validation metrics that this process has reported up to these steps; empty before the first."""
+        known = (metrics for steps, metrics in reversed(self._validations) if steps <= steps_completed)
+        return next(known, {})
 
     def report_progress(self, progress: float) -> None:
         """progress: from 0 to 1."""

@@ -8,7 +8,7 @@ Used by gangline.core.distributed; torch is imported only when a transport that 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -22,6 +22,10 @@ class Transport(Protocol):
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
         """Element by element over all members, which give equally many numbers below 2^63."""
+        ...
+
+    def maximum_later(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        """Begins it without waiting for the others; what is returned waits and gives the result, and is called once."""
         ...
 
     def total(self, numbers: Sequence[float]) -> list[float]:
@@ -40,6 +44,9 @@ class AloneTransport:
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
+
+    def maximum_later(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        return lambda: list(numbers)
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         return list(numbers)
@@ -67,12 +74,20 @@ class TorchTransport:
         return holder[0]
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
+        return self.maximum_later(numbers)()
+
+    def maximum_later(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
         import torch  # noqa: PLC0415  gangline.core is usable without torch
         import torch.distributed as dist  # noqa: PLC0415  see above
 
         tensor = torch.tensor(list(numbers), dtype=torch.int64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
-        return [int(number) for number in tensor.tolist()]
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def finish() -> list[int]:
+            work.wait()
+            return [int(number) for number in tensor.tolist()]
+
+        return finish
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         import torch  # noqa: PLC0415  gangline.core is usable without torch
@@ -110,7 +125,12 @@ class StoreTransport:
         return self.allgather(value if self._member == 0 else None)[0]
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
-        return [max(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
+        return self.maximum_later(numbers)()
+
+    def maximum_later(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        # A store has no way to begin: its rounds are over when their call returns.
+        found = [max(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
+        return lambda: found
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         return [sum(column) for column in zip(*self.allgather(list(numbers)), strict=True)]

@@ -69,6 +69,8 @@ class Allocation:
     stop_kind: ExitKind | None = None
     timeline: Timeline = field(default_factory=Timeline)
     failure: ExitReport | None = None
+    checkpoint_id: str = ""
+    is_on_call: bool = False
 
     @property
     def num_slots(self) -> int:

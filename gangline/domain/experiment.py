@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gangline.domain.allocation import ExitReport, Timeline
-from gangline.domain.state import ExitKind, Outcome, State
+from gangline.domain.state import CheckpointState, ExitKind, Outcome, State
 
 # In the folder of a checkpoint, beside the files that it lists: with it, the checkpoint is whole.
 METADATA_FILE = "metadata.json"
+# In the metadata of a checkpoint: what a validation said of it, by which checkpoints are compared.
+VALIDATION_METRICS = "validation_metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +86,5 @@ class Checkpoint:
     file_bytes: Mapping[str, int] = field(default_factory=dict)
     metadata_json: str = "{}"
     created_at: float = 0.0
+    state: CheckpointState = CheckpointState.COMPLETED
+    delete_request_id: str = ""

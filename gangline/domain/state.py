@@ -89,6 +89,13 @@ class SearchEventKind(StrEnum):
     TRIAL_CLOSED = "TRIAL_CLOSED"
 
 
+class CheckpointState(StrEnum):
+    """What is to become of a checkpoint's files; types.proto says what each means."""
+
+    COMPLETED = "COMPLETED"
+    DELETING = "DELETING"
+
+
 class ReasonCode(StrEnum):
     """Why a pending request waits."""
 

@@ -69,6 +69,7 @@ class TrainingLoop:
         self._fusion: Fusion = Untuned()
         self._saved_fusion: dict[str, Any] = {}
         self._pace = Pace()
+        self._question: Callable[[], list[int]] | None = None
         self._looked_at = self._told_at = (0, 0.0)
         self._records = self._reported_at = 0
         self._newest_checkpoint = self._newest_validation = -1
@@ -129,6 +130,8 @@ class TrainingLoop:
             self._after_batch()
             if position.batches >= pace.next_look and self._should_stop():
                 return
+        if self._question is not None:
+            self._question()
 
     def _batches(self) -> Iterator[Any]:
         """This rank's endless stream of batches, from where training stands."""
@@ -208,21 +211,31 @@ class TrainingLoop:
                 wrapped.scheduler.step()
 
     def _should_stop(self) -> bool:
-        """Asks all ranks at once, at the same batch on all of them."""
-        now, batches = time.perf_counter(), self._position.batches
-        elapsed, done = now - self._looked_at[1], batches - self._looked_at[0]
+        """Asks all ranks at once, at the same batch on all of them. Where batches are short the answer is awaited one
+        batch later, so that no rank stands still for it."""
+        batches = self._position.batches
+        if self._question is None:
+            self._question = self._ask()
+            if self._pace.distance > 1:
+                self._pace.next_look = batches + 1
+                return False
+        is_preempted, is_stopped, distance = self._question()
+        self._question = None
+        self._pace.agree(batches, distance)
+        self._looked_at = (batches, time.perf_counter())
+        if self._looked_at[1] - self._told_at[1] >= _PROGRESS_SECONDS:
+            self._send_progress()
+        self.is_preempted = bool(is_preempted) and not self._schedule.is_over(self._position)
+        return self.is_preempted or bool(is_stopped)
+
+    def _ask(self) -> Callable[[], list[int]]:
+        elapsed, done = time.perf_counter() - self._looked_at[1], self._position.batches - self._looked_at[0]
         wishes = [
             int(self._distributed.is_chief and self._link.preemption is not None),
             int(self._context.get_stop_requested()),
             self._pace.suggest(done, elapsed),
         ]
-        is_preempted, is_stopped, distance = self._distributed.maximum(wishes)
-        self._pace.agree(batches, distance)
-        self._looked_at = (batches, now)
-        if now - self._told_at[1] >= _PROGRESS_SECONDS:
-            self._send_progress()
-        self.is_preempted = bool(is_preempted) and not self._schedule.is_over(self._position)
-        return self.is_preempted or bool(is_stopped)
+        return self._distributed.maximum_later(wishes)
 
     def _send_progress(self) -> None:
         now, batches = time.perf_counter(), self._position.batches
@@ -294,7 +307,8 @@ class TrainingLoop:
             return
         self._has_warned_of_metric = True
         _log.warning(
-            "searcher.metric is %s, but the validation reports %s; nothing decides, so every checkpoint counts as best",
+            "searcher.metric is %s, but the validation reports %s; nothing decides which checkpoint is best, so only "
+            "the latest are kept",
             wanted,
             ", ".join(sorted(metrics)) or "nothing",
         )

@@ -820,6 +820,41 @@ class DownloadCheckpointResponse(google.protobuf.message.Message):
 Global___DownloadCheckpointResponse: typing_extensions.TypeAlias = DownloadCheckpointResponse
 
 @typing.final
+class DeleteCheckpointsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    CHECKPOINT_IDS_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    @property
+    def checkpoint_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        checkpoint_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_ids", b"checkpoint_ids", "request_id", b"request_id"]) -> None: ...
+
+Global___DeleteCheckpointsRequest: typing_extensions.TypeAlias = DeleteCheckpointsRequest
+
+@typing.final
+class DeleteCheckpointsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
+    @property
+    def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.Checkpoint]: ...
+    def __init__(
+        self,
+        *,
+        checkpoints: collections.abc.Iterable[gangline.v1.types_pb2.Checkpoint] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints"]) -> None: ...
+
+Global___DeleteCheckpointsResponse: typing_extensions.TypeAlias = DeleteCheckpointsResponse
+
+@typing.final
 class GetClusterRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -114,6 +114,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointResponse.FromString,
                 _registered_method=True)
+        self.DeleteCheckpoints = channel.unary_unary(
+                '/gangline.v1.GatewayService/DeleteCheckpoints',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsResponse.FromString,
+                _registered_method=True)
         self.GetCluster = channel.unary_unary(
                 '/gangline.v1.GatewayService/GetCluster',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.GetClusterRequest.SerializeToString,
@@ -244,6 +249,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteCheckpoints(self, request, context):
+        """All of them or none; their files are deleted soon after.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetCluster(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -353,6 +365,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.DownloadCheckpoint,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointResponse.SerializeToString,
+            ),
+            'DeleteCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteCheckpoints,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsResponse.SerializeToString,
             ),
             'GetCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCluster,
@@ -807,6 +824,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/DownloadCheckpoint',
             gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/DeleteCheckpoints',
+            gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsResponse.FromString,
             options,
             channel_credentials,
             insecure,

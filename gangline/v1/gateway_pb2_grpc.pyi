@@ -281,6 +281,22 @@ _GatewayServiceDownloadCheckpointType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceDeleteCheckpointsType = typing_extensions.TypeVar(
+    '_GatewayServiceDeleteCheckpointsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
+        gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
+        gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
+        gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
+    ],
+)
+
 _GatewayServiceGetClusterType = typing_extensions.TypeVar(
     '_GatewayServiceGetClusterType',
     grpc.UnaryUnaryMultiCallable[
@@ -345,7 +361,7 @@ _GatewayServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -411,6 +427,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryStreamMultiCallable[
             gangline.v1.gateway_pb2.DownloadCheckpointRequest,
             gangline.v1.gateway_pb2.DownloadCheckpointResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
+            gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetClusterRequest,
@@ -497,6 +517,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.DownloadCheckpointResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
+            gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetClusterRequest,
             gangline.v1.gateway_pb2.GetClusterResponse,
         ],
@@ -555,6 +579,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     ListCheckpoints: _GatewayServiceListCheckpointsType
 
     DownloadCheckpoint: _GatewayServiceDownloadCheckpointType
+
+    DeleteCheckpoints: _GatewayServiceDeleteCheckpointsType
+    """All of them or none; their files are deleted soon after."""
 
     GetCluster: _GatewayServiceGetClusterType
 
@@ -631,6 +658,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         gangline.v1.gateway_pb2.DownloadCheckpointRequest,
         gangline.v1.gateway_pb2.DownloadCheckpointResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
+        gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.GetClusterRequest,
@@ -772,6 +803,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.gateway_pb2.DownloadCheckpointRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[gangline.v1.gateway_pb2.DownloadCheckpointResponse], collections.abc.AsyncIterator[gangline.v1.gateway_pb2.DownloadCheckpointResponse]]: ...
+
+    @abc.abstractmethod
+    def DeleteCheckpoints(
+        self,
+        request: gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.DeleteCheckpointsResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.DeleteCheckpointsResponse]]:
+        """All of them or none; their files are deleted soon after."""
 
     @abc.abstractmethod
     def GetCluster(

@@ -43,7 +43,7 @@ class RankMessage(google.protobuf.message.Message):
     def progress(self) -> Global___RankProgress: ...
     @property
     def checkpoint(self) -> gangline.v1.types_pb2.Checkpoint:
-        """Chief only: the files are in storage, complete."""
+        """The files are in storage, complete; or, with the state DELETING, nobody needs them. Chief only."""
 
     @property
     def failure(self) -> Global___RankFailure: ...

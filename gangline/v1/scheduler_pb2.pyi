@@ -432,3 +432,52 @@ class ForgetFusionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["is_forgotten", b"is_forgotten", "revision", b"revision"]) -> None: ...
 
 Global___ForgetFusionResponse: typing_extensions.TypeAlias = ForgetFusionResponse
+
+@typing.final
+class ChangeCheckpointsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    DELETE_IDS_FIELD_NUMBER: builtins.int
+    DELETED_IDS_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    user: builtins.str
+    @property
+    def delete_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Exactly one of the two lists: to be deleted, and deleted from the storage by the gateway that says so."""
+
+    @property
+    def deleted_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        delete_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        deleted_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delete_ids", b"delete_ids", "deleted_ids", b"deleted_ids", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___ChangeCheckpointsRequest: typing_extensions.TypeAlias = ChangeCheckpointsRequest
+
+@typing.final
+class ChangeCheckpointsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.Checkpoint]:
+        """Of those to be deleted, as they are now."""
+
+    def __init__(
+        self,
+        *,
+        checkpoints: collections.abc.Iterable[gangline.v1.types_pb2.Checkpoint] | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "revision", b"revision"]) -> None: ...
+
+Global___ChangeCheckpointsResponse: typing_extensions.TypeAlias = ChangeCheckpointsResponse

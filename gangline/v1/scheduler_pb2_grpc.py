@@ -79,6 +79,11 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.FromString,
                 _registered_method=True)
+        self.ChangeCheckpoints = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ChangeCheckpoints',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeCheckpointsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeCheckpointsResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -148,6 +153,14 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeCheckpoints(self, request, context):
+        """Has checkpoints deleted, all of them or none, or hears that the files of some are gone. Saying the latter again
+        changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -195,6 +208,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ForgetFusion,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.SerializeToString,
+            ),
+            'ChangeCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeCheckpoints,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeCheckpointsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeCheckpointsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -440,6 +458,33 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/ForgetFusion',
             gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ChangeCheckpoints',
+            gangline_dot_v1_dot_scheduler__pb2.ChangeCheckpointsRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.ChangeCheckpointsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -171,7 +171,23 @@ _SchedulerServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType]):
+_SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
+    '_SchedulerServiceChangeCheckpointsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
+        gangline.v1.scheduler_pb2.ChangeCheckpointsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
+        gangline.v1.scheduler_pb2.ChangeCheckpointsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
+        gangline.v1.scheduler_pb2.ChangeCheckpointsResponse,
+    ],
+)
+
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -209,6 +225,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ForgetFusionRequest,
             gangline.v1.scheduler_pb2.ForgetFusionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
+            gangline.v1.scheduler_pb2.ChangeCheckpointsResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -250,6 +270,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.ForgetFusionRequest,
             gangline.v1.scheduler_pb2.ForgetFusionResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
+            gangline.v1.scheduler_pb2.ChangeCheckpointsResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     SubmitExperiment: _SchedulerServiceSubmitExperimentType
@@ -280,6 +304,11 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
 
     ForgetFusion: _SchedulerServiceForgetFusionType
     """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing."""
+
+    ChangeCheckpoints: _SchedulerServiceChangeCheckpointsType
+    """Has checkpoints deleted, all of them or none, or hears that the files of some are gone. Saying the latter again
+    changes nothing.
+    """
 
 SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -317,6 +346,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.ForgetFusionRequest,
         gangline.v1.scheduler_pb2.ForgetFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
+        gangline.v1.scheduler_pb2.ChangeCheckpointsResponse,
     ],
 ]
 
@@ -394,5 +427,15 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.ForgetFusionResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ForgetFusionResponse]]:
         """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing."""
+
+    @abc.abstractmethod
+    def ChangeCheckpoints(
+        self,
+        request: gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.ChangeCheckpointsResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ChangeCheckpointsResponse]]:
+        """Has checkpoints deleted, all of them or none, or hears that the files of some are gone. Saying the latter again
+        changes nothing.
+        """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -273,6 +273,26 @@ SEARCH_EVENT_KIND_PROGRESSED: SearchEventKind.ValueType  # 4
 SEARCH_EVENT_KIND_TRIAL_CLOSED: SearchEventKind.ValueType  # 5
 Global___SearchEventKind: typing_extensions.TypeAlias = SearchEventKind
 
+class _CheckpointState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CheckpointStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CheckpointState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CHECKPOINT_STATE_UNSPECIFIED: _CheckpointState.ValueType  # 0
+    CHECKPOINT_STATE_COMPLETED: _CheckpointState.ValueType  # 1
+    CHECKPOINT_STATE_DELETING: _CheckpointState.ValueType  # 2
+    """Nobody needs it: gateways delete its files, and then its record goes. It names no files and has no metadata."""
+
+class CheckpointState(_CheckpointState, metaclass=_CheckpointStateEnumTypeWrapper):
+    """What is to become of a checkpoint's files."""
+
+CHECKPOINT_STATE_UNSPECIFIED: CheckpointState.ValueType  # 0
+CHECKPOINT_STATE_COMPLETED: CheckpointState.ValueType  # 1
+CHECKPOINT_STATE_DELETING: CheckpointState.ValueType  # 2
+"""Nobody needs it: gateways delete its files, and then its record goes. It names no files and has no metadata."""
+Global___CheckpointState: typing_extensions.TypeAlias = CheckpointState
+
 class _ReasonCode:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -627,6 +647,8 @@ class Allocation(google.protobuf.message.Message):
     STOP_KIND_FIELD_NUMBER: builtins.int
     TIMELINE_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: builtins.int
+    IS_ON_CALL_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<trial id>.<attempt>", as in "7.1.2"."""
     trial_id: builtins.str
@@ -643,6 +665,10 @@ class Allocation(google.protobuf.message.Message):
     """Why it is STOPPING; empty otherwise."""
     stop_kind: Global___ExitKind.ValueType
     """What a member that obeys the stop reports: PREEMPTED or KILLED."""
+    checkpoint_id: builtins.str
+    """The checkpoint that it goes on from, which stays as long as the allocation; empty for a start from nothing."""
+    is_on_call: builtins.bool
+    """It has passed a request that waits, and may be stopped for whoever comes before it in the queue."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @property
@@ -673,9 +699,11 @@ class Allocation(google.protobuf.message.Message):
         stop_kind: Global___ExitKind.ValueType = ...,
         timeline: Global___Timeline | None = ...,
         failure: Global___ExitReport | None = ...,
+        checkpoint_id: builtins.str = ...,
+        is_on_call: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "id", b"id", "members", b"members", "pool", b"pool", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "id", b"id", "is_on_call", b"is_on_call", "members", b"members", "pool", b"pool", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id"]) -> None: ...
 
 Global___Allocation: typing_extensions.TypeAlias = Allocation
 
@@ -1139,6 +1167,8 @@ class Checkpoint(google.protobuf.message.Message):
     FILE_BYTES_FIELD_NUMBER: builtins.int
     METADATA_JSON_FIELD_NUMBER: builtins.int
     CREATED_AT_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    DELETE_REQUEST_ID_FIELD_NUMBER: builtins.int
     id: builtins.str
     trial_id: builtins.str
     experiment_id: builtins.int
@@ -1147,6 +1177,12 @@ class Checkpoint(google.protobuf.message.Message):
     """The folder that holds the files, as an fsspec URL."""
     metadata_json: builtins.str
     created_at: builtins.float
+    state: Global___CheckpointState.ValueType
+    """The scheduler's. A rank that reports DELETING asks for it; nothing else that it says counts. Unspecified means
+    COMPLETED.
+    """
+    delete_request_id: builtins.str
+    """The user's request that had it deleted, so that a retry is no error; empty when the scheduler did it by itself."""
     @property
     def file_bytes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """File path in the folder -> its size."""
@@ -1162,8 +1198,10 @@ class Checkpoint(google.protobuf.message.Message):
         file_bytes: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         metadata_json: builtins.str = ...,
         created_at: builtins.float = ...,
+        state: Global___CheckpointState.ValueType = ...,
+        delete_request_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "created_at", b"created_at", "experiment_id", b"experiment_id", "file_bytes", b"file_bytes", "id", b"id", "metadata_json", b"metadata_json", "trial_id", b"trial_id", "url", b"url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "created_at", b"created_at", "delete_request_id", b"delete_request_id", "experiment_id", b"experiment_id", "file_bytes", b"file_bytes", "id", b"id", "metadata_json", b"metadata_json", "state", b"state", "trial_id", b"trial_id", "url", b"url"]) -> None: ...
 
 Global___Checkpoint: typing_extensions.TypeAlias = Checkpoint
 

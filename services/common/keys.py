@@ -13,7 +13,7 @@
 | search_logs/<exp. id>/<page>     | SearchLog           | leader                  | with its experiment        |
 | requests/<trial id>              | Request             | leader                  | while the trial waits      |
 | allocations/<allocation id>      | Allocation          | leader                  | until every member ended   |
-| checkpoints/<checkpoint id>      | Checkpoint          | leader                  | until deleted              |
+| checkpoints/<checkpoint id>      | Checkpoint          | leader                  | until its files are gone   |
 | users/<name>                     | User                | leader                  | until removed              |
 | fusion/<key>                     | FusionRecord        | leader                  | 30 days, or until forgotten|
 

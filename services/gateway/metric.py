@@ -33,3 +33,8 @@ INGEST_STREAMS = Gauge("gangline_gateway_ingest_streams", "Trial runners that ar
 FOLLOWERS = Gauge("gangline_gateway_followers", "Calls that follow logs, metrics or an experiment")
 MIRROR_REVISION = Gauge("gangline_gateway_mirror_revision", "The newest revision of etcd that is mirrored")
 MIRROR_FAILURES = Counter("gangline_gateway_mirror_failures_total", "Times the watch of etcd had to begin anew")
+DELETED_CHECKPOINTS = Counter("gangline_gateway_deleted_checkpoints_total", "Checkpoints deleted from the storage")
+CLEARED_PARTIALS = Counter(
+    "gangline_gateway_cleared_partials_total", "Unfinished checkpoints of ended attempts deleted from the storage"
+)
+CLEANUP_FAILURES = Counter("gangline_gateway_cleanup_failures_total", "Deletions that have to be tried again")

@@ -20,6 +20,7 @@ from services.gateway.bell import BellBoard
 from services.gateway.state import ClusterState
 
 LEADER_BELL = "leader"
+CLEANUP_BELL = "cleanup"
 BACKOFF_SECONDS = 1.0
 LISTED = "listed"
 ADVANCED = "advanced"
@@ -44,7 +45,8 @@ class Watched(Protocol):
 class Mirror:
     """`state` is replaced as a whole after a compaction: read it anew after every await.
 
-    `changes` rings an experiment's id when its view changed, and LEADER_BELL when another scheduler leads or none.
+    `changes` rings an experiment's id when its view changed, LEADER_BELL when another scheduler leads or none, and
+    CLEANUP_BELL when files may have become superfluous.
     """
 
     def __init__(self, client: EtcdClient) -> None:
@@ -135,7 +137,13 @@ class Mirror:
         self.changes.ring(touched)
         if any(event.key == keys.LEADER for event in batch.events):
             self.changes.ring((LEADER_BELL,))
+        if any(_may_leave_files(event.key, event.value) for event in batch.events):
+            self.changes.ring((CLEANUP_BELL,))
 
     def _warn_unreadable(self, count: int) -> None:
         if count:
             log.warning("values in etcd that this version cannot read are left out", num_values=count)
+
+
+def _may_leave_files(key: str, value: bytes | None) -> bool:
+    return key.startswith(keys.CHECKPOINTS) or (value is None and key.startswith(keys.ALLOCATIONS))

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial as bind
 
 import grpc
 
@@ -25,6 +26,7 @@ from services.common.server import Server, serve
 from services.common.telemetry import serve_metrics
 from services.gateway.auth import Authenticator
 from services.gateway.bell import BellBoard
+from services.gateway.cleanup import Cleanup
 from services.gateway.history.database import open_database
 from services.gateway.history.reader import Reader
 from services.gateway.history.writer import Writer
@@ -67,6 +69,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         following = Following(mirror, news)
         history = await _open_history(parts, settings.database_url, news, following)
         usecases = assemble(mirror, leader, history, storage)
+        cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ChangeCheckpoints), storage)
+        cleanup.start()
+        parts.push_async_callback(cleanup.stop)
         addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token))
         # Undone first: the servers only wait for a moment for those who follow something.
         parts.callback(following.close)

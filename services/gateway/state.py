@@ -17,7 +17,7 @@ from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent, Cluster, ServiceInstance, User
 from gangline.domain.search import Search
-from gangline.domain.state import State
+from gangline.domain.state import CheckpointState, State
 from services.common import keys
 
 T = TypeVar("T")
@@ -67,11 +67,16 @@ class Shelf(Generic[T]):
 
 
 class ClusterState:
-    """Every shelf. Readers on the event loop see all of a transaction or none: a batch is applied without awaiting."""
+    """Every shelf. Readers on the event loop see all of a transaction or none: a batch is applied without awaiting.
+
+    marked: the checkpoints whose files are to be deleted, by key. num_ended_allocations: since this state was made.
+    """
 
     def __init__(self) -> None:
         self.revision = 0
         self.num_unreadable = 0
+        self.num_ended_allocations = 0
+        self.marked: dict[str, Checkpoint] = {}
         self.experiments = Shelf(keys.EXPERIMENTS, Experiment)
         self.trials = Shelf(keys.TRIALS, Trial, lambda trial: trial.experiment_id)
         self.searches = Shelf(keys.SEARCHES, Search)
@@ -103,12 +108,17 @@ class ClusterState:
         if shelf is None:
             return set()
         if value is None:
+            self.marked.pop(key, None)
+            self.num_ended_allocations += shelf is self.allocations
             return _experiment_ids((shelf.remove(key),))
         try:
-            return _experiment_ids(shelf.put(key, value))
+            before, record = shelf.put(key, value)
         except (DecodeError, ValueError):
             self.num_unreadable += 1
             return set()
+        if isinstance(record, Checkpoint) and record.state is CheckpointState.DELETING:
+            self.marked[key] = record
+        return _experiment_ids((before, record))
 
     def live_allocation(self, trial_id: str) -> Allocation | None:
         """The newest one that has not ended."""

@@ -11,6 +11,7 @@ import posixpath
 import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
@@ -88,6 +89,51 @@ class Storage:
         return found.removeprefix(root + "/")
 
     @property
+    def renames(self) -> bool:
+        """Whether a whole folder gets another name at once."""
+        return self._is_local
+
+    def names(self, path: str) -> list[str]:
+        """Of what lies in a folder; none where there is no folder."""
+        place = self._path(path)
+        self._files.invalidate_cache(place)
+        try:
+            found = self._files.ls(place, detail=False)
+        except FileNotFoundError:
+            return []
+        return [posixpath.basename(str(name).rstrip("/")) for name in found]
+
+    def mark(self, path: str) -> None:
+        """An empty file."""
+        self._make_parent(path)
+        self._files.pipe_file(self._path(path), b"")
+
+    def remove_file(self, path: str) -> None:
+        """Removing what is not there changes nothing."""
+        with suppress(FileNotFoundError):
+            self._files.rm_file(self._path(path))
+
+    def remove_folder(self, path: str, aside: str = "", first: str = "") -> None:
+        """Removes a folder with all in it, also one that others remove at the same time, or have removed.
+
+        aside: its name meanwhile where storage renames, so that a reader finds all of it or nothing; what an earlier
+        try has left there is removed as well. first: elsewhere, the file without which the rest counts for nothing.
+        """
+        place = self._path(path)
+        if self._is_local and aside:
+            gone = Path(self._path(aside))
+            _remove_tree(gone)
+            with suppress(FileNotFoundError):
+                Path(place).rename(gone)
+            _remove_tree(gone)
+            return
+        if first:
+            self.remove_file(f"{path}/{first}")
+        self._files.invalidate_cache(place)
+        with suppress(FileNotFoundError):
+            self._files.rm(place, recursive=True)
+
+    @property
     def _is_local(self) -> bool:
         return isinstance(self._files, LocalFileSystem)
 
@@ -96,6 +142,19 @@ class Storage:
 
     def _make_parent(self, path: str) -> None:
         self._files.makedirs(posixpath.dirname(self._path(path)), exist_ok=True)
+
+
+def _remove_tree(path: Path) -> None:
+    """Others may remove the same at the same time."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    shutil.rmtree(path, onerror=_pass_over_what_is_gone)
+
+
+def _pass_over_what_is_gone(_: object, __: str, failure: tuple[type[BaseException], BaseException, object]) -> None:
+    if not isinstance(failure[1], FileNotFoundError):
+        raise failure[1]
 
 
 def _sync(path: Path) -> None:

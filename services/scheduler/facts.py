@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from gangline.config.experiment import ExperimentConfig
+from services.scheduler.retention import Retention
 
 DEFAULT_POOL = "default"
 
@@ -37,6 +38,7 @@ class Facts:
     max_trials: int | None
     max_concurrent_trials: int
     hyperparameters: Mapping[str, Any]
+    retention: Retention
 
     @property
     def pool_name(self) -> str:
@@ -65,4 +67,11 @@ def facts_of(config_json: str) -> Facts:
         max_trials=config.searcher.max_trials,
         max_concurrent_trials=config.searcher.max_concurrent_trials,
         hyperparameters=config.hyperparameters,
+        retention=Retention(
+            experiment_best=config.checkpoint_storage.save_experiment_best,
+            trial_best=config.checkpoint_storage.save_trial_best,
+            trial_latest=config.checkpoint_storage.save_trial_latest,
+            metric=config.searcher.metric,
+            smaller_is_better=config.searcher.smaller_is_better,
+        ),
     )

@@ -18,12 +18,15 @@ from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import parse_allocation_id
+from gangline.domain.state import CheckpointState
+from gangline.errors import GanglineError
 from gangline.v1 import runner_pb2
 from services.scheduler import metric
 from services.scheduler.estimate import Progress
 from services.scheduler.records import Change
 from services.scheduler.session import Session, Sessions
 from services.scheduler.store import Store
+from services.scheduler.transition.checkpoint import check_checkpoint_id, delete_checkpoints
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.report import checkpointed, progressed, validated
@@ -147,13 +150,35 @@ class Intake:
         )
 
     async def _checkpointed(self, allocation_id: str, checkpoint: Checkpoint) -> None:
-        """A runner speaks for its own trial only, whatever the report says."""
+        """A runner speaks for its own trial only, whatever the report says. Raises GanglineError `checkpoint.id`."""
         trial_id = parse_allocation_id(allocation_id)[0]
         trial = self._store.state.find(Trial, trial_id)
         if trial is None:
             return
-        own = replace(checkpoint, trial_id=trial_id, experiment_id=trial.experiment_id)
+        check_checkpoint_id(checkpoint.id)
+        if checkpoint.state is CheckpointState.DELETING:
+            await self._unneeded(allocation_id, trial, checkpoint.id)
+            return
+        own = replace(
+            checkpoint,
+            trial_id=trial_id,
+            experiment_id=trial.experiment_id,
+            delete_request_id="",
+        )
         await self._store.commit(lambda records: checkpointed(records, own))
+
+    async def _unneeded(self, allocation_id: str, trial: Trial, checkpoint_id: str) -> None:
+        """A script has no use for a checkpoint any more. A refusal must not hold up what it reports next."""
+        known = self._store.state.find(Checkpoint, checkpoint_id)
+        if known is None or known.experiment_id != trial.experiment_id:
+            _log.warning("a trial may not delete what is not its experiment's", trial_id=trial.id, id=checkpoint_id)
+            return
+        try:
+            await self._store.commit(lambda records: delete_checkpoints(records, [checkpoint_id], allocation_id))
+        except GanglineError as error:
+            if not error.code.startswith("checkpoint."):
+                raise
+            _log.warning("a checkpoint stays that a script has deleted", trial_id=trial.id, reason=error.message)
 
     def _observe_start(self, before: Allocation) -> None:
         """Every phase that has ended since, once."""

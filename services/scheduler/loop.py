@@ -226,14 +226,7 @@ class Loop:
     async def _place(self, assignment: Assignment, now: float) -> Change:
         view = self._view
         change = await view.store.commit(
-            lambda records: place(
-                records,
-                assignment.trial_id,
-                assignment.slots_by_agent,
-                epoch=view.store.epoch,
-                rules=view.rules,
-                now=now,
-            )
+            lambda records: place(records, assignment, epoch=view.store.epoch, rules=view.rules, now=now)
         )
         for allocation in change.all_of(Allocation):
             agents = {member.agent_id: len(member.slot_ids) for member in allocation.members}

@@ -1,9 +1,9 @@
 """Goes on with what does not fit into one transaction: the trials of a large search, the end or the pause of many,
-the work that has to leave an agent.
+the work that has to leave an agent, checkpoints that nobody needs any more.
 
-What is wanted stands in the records; this only calls `pursue` and `clear` again until they change nothing, for the
-experiments and agents that a commit has touched and, when a term begins, for all that have not ended. Started by the
-term, ended with it.
+What is wanted stands in the records; this only calls `pursue`, `clear` and `retire` again until they change nothing,
+for the experiments, agents and trials that a commit has touched and, when a term begins, for all that may be behind.
+Started by the term, ended with it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
-from gangline.domain.experiment import Experiment
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.search import Search
 from gangline.domain.state import State
@@ -25,6 +26,7 @@ from services.scheduler.records import State as Known
 from services.scheduler.searcher.draw import is_drawn, warm_up
 from services.scheduler.store import Store
 from services.scheduler.transition.availability import clear
+from services.scheduler.transition.checkpoint import retire
 from services.scheduler.transition.end import pursue
 from services.scheduler.transition.rules import Rules
 
@@ -40,6 +42,7 @@ class Pursuit:
         # In the order in which they were touched, which a set would forget.
         self._touched: dict[_Touched, None] = {(Experiment, one.id): None for one in _going_on(store.state)}
         self._touched |= {(Agent, agent.id): None for agent in store.state.all_of(Agent)}
+        self._touched |= {(Trial, trial_id): None for trial_id in _with_checkpoints(store.state)}
         self._wake = asyncio.Event()
         self._wake.set()
 
@@ -47,6 +50,10 @@ class Pursuit:
         touched: list[_Touched] = [(Experiment, record.id) for record in change.all_of(Experiment)]
         touched += [(Experiment, record.experiment_id) for record in change.all_of(Search)]
         touched += [(Agent, record.id) for record in change.all_of(Agent)]
+        # A trial that has ended goes on from nothing any more; and marks may be left over.
+        ended = (record for record in change.all_of(Trial) if record.state is State.TERMINAL)
+        touched += [(Trial, record.id) for record in ended if record.latest_checkpoint_id]
+        touched += [(Trial, record.trial_id) for record in change.all_of(Checkpoint)]
         if touched:
             self._touched |= dict.fromkeys(touched)
             self._wake.set()
@@ -65,7 +72,7 @@ class Pursuit:
         """Others have their turn in between: a change touches it again."""
         kind, record_id = touched
         try:
-            change = await self._store.commit(_pursuing(record_id, self._rules))
+            change = await self._store.commit(_pursuing(kind, record_id, self._rules))
         except GanglineError:
             raise
         except Exception:  # noqa: BLE001 - a bug in one search must not end all of them
@@ -92,8 +99,19 @@ def _going_on(state: Known) -> list[Experiment]:
     return [experiment for experiment in state.all_of(Experiment) if experiment.state is not State.TERMINAL]
 
 
-def _pursuing(record_id: Id, rules: Rules) -> Callable[[Records], Change]:
-    """Experiments have numbers, agents have names."""
-    if isinstance(record_id, int):
+def _with_checkpoints(state: Known) -> list[str]:
+    """The trials; one of each experiment whose trials are compared, as that looks at all of them."""
+    trials: dict[Id, str] = {}
+    for checkpoint in state.all_of(Checkpoint):
+        experiment = state.find(Experiment, checkpoint.experiment_id)
+        is_compared = experiment is not None and facts_of(experiment.config_json).retention.experiment_best > 0
+        trials.setdefault(checkpoint.experiment_id if is_compared else checkpoint.trial_id, checkpoint.trial_id)
+    return list(trials.values())
+
+
+def _pursuing(kind: type, record_id: Any, rules: Rules) -> Callable[[Records], Change]:
+    if kind is Experiment:
         return lambda records: pursue(records, record_id, rules, time.time())
-    return lambda records: clear(records, record_id, rules, time.time())
+    if kind is Agent:
+        return lambda records: clear(records, record_id, rules, time.time())
+    return lambda records: retire(records, record_id)

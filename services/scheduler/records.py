@@ -97,6 +97,10 @@ class Records(Protocol):
         """Live ones with a member there, ended or not."""
         ...
 
+    def checkpoints_of(self, trial_id: str) -> list[Checkpoint]:
+        """By id, also those that are being deleted."""
+        ...
+
     def experiment_of_request(self, request_id: str) -> Experiment | None: ...
 
 
@@ -133,6 +137,7 @@ class State:
     tables: dict[type[Any], dict[Id, Any]] = field(default_factory=_tables)
     _trial_ids: defaultdict[int, set[str]] = field(default_factory=_sets)
     _allocation_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
+    _checkpoint_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _experiment_ids: dict[str, int] = field(default_factory=dict)
     versions: Counts[int] = field(default_factory=Counts)
 
@@ -158,6 +163,9 @@ class State:
     def allocations_on(self, agent_id: str) -> list[Allocation]:
         return [self.tables[Allocation][found] for found in sorted(self._allocation_ids[agent_id])]
 
+    def checkpoints_of(self, trial_id: str) -> list[Checkpoint]:
+        return [self.tables[Checkpoint][found] for found in sorted(self._checkpoint_ids.get(trial_id, ()))]
+
     def experiment_of_request(self, request_id: str) -> Experiment | None:
         experiment_id = self._experiment_ids.get(request_id)
         return None if experiment_id is None else self.find(Experiment, experiment_id)
@@ -174,6 +182,8 @@ class State:
             if isinstance(record, Allocation):
                 for member in record.members:
                     self._allocation_ids[member.agent_id].discard(record.id)
+            elif isinstance(record, Checkpoint):
+                self._checkpoint_ids[record.trial_id].discard(record.id)
         self.revision = max(self.revision, revision)
 
     def _count_version(self, record: Record | None) -> None:
@@ -188,6 +198,8 @@ class State:
             case Allocation():
                 for member in record.members:
                     self._allocation_ids[member.agent_id].add(record.id)
+            case Checkpoint():
+                self._checkpoint_ids[record.trial_id].add(record.id)
             case Experiment() if record.request_id:
                 self._experiment_ids[record.request_id] = record.id
 
@@ -250,6 +262,12 @@ class Draft:
         new = (record for record in self._puts.values() if isinstance(record, Allocation))
         there |= {a.id: a for a in new if any(member.agent_id == agent_id for member in a.members)}
         return [there[found] for found in sorted(there) if (Allocation, found) not in self._deletes]
+
+    def checkpoints_of(self, trial_id: str) -> list[Checkpoint]:
+        there = {checkpoint.id: checkpoint for checkpoint in self._base.checkpoints_of(trial_id)}
+        new = (record for record in self._puts.values() if isinstance(record, Checkpoint))
+        there |= {checkpoint.id: checkpoint for checkpoint in new if checkpoint.trial_id == trial_id}
+        return [there[found] for found in sorted(there) if (Checkpoint, found) not in self._deletes]
 
     def experiment_of_request(self, request_id: str) -> Experiment | None:
         for record in self._puts.values():

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from gangline.domain.experiment import Checkpoint, Trial
-from gangline.domain.state import State
-
-VALIDATION_METRICS = "validation_metrics"
+from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How many to keep: the best of the experiment, the best and the latest of each trial. metric decides what is best;
-    checkpoints without a validation at the same batch are nobody's best."""
+    checkpoints without validation metrics are nobody's best."""
 
     experiment_best: int
     trial_best: int
@@ -31,33 +29,29 @@ class Retention:
 
 
 def find_superfluous(
-    checkpoints: Iterable[Checkpoint],
-    trials: Mapping[str, Trial],
-    retention: Retention,
-    needed: Collection[str] = (),
+    checkpoints: Iterable[Checkpoint], retention: Retention, needed: Collection[str] = ()
 ) -> list[Checkpoint]:
-    """Of one experiment, in the order given. needed: ids that somebody else goes on from, as another trial."""
+    """In the order given. checkpoints: all of the experiment, or of one trial where experiment_best is 0. needed: the
+    ids that somebody goes on from."""
     known = list(checkpoints)
     by_trial: dict[str, list[Checkpoint]] = {}
     for checkpoint in known:
         by_trial.setdefault(checkpoint.trial_id, []).append(checkpoint)
-    kept = {*needed, *_best(known, retention, retention.experiment_best), *_resumed_from(trials.values())}
+    kept = {*needed, *_best(known, retention, retention.experiment_best)}
     for own in by_trial.values():
         kept |= {*_best(own, retention, retention.trial_best), *_latest(own, retention.trial_latest)}
     return [checkpoint for checkpoint in known if checkpoint.id not in kept]
 
 
-def _resumed_from(trials: Iterable[Trial]) -> set[str]:
-    return {trial.latest_checkpoint_id for trial in trials if trial.state is not State.TERMINAL}
-
-
 def _best(checkpoints: Sequence[Checkpoint], retention: Retention, count: int) -> list[str]:
     """Of equally good ones the earlier, which has cost less."""
+    if not count:
+        return []
     sign = 1 if retention.smaller_is_better else -1
     ranked = sorted(
         (sign * value, checkpoint.batches_completed, checkpoint.id)
         for checkpoint in checkpoints
-        if (value := _value_of(checkpoint, retention.metric)) is not None
+        if (value := _value_of(checkpoint.metadata_json, retention.metric)) is not None
     )
     return [storage_id for _, _, storage_id in ranked[:count]]
 
@@ -67,8 +61,10 @@ def _latest(checkpoints: Sequence[Checkpoint], count: int) -> list[str]:
     return [checkpoint.id for checkpoint in ranked[:count]]
 
 
-def _value_of(checkpoint: Checkpoint, metric: str) -> float | None:
-    found = json.loads(checkpoint.metadata_json or "{}").get(VALIDATION_METRICS)
+# Each checkpoint that comes has those beside it looked at again.
+@lru_cache(maxsize=1 << 14)
+def _value_of(metadata_json: str, metric: str) -> float | None:
+    found = json.loads(metadata_json or "{}").get(VALIDATION_METRICS)
     value = found.get(metric) if isinstance(found, dict) else None
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         return None

@@ -29,7 +29,7 @@ class SpecSource:
     def build(self, records: Records, allocation: Allocation, member: Member) -> runner_pb2.RunnerSpec:
         experiment = get(records, Experiment, allocation.experiment_id)
         trial = get(records, Trial, allocation.trial_id)
-        checkpoint = records.find(Checkpoint, trial.latest_checkpoint_id)
+        checkpoint = records.find(Checkpoint, allocation.checkpoint_id)
         agent = get(records, Agent, member.agent_id)
         slot_by_id = {slot.id: slot for slot in agent.slots}
         return runner_pb2.RunnerSpec(

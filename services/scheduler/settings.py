@@ -6,20 +6,21 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.common.settings import ServiceSettings
 from services.scheduler.facts import DEFAULT_POOL
 from services.scheduler.placement import PoolConfig
+from services.scheduler.placement.snapshot import ON_CALL_IS_IMPOSSIBLE, Backfill, default_backfill
 from services.scheduler.transition.rules import DEFAULT_PRIORITY, Rules
 
 
 class PoolScheduler(BaseModel):
     """How a pool places. default_priority: 1 is most urgent, 99 least. preemption: urgent work may have less urgent
-    work stopped. backfill: later work may start early where it delays nobody ahead of it. network_labels: see
-    PoolConfig."""
+    work stopped. backfill: later work may start early where it delays nobody ahead of it; on_call: everywhere, to be
+    stopped for whoever is ahead of it; None: as much as the pool allows. network_labels: see PoolConfig."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,8 +29,14 @@ class PoolScheduler(BaseModel):
     default_priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=99)
     allow_heterogeneous_fits: bool = False
     preemption: bool = False
-    backfill: bool = True
+    backfill: Backfill | None = None
     network_labels: tuple[str, ...] = ("zone", "rack")
+
+    @model_validator(mode="after")
+    def _has_whom_to_call(self) -> Self:
+        if self.backfill == "on_call" != default_backfill(self.type, self.preemption):
+            raise ValueError(f"backfill: {ON_CALL_IS_IMPOSSIBLE}")
+        return self
 
 
 class ResourcePool(BaseModel):
@@ -48,7 +55,9 @@ class ResourcePool(BaseModel):
             default_priority=self.scheduler.default_priority,
             allow_heterogeneous_fits=self.scheduler.allow_heterogeneous_fits,
             is_preemption_on=self.scheduler.preemption,
-            backfill=self.scheduler.backfill,
+            backfill=default_backfill(self.scheduler.type, self.scheduler.preemption)
+            if self.scheduler.backfill is None
+            else self.scheduler.backfill,
             network_labels=self.scheduler.network_labels,
         )
 

@@ -114,20 +114,23 @@ class _Look:
     _experiments: dict[int, _Known] = field(default_factory=dict)
 
     def running(self, allocation: Allocation) -> Running:
-        group = self._experiment(allocation.experiment_id).group
+        known, trial = self._experiment(allocation.experiment_id), get(self.state, Trial, allocation.trial_id)
         is_stopping = allocation.state is Stage.STOPPING
         return Running(
             allocation_id=allocation.id,
             trial_id=allocation.trial_id,
-            group=group.id,
+            group=known.group.id,
             pool=allocation.pool,
             slots_by_agent={member.agent_id: len(member.slot_ids) for member in allocation.members},
-            priority=group.priority,
+            priority=known.group.priority,
             started_at=allocation.created_at,
             estimated_end_at=allocation.deadline_at if is_stopping else self.estimates.end_at(allocation),
             draining_by_agent=self._occupy(allocation),
             is_stopping=is_stopping,
-            checkpoint_age_seconds=self._checkpoint_age(allocation),
+            checkpoint_age_seconds=self._checkpoint_age(allocation, trial),
+            queue_position=position_of(known.record),
+            submitted_at=trial.created_at,
+            is_on_call=allocation.is_on_call,
         )
 
     def pending(self, request: Request) -> PendingRequest:
@@ -210,9 +213,8 @@ class _Look:
         group = Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
         return _Known(self.state.versions[experiment_id], experiment, group, {})
 
-    def _checkpoint_age(self, allocation: Allocation) -> float | None:
+    def _checkpoint_age(self, allocation: Allocation, trial: Trial) -> float | None:
         """None when this attempt has saved nothing yet."""
-        trial = get(self.state, Trial, allocation.trial_id)
         checkpoint = self.state.find(Checkpoint, trial.latest_checkpoint_id) if trial.latest_checkpoint_id else None
         if checkpoint is None or checkpoint.created_at < allocation.created_at:
             return None

@@ -22,29 +22,40 @@ from services.scheduler.placement import (
     apply_changes,
     plan,
 )
-from services.scheduler.placement.outlook import expected_end
+from services.scheduler.placement.fit import find_fit
+from services.scheduler.placement.order import by_priority
+from services.scheduler.placement.outlook import expected_end, freed_by
 from services.scheduler.placement.policy.fair_share import fair_shares
+from services.scheduler.placement.room import Room
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
-from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PoolView
+from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PoolView, default_backfill
 
 NOW = 1000.0
 POOL = "default"
 
-configs = st.builds(
-    PoolConfig,
-    st.just(POOL),
-    policy=st.sampled_from(["priority", "fair_share", "round_robin"]),
-    fitting=st.sampled_from(["best", "worst"]),
-    allow_heterogeneous_fits=st.booleans(),
-    is_preemption_on=st.booleans(),
-    backfill=st.booleans(),
-)
+
+@st.composite
+def configs(draw: st.DrawFn) -> PoolConfig:
+    policy, is_preemption_on = draw(st.sampled_from(["priority", "fair_share", "round_robin"])), draw(st.booleans())
+    return PoolConfig(
+        POOL,
+        policy=policy,
+        fitting=draw(st.sampled_from(["best", "worst"])),
+        allow_heterogeneous_fits=draw(st.booleans()),
+        is_preemption_on=is_preemption_on,
+        backfill=draw(st.sampled_from([default_backfill(policy, is_preemption_on), True, False])),
+    )
+
+
+ON_CALL = PoolConfig(POOL, is_preemption_on=True, backfill="on_call")
+PRIORITIES = st.sampled_from([10, 42, 80])
+MOSTLY_EQUAL = st.sampled_from([42, 42, 42, 42, 80])
 
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """A pool in which running work holds slots that exist, each at most once."""
-    config = draw(configs)
+    config = draw(configs())
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     left = {f"a{number}": size for number, size in enumerate(sizes)}
     groups = tuple(
@@ -95,13 +106,16 @@ def _running(draw: st.DrawFn, left: dict[str, int], number: int) -> Running:
         draw(st.sampled_from(["g0", "g1", "g2"])),
         POOL,
         slots_by_agent,
-        priority=draw(st.sampled_from([10, 42, 80])),
+        priority=draw(PRIORITIES),
         is_preemptible=draw(st.booleans()),
         started_at=draw(st.floats(0, 999)),
         estimated_end_at=draw(st.sampled_from([0.0, 500.0, 1010.0, 1500.0, 3000.0])),
         draining_by_agent=draining,
         is_stopping=draw(st.integers(0, 4)) == 0,
         checkpoint_age_seconds=draw(st.none() | st.floats(0, 900)),
+        queue_position=draw(st.none() | st.integers(0, 3)),
+        submitted_at=draw(st.sampled_from([1.0, 2.0, 3.0])),
+        is_on_call=draw(st.booleans()),
     )
 
 
@@ -112,9 +126,10 @@ def _request(draw: st.DrawFn, number: int) -> PendingRequest:
         draw(st.sampled_from(["g0", "g1", "g2"])),
         POOL,
         draw(st.integers(0, 9)),
-        priority=draw(st.sampled_from([10, 42, 80])),
+        priority=draw(PRIORITIES),
         queue_position=draw(st.none() | st.integers(0, 3)),
         is_single_agent=draw(st.booleans()),
+        is_preemptible=draw(st.integers(0, 3)) > 0,
         blocklist=tuple(draw(st.lists(st.sampled_from(["a0", "a1"]), max_size=1))),
         submitted_at=draw(st.sampled_from([1.0, 2.0, 3.0])),
         not_before_at=draw(st.sampled_from([0.0, 0.0, 0.0, 1005.0])),
@@ -123,12 +138,61 @@ def _request(draw: st.DrawFn, number: int) -> PendingRequest:
     )
 
 
+@st.composite
+def snapshots_on_call(draw: st.DrawFn) -> Snapshot:
+    """A busy pool in which nearly everybody is equally urgent, and some have passed others."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
+    running: list[Running] = []
+    agents: list[AgentRoom] = []
+    for number, size in enumerate(sizes):
+        left = size
+        while left and draw(st.integers(0, 3)):
+            slots = draw(st.integers(1, left))
+            left -= slots
+            running.append(_busy_work(draw, f"{len(running) + 1}.1", {f"a{number}": slots}))
+        agents.append(AgentRoom(f"a{number}", POOL, size, size - left))
+    requests = tuple(
+        PendingRequest(
+            f"{number + 20}.1",
+            "g",
+            POOL,
+            draw(st.integers(1, 9)),
+            priority=draw(MOSTLY_EQUAL),
+            is_preemptible=draw(st.integers(0, 3)) > 0,
+            submitted_at=float(draw(st.integers(1, 9))),
+            estimated_seconds=draw(st.sampled_from([0.0, 5.0, 9000.0])),
+        )
+        for number in range(draw(st.integers(2, 5)))
+    )
+    return Snapshot((ON_CALL,), tuple(agents), requests, tuple(running))
+
+
+def _busy_work(draw: st.DrawFn, trial_id: str, slots_by_agent: dict[str, int]) -> Running:
+    return Running(
+        f"{trial_id}.1",
+        trial_id,
+        "g",
+        POOL,
+        slots_by_agent,
+        priority=draw(MOSTLY_EQUAL),
+        is_preemptible=draw(st.integers(0, 4)) > 0,
+        started_at=draw(st.sampled_from([100.0, 500.0, 900.0])),
+        estimated_end_at=draw(st.sampled_from([0.0, 1010.0, 3000.0])),
+        is_stopping=draw(st.integers(0, 9)) == 0,
+        submitted_at=float(draw(st.integers(1, 9))),
+        is_on_call=draw(st.integers(0, 2)) > 0,
+    )
+
+
+any_snapshots = snapshots() | snapshots_on_call()
+
+
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
     return {one.trial_id: dict(one.slots_by_agent) for one in decided.assignments}
 
 
 @settings(deadline=None)
-@given(snapshot=snapshots())
+@given(snapshot=any_snapshots)
 def test_no_slot_is_given_twice_and_gangs_are_whole(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
     free = {agent.id: agent.free for agent in snapshot.agents if agent.is_usable}
@@ -146,7 +210,7 @@ def test_no_slot_is_given_twice_and_gangs_are_whole(snapshot: Snapshot) -> None:
 
 
 @settings(deadline=None)
-@given(snapshot=snapshots())
+@given(snapshot=any_snapshots)
 def test_every_request_starts_or_says_why_not(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
     assigned = list(_assigned(decided))
@@ -158,7 +222,7 @@ def test_every_request_starts_or_says_why_not(snapshot: Snapshot) -> None:
 
 
 @settings(deadline=None, max_examples=400)
-@given(snapshot=snapshots())
+@given(snapshot=any_snapshots)
 def test_the_named_change_starts_the_request(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
     for trial_id, changes in decided.changes.items():
@@ -167,7 +231,7 @@ def test_the_named_change_starts_the_request(snapshot: Snapshot) -> None:
 
 
 @settings(deadline=None)
-@given(snapshot=snapshots(), data=st.data())
+@given(snapshot=any_snapshots, data=st.data())
 def test_plans_depend_on_nothing_but_their_input(snapshot: Snapshot, data: st.DataObject) -> None:
     shuffled = replace(
         snapshot,
@@ -184,7 +248,7 @@ def test_plans_depend_on_nothing_but_their_input(snapshot: Snapshot, data: st.Da
 
 
 @settings(deadline=None)
-@given(snapshot=snapshots())
+@given(snapshot=any_snapshots)
 def test_a_dump_is_planned_alike(snapshot: Snapshot) -> None:
     """Down to the words. A cap of nothing cannot be written, because no experiment can have one."""
     groups = tuple(replace(group, max_slots=group.max_slots or None) for group in snapshot.groups)
@@ -195,7 +259,7 @@ def test_a_dump_is_planned_alike(snapshot: Snapshot) -> None:
 
 
 @settings(deadline=None)
-@given(snapshot=snapshots())
+@given(snapshot=any_snapshots)
 def test_who_is_stopped_is_less_urgent_and_starts_somebody(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
     works = {work.allocation_id: work for work in snapshot.running}
@@ -207,7 +271,7 @@ def test_who_is_stopped_is_less_urgent_and_starts_somebody(snapshot: Snapshot) -
         assert work.is_preemptible
         assert not work.is_stopping
         if snapshot.pools[0].policy == "priority":
-            assert work.priority > request.priority
+            assert work.priority > request.priority or _is_on_call_for(request, work, snapshot)
         assert decided.reasons[request.trial_id].code is ReasonCode.WAITING_FOR_PREEMPTION
     # Once those who stop have stopped, the request for which they did starts; nobody was stopped in vain.
     ended = {work.allocation_id for work in snapshot.running if work.is_stopping} | set(stopped)
@@ -231,27 +295,82 @@ def test_who_is_stopped_is_less_urgent_and_starts_somebody(snapshot: Snapshot) -
 
 
 @settings(deadline=None, max_examples=200)
-@given(snapshot=snapshots())
+@given(snapshot=any_snapshots)
 def test_backfill_never_moves_the_reservation_later(snapshot: Snapshot) -> None:
-    """What starts beside it either ends before, or leaves it its slots."""
+    """What starts beside it either ends before, or leaves it its slots, or is stopped for it."""
     decided = plan(snapshot, NOW)
     reservation = decided.reservations.get(POOL)
     if reservation is None:
         return
     requests = {request.trial_id: request for request in snapshot.requests}
     free = {agent.id: agent.slots - agent.used for agent in snapshot.agents}
+    holder = requests[reservation.trial_id]
     for work in snapshot.running:
-        if expected_end(work, NOW) <= reservation.at:
+        if expected_end(work, NOW) <= reservation.at or _is_stoppable_for(holder, work, snapshot):
             for agent_id, slots in work.slots_by_agent.items():
                 free[agent_id] += slots - work.draining_by_agent.get(agent_id, 0)
     for one in decided.assignments:
         request = requests[one.trial_id]
-        is_over = NOW + (request.estimated_seconds or UNKNOWN_RUN_SECONDS) <= reservation.at
+        is_over = one.is_on_call or NOW + (request.estimated_seconds or UNKNOWN_RUN_SECONDS) <= reservation.at
         for agent_id, slots in one.slots_by_agent.items():
             free[agent_id] -= 0 if is_over else slots
     stopped = {preemption.allocation_id for preemption in decided.preemptions}
     if not stopped and not any(work.is_stopping for work in snapshot.running):
         assert all(free[agent_id] >= slots for agent_id, slots in reservation.slots_by_agent.items())
+
+
+@settings(deadline=None, max_examples=200)
+@given(snapshot=snapshots_on_call())
+def test_only_who_can_be_stopped_for_the_holder_is_on_call(snapshot: Snapshot) -> None:
+    decided = plan(snapshot, NOW)
+    reservation = decided.reservations.get(POOL)
+    requests = {request.trial_id: request for request in snapshot.requests}
+    for one in decided.assignments:
+        if one.is_on_call:
+            assert snapshot.pools[0].is_on_call_possible
+            assert reservation is not None
+            assert requests[one.trial_id].is_preemptible
+            assert by_priority(requests[reservation.trial_id]) < by_priority(requests[one.trial_id])
+
+
+@settings(deadline=None, max_examples=400)
+@given(snapshot=snapshots_on_call())
+def test_the_holder_waits_for_nobody_whom_it_may_have_stopped(snapshot: Snapshot) -> None:
+    """Were they all gone, it would still find no room."""
+    decided = plan(snapshot, NOW)
+    reservation = decided.reservations.get(POOL)
+    config = snapshot.pools[0]
+    if reservation is None or config.policy != "priority" or not config.is_preemption_on:
+        return
+    if decided.preemptions or any(work.is_stopping for work in snapshot.running):
+        return  # others may have been promised what is being freed
+    requests = {request.trial_id: request for request in snapshot.requests}
+    holder = requests[reservation.trial_id]
+    stoppable = [work for work in snapshot.running if _is_stoppable_for(holder, work, snapshot)]
+    room = Room(snapshot.agents, config)
+    for work in stoppable:
+        room.give_back(freed_by(work))
+    for one in decided.assignments:
+        if by_priority(requests[one.trial_id]) < by_priority(holder):
+            room.take(one.slots_by_agent)
+    assert find_fit(holder, room) is None
+
+
+def _is_on_call_for(request: PendingRequest, work: Running, snapshot: Snapshot) -> bool:
+    return (
+        snapshot.pools[0].is_on_call_possible
+        and work.is_on_call
+        and work.priority == request.priority
+        and by_priority(work) > by_priority(request)
+    )
+
+
+def _is_stoppable_for(request: PendingRequest, work: Running, snapshot: Snapshot) -> bool:
+    """Of those that are not stopping already."""
+    config = snapshot.pools[0]
+    if config.policy != "priority" or not config.is_preemption_on or not work.is_preemptible or work.is_stopping:
+        return False
+    return bool(work.slots) and (work.priority > request.priority or _is_on_call_for(request, work, snapshot))
 
 
 @settings(deadline=None)

@@ -15,12 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gangline.domain.allocation import Allocation, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent
-from gangline.domain.state import AgentState, Availability, ExitKind, State
+from gangline.domain.state import AgentState, Availability, CheckpointState, ExitKind, State
 from gangline.errors import GanglineError
 from services.scheduler.facts import facts_of
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
 from services.scheduler.records import Change, get
+from services.scheduler.transition.checkpoint import checkpoints_deleted
 from services.scheduler.transition.end import end_experiment
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.queue_move import position_of
@@ -171,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert reason.would_start_if
         if is_stale and self.model.connected:
             self.model.lose(min(self.model.connected))
-        placed = [self.model.place(one.trial_id, dict(one.slots_by_agent)) for one in decided.assignments]
+        placed = [self.model.place(one) for one in decided.assignments]
         assert is_stale or all(placed), "what the planner assigns on a fresh snapshot can be placed"
         for change in placed:
             for allocation in change.all_of(Allocation):
@@ -240,6 +241,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             checkpoint = Checkpoint(f"c{choice}", f"{experiment_id}.1", experiment_id, batches, "/x")
             self.model.leader.commit(lambda records: checkpointed(records, checkpoint))
+
+    @rule()
+    def gateway_deletes(self) -> None:
+        """All that is marked; told to a leader that may have changed since."""
+        marked = [one.id for one in self.model.state.all_of(Checkpoint) if one.state is CheckpointState.DELETING]
+        self.model.leader.commit(lambda records: checkpoints_deleted(records, marked))
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 60.0]))
     def time_passes(self, seconds: float) -> None:
@@ -330,6 +337,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert record.outcome is not None
             assert record.ended_at > 0
             self.ended.setdefault(record_id, encoded(record))
+
+    @invariant()
+    def what_is_gone_on_from_stays(self) -> None:
+        """I6, as far as the scheduler can hold it: nothing is marked that a trial or its live allocation names."""
+        named = [found.checkpoint_id for found in self.model.allocations()]
+        going_on = (trial for trial in self.model.state.all_of(Trial) if trial.state is not State.TERMINAL)
+        for checkpoint_id in filter(None, [*named, *(trial.latest_checkpoint_id for trial in going_on)]):
+            assert get(self.model.state, Checkpoint, checkpoint_id).state is CheckpointState.COMPLETED
 
     @invariant()
     def what_is_acknowledged_is_there(self) -> None:

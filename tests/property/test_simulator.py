@@ -1,20 +1,22 @@
 """Invariants of traces in virtual time, for every strategy: no slot twice, every request ends, nothing depends on
-chance, and with known run times no head starts later than it was first promised."""
+chance, with known run times no head starts later than it was first promised, and nobody is stopped on call for ever."""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
+from services.scheduler.placement.order import natural_key
 from services.scheduler.simulator.engine import Setting, play
 from services.scheduler.simulator.estimate import ESTIMATES, Estimates
 from services.scheduler.simulator.figure import figures_of
 from services.scheduler.simulator.load import LOADS, draw_load
 from services.scheduler.simulator.played import Played
-from services.scheduler.simulator.strategy import STRATEGIES, Strategy
+from services.scheduler.simulator.strategy import STRATEGIES, Strategy, choose_strategies
 from services.scheduler.simulator.submission import Submission
 from services.scheduler.simulator.trace_file import dump_trace, parse_trace
 
@@ -97,8 +99,45 @@ def test_with_known_run_times_no_head_starts_later_than_first_promised(
         assert head.moved_seconds == 0
 
 
+@settings(deadline=None, max_examples=200)
+@given(trace=traces(priorities=(42,)), sizes=SIZES, setting=SETTINGS)
+def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it(
+    trace: list[Submission], sizes: list[int], setting: Setting
+) -> None:
+    """So every one of them makes progress: sooner or later it comes first, and then nobody of its priority stops it."""
+    (strategy,) = choose_strategies(["priority, preemption"])
+    played = play(trace, sizes, strategy, setting)
+    ordered = sorted(played.runs, key=lambda run: (run.submission.submitted_at, natural_key(run.submission.id)))
+    for place, run in enumerate(ordered):
+        assert run.num_preemptions <= place
+
+
+@settings(deadline=None, max_examples=200)
+@given(trace=traces(priorities=(42,)), sizes=SIZES, setting=SETTINGS)
+def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
+    trace: list[Submission], sizes: list[int], setting: Setting
+) -> None:
+    """Whatever is known of run times: up to its turn nothing differs from a pool in which nobody passes it."""
+    trace = [replace(one, is_preemptible=True) for one in trace]
+    on_call, strict = choose_strategies(["priority, preemption", "priority, preemption, no backfill"])
+    starts = {run.submission.id: run.started_at for run in play(trace, sizes, strict, setting).runs}
+    heads = [
+        run
+        for run in play(trace, sizes, on_call, setting).runs
+        if starts[run.submission.id] > run.submission.submitted_at
+    ]
+    if heads:
+        first = min(heads, key=lambda run: (run.submission.submitted_at, natural_key(run.submission.id)))
+        assert first.started_at <= starts[first.submission.id] + setting.stop_seconds + 1e-6
+
+
 @settings(deadline=None, max_examples=150)
-@given(trace=traces(), sizes=SIZES, estimates=st.sampled_from(ESTIMATES), strategy=st.sampled_from(STRATEGIES[:4]))
+@given(
+    trace=traces() | traces(priorities=(42,)),
+    sizes=SIZES,
+    estimates=st.sampled_from(ESTIMATES),
+    strategy=st.sampled_from(STRATEGIES[:4]),
+)
 def test_backfill_moves_no_head(
     trace: list[Submission], sizes: list[int], estimates: Estimates, strategy: Strategy
 ) -> None:

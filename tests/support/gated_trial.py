@@ -105,7 +105,7 @@ class Gate:
         self.allow(0)
 
     def config(self, slots: int = NUM_RANKS, **more: Any) -> str:
-        """Reports every batch, saves every fourth."""
+        """Reports every batch, saves every fourth and keeps all of them."""
         return yaml.safe_dump(
             {
                 "name": "gated",
@@ -113,6 +113,7 @@ class Gate:
                 "hyperparameters": {"global_batch_size": 2 * slots, "gate": str(self.folder)},
                 "searcher": {"name": "single", "metric": "error", "max_length": {"batches": NUM_BATCHES}},
                 "min_checkpoint_period": {"batches": CHECKPOINT_PERIOD},
+                "checkpoint_storage": {"save_trial_latest": NUM_BATCHES},
                 "scheduling_unit": 1,
                 "max_restarts": 1,
                 # Ranks that wait at the gate do not hang.

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,16 @@ class Caller:
         request = scheduler_pb2.EndTrialRequest(request_id="t", trial_id=trial_id, user="ann")
         answer = await self._call("EndTrial", request)
         assert isinstance(answer, scheduler_pb2.EndTrialResponse)
+        return answer
+
+    async def change_checkpoints(
+        self, *, delete_ids: Sequence[str] = (), deleted_ids: Sequence[str] = (), request_id: str = "d"
+    ) -> scheduler_pb2.ChangeCheckpointsResponse:
+        request = scheduler_pb2.ChangeCheckpointsRequest(
+            request_id=request_id, delete_ids=delete_ids, deleted_ids=deleted_ids, user="ann"
+        )
+        answer = await self._call("ChangeCheckpoints", request)
+        assert isinstance(answer, scheduler_pb2.ChangeCheckpointsResponse)
         return answer
 
     async def preview(self, config: str, limit: int) -> scheduler_pb2.PreviewSearchResponse:

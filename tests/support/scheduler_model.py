@@ -15,7 +15,7 @@ from gangline.domain.state import Availability, ExitKind
 from services.common.etcd import Delete, KeyValue, Put
 from services.scheduler.admission import admit
 from services.scheduler.codec import operations_of, record_of
-from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
+from services.scheduler.placement import Assignment, Plan, PoolConfig, Snapshot, plan
 from services.scheduler.records import Change, Draft, Record, Records, State
 from services.scheduler.snapshot import Memory, take_snapshot
 from services.scheduler.transition.agent import lost, registered, slots_changed, unended_on
@@ -191,7 +191,7 @@ class Model:
         """What a plan decides is done: assignments are placed, and who makes room is told to."""
         decided = self.plan()
         for one in decided.assignments:
-            self.place(one.trial_id, dict(one.slots_by_agent))
+            self.place(one)
         for preemption in decided.preemptions:
             self.preempt(preemption.allocation_id, preemption.for_trial_id)
         return decided
@@ -209,9 +209,9 @@ class Model:
             while self.leader.commit(_clearance(agent.id, self.now)):
                 pass
 
-    def place(self, trial_id: str, slots_by_agent: dict[str, int]) -> Change:
+    def place(self, assignment: Assignment) -> Change:
         return self.leader.commit(
-            lambda records: place(records, trial_id, slots_by_agent, epoch=self.leader.epoch, rules=RULES, now=self.now)
+            lambda records: place(records, assignment, epoch=self.leader.epoch, rules=RULES, now=self.now)
         )
 
     def exit(self, allocation_id: str, agent_id: str, kind: ExitKind, leader: Leader | None = None) -> None:

@@ -14,7 +14,7 @@ from services.common.etcd import KeyValue, Put
 from services.common.etcd.transaction import MAX_OPERATIONS
 from services.scheduler.codec import operations_of, record_of
 from services.scheduler.facts import facts_of
-from services.scheduler.placement import Plan, plan
+from services.scheduler.placement import Assignment, Plan, plan
 from services.scheduler.records import Change, State, get
 from services.scheduler.snapshot import take_snapshot
 from services.scheduler.transition.agent import registered
@@ -80,7 +80,7 @@ class SearchWorld:
 
     def try_to_place(self, trial_id: str) -> Change:
         slots = {"a1": get(self.records, Request, trial_id).slots}
-        return self.apply(place(self.records, trial_id, slots, epoch=1, rules=RULES, now=self.now))
+        return self.apply(place(self.records, Assignment(trial_id, slots), epoch=1, rules=RULES, now=self.now))
 
     def run(self, trial_id: str) -> None:
         seen = Timeline(ranks_up_at=self.now)

@@ -250,6 +250,18 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
 
         yield from self._stream("DownloadCheckpoint", context, handle)
 
+    def DeleteCheckpoints(self, request: pb.DeleteCheckpointsRequest, context: Any) -> pb.DeleteCheckpointsResponse:
+        def handle() -> pb.DeleteCheckpointsResponse:
+            by_id = {checkpoint.id: checkpoint for checkpoint in self.checkpoints}
+            for checkpoint_id in request.checkpoint_ids:
+                if checkpoint_id not in by_id:
+                    raise not_found("checkpoint.not_found", f"there is no checkpoint {checkpoint_id}")
+            for checkpoint_id in request.checkpoint_ids:
+                by_id[checkpoint_id].state = types_pb2.CHECKPOINT_STATE_DELETING
+            return pb.DeleteCheckpointsResponse(checkpoints=[by_id[one] for one in request.checkpoint_ids])
+
+        return self._answer("DeleteCheckpoints", context, handle)
+
     def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:
         return self._answer("GetCluster", context, lambda: self.cluster)
 

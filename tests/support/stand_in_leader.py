@@ -12,10 +12,10 @@ import grpc.aio
 
 from gangline import wire
 from gangline.domain.allocation import Reason, Request
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
-from gangline.domain.state import Availability, Outcome, ReasonCode, State
+from gangline.domain.state import Availability, CheckpointState, Outcome, ReasonCode, State
 from gangline.errors import ErrorKind, GanglineError, not_found
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
@@ -35,6 +35,7 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.submissions: list[scheduler_pb2.SubmitExperimentRequest] = []
         self.agent_changes: list[scheduler_pb2.ChangeAgentRequest] = []
         self.experiment_changes: list[scheduler_pb2.ChangeExperimentRequest] = []
+        self.checkpoint_changes: list[scheduler_pb2.ChangeCheckpointsRequest] = []
         self.num_pending_calls = 0
         self.is_standby = False
         self.is_quiet = False
@@ -147,6 +148,23 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         is_there = await self._etcd.get(keys.fusion(request.key)) is not None
         committed = await self._etcd.commit([Delete(keys.fusion(request.key))])
         return scheduler_pb2.ForgetFusionResponse(is_forgotten=is_there, revision=committed.revision)
+
+    async def ChangeCheckpoints(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.ChangeCheckpointsRequest, context: Any
+    ) -> scheduler_pb2.ChangeCheckpointsResponse:
+        await self._admit()
+        assert request.request_id
+        self.checkpoint_changes.append(request)
+        found = [await self._find(Checkpoint, keys.checkpoint(one)) for one in request.delete_ids]
+        marked = [replace(checkpoint, state=CheckpointState.DELETING) for checkpoint in found]
+        committed = await self._etcd.commit(
+            [
+                *(Put(keys.checkpoint(checkpoint.id), wire.encode(checkpoint)) for checkpoint in marked),
+                *(Delete(keys.checkpoint(one)) for one in request.deleted_ids),
+            ]
+        )
+        checkpoints = [wire.to_proto(checkpoint) for checkpoint in marked]
+        return scheduler_pb2.ChangeCheckpointsResponse(checkpoints=checkpoints, revision=committed.revision)
 
     async def PreviewSearch(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.PreviewSearchRequest, context: Any

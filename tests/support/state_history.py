@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import ServiceInstance
-from gangline.domain.state import State
+from gangline.domain.state import CheckpointState, State
 from gangline.wire import decode
 from services.common import keys
 from services.common.etcd import KeyValue
@@ -116,8 +116,9 @@ def _check_terminal(revision: Revision, ended: dict[tuple[type, Any], Any]) -> N
 
 
 def named_checkpoints(revisions: Iterable[Revision]) -> dict[str, Checkpoint]:
-    """By id, every one that was in state at any time."""
-    return {found.id: found for revision in revisions for found in revision.all_of(Checkpoint)}
+    """By id, every one that was in state at any time and was never marked for deletion."""
+    newest = {found.id: found for revision in revisions for found in revision.all_of(Checkpoint)}
+    return {found.id: found for found in newest.values() if found.state is CheckpointState.COMPLETED}
 
 
 def _decode(key: str, value: bytes, revision: int) -> Any:

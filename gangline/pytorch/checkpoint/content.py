@@ -16,6 +16,7 @@ import torch
 import gangline
 from gangline.core.checkpoint import STEPS_COMPLETED
 from gangline.core.storage import verify
+from gangline.domain.experiment import VALIDATION_METRICS
 from gangline.pytorch.checkpoint.capture import MODEL_VALUES
 from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, state_path
 from gangline.pytorch.checkpoint.source import STATE_FORMAT, STATE_FORMAT_KEY, Source, open_source
@@ -63,7 +64,7 @@ def metadata_of(
         "world_size": context.distributed.size,
         "hparams": context.get_hparams(),
         # JSON has no other numbers.
-        "validation_metrics": {name: value for name, value in validation.items() if math.isfinite(value)},
+        VALIDATION_METRICS: {name: value for name, value in validation.items() if math.isfinite(value)},
     }
 
 

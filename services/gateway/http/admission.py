@@ -46,7 +46,7 @@ class Admission:
         headers = Headers(scope=scope)
         token = _find_token(headers.get("authorization", ""), is_reading=scope["method"] in ("GET", "HEAD"))
         scope.setdefault("state", {})["principal"] = self._authenticator.identify(token)
-        if scope["method"] in ("POST", "PATCH") and "transfer-encoding" in headers:
+        if scope["method"] in ("POST", "PATCH", "DELETE") and "transfer-encoding" in headers:
             # Such a body is read into memory as a whole, so its size must be known first.
             raise invalid("request.no_length", "send this body with Content-Length instead of in chunks")
         length = headers.get("content-length", "0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter
@@ -34,6 +35,23 @@ async def list_experiment_checkpoints(experiment_id: int, caller: Caller, cases:
 @router.get("/checkpoints/{checkpoint_id}", tags=["checkpoints"])
 async def get_checkpoint(checkpoint_id: str, caller: Caller, cases: Cases) -> model.CheckpointAnswer:
     return model.CheckpointAnswer.model_validate({"checkpoint": cases.checkpoints.find(caller, checkpoint_id)})
+
+
+@router.delete("/checkpoints", tags=["checkpoints"])
+async def delete_checkpoints(body: model.DeleteCheckpoints, caller: Caller, cases: Cases) -> model.CheckpointList:
+    """All of them or none; their files are deleted soon after."""
+    return await _delete(cases, caller, body.checkpoint_uuids)
+
+
+@router.delete("/checkpoints/{checkpoint_id}", tags=["checkpoints"])
+async def delete_checkpoint(checkpoint_id: str, caller: Caller, cases: Cases) -> model.CheckpointList:
+    """Its files are deleted soon after."""
+    return await _delete(cases, caller, [checkpoint_id])
+
+
+async def _delete(cases: Cases, caller: Caller, checkpoint_ids: list[str]) -> model.CheckpointList:
+    found = await cases.checkpoints.delete(caller, str(uuid.uuid4()), checkpoint_ids)
+    return model.CheckpointList.model_validate({"checkpoints": found})
 
 
 @router.get("/checkpoints/{checkpoint_id}/files/{path:path}", tags=["checkpoints"], response_class=StreamingResponse)

@@ -14,7 +14,16 @@ from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from gangline.domain import state as domain
-from gangline.domain.state import AgentState, ExitKind, LogAction, Outcome, ReasonCode, SlotKind, State
+from gangline.domain.state import (
+    AgentState,
+    CheckpointState,
+    ExitKind,
+    LogAction,
+    Outcome,
+    ReasonCode,
+    SlotKind,
+    State,
+)
 
 
 def _instant(seconds: Any) -> datetime | None:
@@ -125,6 +134,7 @@ class Allocation(Answer):
     exits: list[ExitReport]
     start_time: Instant = Field(validation_alias="created_at")
     stop_reason: str
+    is_on_call: bool
     timeline: Timeline
 
 
@@ -337,6 +347,7 @@ class Checkpoint(Answer):
     resources: dict[str, int] = Field(validation_alias="file_bytes")
     metadata: Document = Field(validation_alias="metadata_json")
     report_time: Instant = Field(validation_alias="created_at")
+    state: CheckpointState
 
 
 class CheckpointAnswer(Answer):
@@ -345,6 +356,10 @@ class CheckpointAnswer(Answer):
 
 class CheckpointList(Answer):
     checkpoints: list[Checkpoint]
+
+
+class DeleteCheckpoints(Body):
+    checkpoint_uuids: list[str]
 
 
 class ServiceInstance(Answer):

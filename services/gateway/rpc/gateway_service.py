@@ -130,6 +130,12 @@ class GatewayService(GatewayServiceServicer):
             yield pb.DownloadCheckpointResponse(path=path if path != shown else "", chunk=chunk)
             shown = path
 
+    async def DeleteCheckpoints(
+        self, request: pb.DeleteCheckpointsRequest, context: Context
+    ) -> pb.DeleteCheckpointsResponse:
+        found = await self._usecases.checkpoints.delete(current_principal(), request.request_id, request.checkpoint_ids)
+        return pb.DeleteCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in found])
+
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
         return mapping.cluster_to_proto(self._usecases.clusters.describe(current_principal()))
 

@@ -58,7 +58,7 @@ def assemble(mirror: Watched, leader: Leader, history: History, storage: Storage
         queue=Queue(mirror, leader, views, pending),
         agents=Agents(mirror, leader),
         clusters=Clusters(mirror),
-        checkpoints=Checkpoints(mirror, storage, views),
+        checkpoints=Checkpoints(mirror, leader, storage, views),
         fusion=Fusion(mirror, leader),
         code=code,
         ingest=ingest,

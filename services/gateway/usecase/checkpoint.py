@@ -1,24 +1,30 @@
-"""Listing checkpoints and reading their files from the storage."""
+"""Listing checkpoints, reading their files from the storage, and having some deleted."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from gangline import wire
 from gangline.domain.experiment import METADATA_FILE, Checkpoint
-from gangline.errors import not_found
+from gangline.domain.state import CheckpointState
+from gangline.errors import conflict, invalid, not_found
+from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.common.server import Principal
 from services.gateway.auth import check_user
+from services.gateway.leader import Leader
 from services.gateway.mirror import Watched
 from services.gateway.storage import Storage
+from services.gateway.usecase.settling import check_request_id, settle
 from services.gateway.usecase.stream import in_thread
 from services.gateway.usecase.view import Views
 
 
 class Checkpoints:
-    def __init__(self, mirror: Watched, storage: Storage, views: Views) -> None:
+    def __init__(self, mirror: Watched, leader: Leader, storage: Storage, views: Views) -> None:
         self._mirror = mirror
+        self._leader = leader
         self._storage = storage
         self._views = views
 
@@ -42,6 +48,26 @@ class Checkpoints:
             )
         return checkpoint
 
+    async def delete(
+        self, principal: Principal, request_id: str, checkpoint_ids: Sequence[str]
+    ) -> Sequence[Checkpoint]:
+        """All of them or none. Returns them as they are marked; their files go soon after.
+
+        Raises GanglineError `checkpoint.none_named`, and what the leader refuses.
+        """
+        check_user(principal)
+        check_request_id(request_id)
+        if not checkpoint_ids:
+            raise invalid("checkpoint.none_named", "name the checkpoints that are to be deleted")
+        answer = await self._leader.call(
+            lambda scheduler: scheduler.ChangeCheckpoints,
+            scheduler_pb2.ChangeCheckpointsRequest(
+                request_id=request_id, delete_ids=checkpoint_ids, user=principal.name
+            ),
+        )
+        await settle(self._mirror, answer.revision)
+        return [wire.from_proto(Checkpoint, message) for message in answer.checkpoints]
+
     async def download(self, principal: Principal, checkpoint_id: str) -> AsyncIterator[tuple[str, bytes]]:
         """Each file's chunks one after another, with its path; an empty file has one empty chunk. Its manifest comes
         last, so that a folder that has it has everything."""
@@ -56,6 +82,8 @@ class Checkpoints:
 
     async def read_file(self, principal: Principal, checkpoint_id: str, path: str) -> AsyncIterator[bytes]:
         checkpoint = self.find(principal, checkpoint_id)
+        if checkpoint.state is CheckpointState.DELETING:
+            raise conflict("checkpoint.deleting", f"checkpoint {checkpoint_id} is being deleted; use another one")
         if path not in checkpoint.file_bytes and path != METADATA_FILE:
             raise not_found("checkpoint.no_file", f"checkpoint {checkpoint_id} has no file {path!r}")
         place = await asyncio.to_thread(self._storage.locate, f"{checkpoint.url.rstrip('/')}/{path}")

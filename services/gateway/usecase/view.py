@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gangline.domain.allocation import Reason
 from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.state import State
+from gangline.domain.state import CheckpointState, State
 from gangline.errors import GanglineError, not_found
 from services.common import keys
 from services.gateway.history.reader import Reader
@@ -61,6 +62,10 @@ class Views:
         return {trial_id: standings[trial_id].reason for trial_id in waiting if trial_id in standings}
 
     def _join(self, trial: Trial, newest: Mapping[str, Newest], reasons: Mapping[str, Reason]) -> TrialView:
+        checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(trial.latest_checkpoint_id))
+        if checkpoint is None or checkpoint.state is CheckpointState.DELETING:
+            # An ended trial keeps every byte, also the name of a checkpoint that was deleted since.
+            trial = replace(trial, latest_checkpoint_id="")
         return TrialView(
             trial=trial,
             allocation=self._mirror.state.live_allocation(trial.id),

@@ -11,10 +11,12 @@ from services.scheduler.placement.change import Change
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A request and the slots that it gets, all or nothing. 0 slots stand for an auxiliary place."""
+    """A request and the slots that it gets, all or nothing. 0 slots stand for an auxiliary place. is_on_call: see
+    Running."""
 
     trial_id: str
     slots_by_agent: Mapping[str, int]
+    is_on_call: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 Plays the queue forward on the sum of the pool's slots: running work ends by its estimates, those who wait start in the
 order of the plan, wherever they find room that nobody ahead of them was given, and end in turn. The slots that are kept
-for the reservation go to nobody else before its time, but for who is sure to be over. Nobody is placed on an agent, so
-it costs the same for any number of agents; where a request cannot start before certain agents are free, the outlook
-sets the bound.
+for the reservation go to nobody else before its time, but for who is sure to be over or starts on call. Nobody is
+placed on an agent, so it costs the same for any number of agents; where a request cannot start before certain agents
+are free, the outlook sets the bound.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ class Forecast:
             if request.slots:
                 ends.append((ledger.now + self._run_seconds(request), request.slots))
         self._profile = Profile(ledger.now, ledger.room.free, ends)
-        self._profile.keep(self._kept_slots())
+        self._lent_until = ledger.now
+        if ledger.reservation is not None and ledger.view.config.is_on_call_possible:
+            self._lent_until = ledger.reservation.at
+            self._profile.lend(self._profile.step_at(self._lent_until))
+        else:
+            self._profile.keep(self._kept_slots())
         self._looked_until: dict[tuple[int, bool, int, int], int] = {}
         self._caps = _Caps(ledger)
 
@@ -60,6 +65,9 @@ class Forecast:
         """Before which it cannot start, whoever else waits."""
         if waiting.cause == "claim":
             return self._ledger.now + LEAST_LEFT_SECONDS
+        reservation = self._ledger.reservation
+        if reservation is not None and reservation.trial_id == waiting.request.trial_id and self._ledger.stoppable:
+            return reservation.at
         opening = self._opening(waiting.request)
         return None if opening is None else opening.at
 
@@ -76,14 +84,18 @@ class Forecast:
             if found is None:
                 return None
             step, at = found, self._profile.start_in(found, bound, request.slots)
-        self._profile.take(step, at + self._run_seconds(request), request.slots)
+        end_at = at + self._run_seconds(request)
+        if at < self._lent_until:
+            # Whoever holds the reservation then has it stopped.
+            end_at = min(end_at, self._lent_until)
+        self._profile.take(step, end_at, request.slots)
         return at
 
     def _find(self, request: PendingRequest, bound: float) -> int | None:
         """The first step in which there is room for its whole run. Who asks for as much, later and with the same bound,
         finds none earlier; nor does, nearly enough, who asks for up to twice as long."""
         run_seconds = self._run_seconds(request)
-        is_sure = request.estimated_seconds > 0 and self._ledger.view.config.backfill
+        is_sure = request.estimated_seconds > 0 and bool(self._ledger.view.config.backfill)
         first = self._profile.step_at(bound)
         key = request.slots, is_sure, int(log2(max(1.0, run_seconds))), first
         found = self._profile.find(request.slots, run_seconds, is_sure, self._looked_until.get(key, first))

@@ -1,28 +1,36 @@
 """PURE: what is promised while the plan of one pool grows.
 
 Owns the four ways to answer a request: it starts now; it claims slots that stopping work is about to give back; it has
-less urgent work stopped; or it waits, and the first that waits holds a reservation which nobody behind it may delay.
-A policy decides in which order requests are put here, and whom they may have stopped.
+less urgent work stopped; or it waits, and the first that waits holds a reservation which nobody behind it may delay:
+who starts meanwhile either leaves it its slots in time, or starts on call, to be stopped as soon as that lets the
+holder start. A policy decides in which order requests are put here, and whom they may have stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
 from services.scheduler.placement.capability import Capability
 from services.scheduler.placement.fit import Shape, find_fit, shape_of
-from services.scheduler.placement.outlook import Outlook, freed_by
+from services.scheduler.placement.outlook import Outlook, sum_of_freed
 from services.scheduler.placement.quota import Quota
 from services.scheduler.placement.room import Room, Slots
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest, PoolView, Running
 from services.scheduler.placement.victim import find_victims
 
+Victims = Callable[[], Sequence[Running]]
+"""Whom a request may have stopped, the first to go first; worked out when it comes to that."""
+
 Cause = Literal["held", "backoff", "never", "unhealthy", "quota", "claim", "behind", "full"]
 
 # Victims looked at in one pass. Whoever finds none for that looks again in the next pass, which the first bring about.
 MAX_VICTIMS_SEEN = 20_000
+
+
+def no_victims() -> Sequence[Running]:
+    return ()
 
 
 class Waiting(NamedTuple):
@@ -35,6 +43,8 @@ class Waiting(NamedTuple):
 
 class Ledger:
     """outlook: as things were before this plan. claims: trial id -> the stopping allocations that it waits for.
+    stoppable: whom the holder of the reservation may have stopped, once it can start by that. waited_for: the other
+    allocations that it waits for, if there are any that it may have stopped.
 
     is_order_fixed: False where the order itself depends on who runs, so that nobody is sure to be the first.
     """
@@ -53,11 +63,14 @@ class Ledger:
         self.waiting: list[Waiting] = []
         self.claims: dict[str, tuple[str, ...]] = {}
         self.reservation: Reservation | None = None
+        self.stoppable: Sequence[Running] = ()
+        self.waited_for: tuple[str, ...] = ()
         self._promised: list[Running] = []
         self._stopping = [work for work in view.running if work.is_stopping and work.slots]
-        self._coming = _sum_of_freed(self._stopping, self.room)
+        self._coming = sum_of_freed(self._stopping, self.room)
         self._spare: Slots = {}
         self._is_closed = False
+        self._has_on_call = view.config.is_on_call_possible
         self._refused: set[tuple[Shape, bool]] = set()
         self._refused_claims: set[Shape] = set()
         self._hopeless: set[tuple[Shape, str]] = set()
@@ -65,16 +78,15 @@ class Ledger:
         self._behind: dict[Shape, bool] = {}
         self._victims_seen = 0
 
-    def consider(self, request: PendingRequest, victims: Sequence[Running] = (), league: str = "") -> bool:
+    def consider(self, request: PendingRequest, victims: Victims = no_victims, league: str = "") -> bool:
         """Whether it starts or has slots promised. Else it is put among those that wait.
 
-        victims: whom it may have stopped, the first to go first. Requests of one shape and league come with ever fewer
-        of them.
+        victims: requests of one shape and league come with ever fewer of them.
         """
         cause = self._obstacle(request)
         is_behind = self._count(request, cause)
         if cause is None:
-            kind = shape_of(request), self._is_short(request), league
+            kind = shape_of(request), self._may_take_all(request), league
             cause = self._settled.get(kind)
             if cause is None:
                 slots_by_agent = self._find_now(request)
@@ -111,16 +123,26 @@ class Ledger:
             return find_fit(request, self.room)
         if self._is_closed:
             return None
-        shape, is_short = shape_of(request), self._is_short(request)
-        if (shape, is_short) in self._refused:
+        shape, may_take_all = shape_of(request), self._may_take_all(request)
+        if (shape, may_take_all) in self._refused:
             return None
-        found = find_fit(request, self.room, () if is_short else self._spare)
-        if found is None and not is_short:
-            found = self._beside_reservation(request)
+        found = None
+        if not self._is_short(request):
+            found = find_fit(request, self.room, self._spare) or self._beside_reservation(request)
+        if found is None and may_take_all:
+            found = find_fit(request, self.room)
         if found is None:
             # The room only shrinks while the plan grows: what did not fit once does not fit again.
-            self._refused.add((shape, is_short))
+            self._refused.add((shape, may_take_all))
         return found
+
+    def _may_take_all(self, request: PendingRequest) -> bool:
+        """The slots of the reservation too."""
+        return self._is_short(request) or self._is_on_call(request)
+
+    def _is_on_call(self, request: PendingRequest) -> bool:
+        """Also what seems short enough: it may overrun its estimate."""
+        return self.reservation is not None and self._has_on_call and request.is_preemptible
 
     def _is_short(self, request: PendingRequest) -> bool:
         """Over before the reservation begins, so that it may use its slots."""
@@ -137,11 +159,12 @@ class Ledger:
         return None
 
     def _start(self, request: PendingRequest, slots_by_agent: Slots) -> None:
-        if not self._is_short(request):
+        is_on_call = request.slots > 0 and self._is_on_call(request)
+        if not is_on_call and not self._is_short(request):
             for agent_id in self._spare.keys() & slots_by_agent.keys():
                 self._spare[agent_id] -= slots_by_agent[agent_id]
         self.room.take(slots_by_agent)
-        self.assignments.append(Assignment(request.trial_id, slots_by_agent))
+        self.assignments.append(Assignment(request.trial_id, slots_by_agent, is_on_call))
         self._promise(request, slots_by_agent)
 
     def _promise(self, request: PendingRequest, slots_by_agent: Slots) -> None:
@@ -150,15 +173,18 @@ class Ledger:
             end_at = self.now + (request.estimated_seconds or UNKNOWN_RUN_SECONDS)
             self._promised.append(_as_running(request.trial_id, request, slots_by_agent, end_at))
 
-    def _secure(self, request: PendingRequest, victims: Sequence[Running], league: str) -> Cause:
+    def _secure(self, request: PendingRequest, victims: Victims, league: str) -> Cause:
         """It cannot start now: what else can be done for it."""
         if request.slots == 0:
             return "full"
-        if not self._is_closed and (self._claim(request) or self._preempt(request, victims, league)):
+        if not self._is_closed and self._claim(request):
+            return "claim"
+        stoppable = self._stoppable_for(request, victims, league)
+        if stoppable and self._preempt(request, stoppable, league):
             return "claim"
         is_behind = self._is_closed or (self.reservation is not None and self._fits_without_reservation(request))
         if self.reservation is None:
-            self._reserve(request)
+            self._reserve(request, stoppable)
         if not self.view.config.backfill:
             self._is_closed = True
         return "behind" if is_behind else "full"
@@ -178,13 +204,22 @@ class Ledger:
         self._hide_coming()
         return found is not None
 
-    def _preempt(self, request: PendingRequest, victims: Sequence[Running], league: str) -> bool:
-        shape = shape_of(request), league
-        if not victims or shape in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN:
-            return False
+    def _stoppable_for(self, request: PendingRequest, victims: Victims, league: str) -> Sequence[Running]:
+        """Nobody, where they are not to be looked at."""
+        is_hopeless = (shape_of(request), league) in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN
+        if self._is_closed or (is_hopeless and self.reservation is not None):
+            return ()
+        found = victims()
+        if not self.preemptions:
+            return found
         gone = {preemption.allocation_id for preemption in self.preemptions}
-        candidates = [work for work in victims if work.allocation_id not in gone]
-        candidates = candidates[: MAX_VICTIMS_SEEN - self._victims_seen]
+        return [work for work in found if work.allocation_id not in gone]
+
+    def _preempt(self, request: PendingRequest, stoppable: Sequence[Running], league: str) -> bool:
+        shape = shape_of(request), league
+        if shape in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN:
+            return False
+        candidates = stoppable[: MAX_VICTIMS_SEEN - self._victims_seen]
         for agent_id, slots in self._coming.items():
             self.room.add(agent_id, slots)
         found = None
@@ -207,7 +242,7 @@ class Ledger:
         for work in victims:
             self.preemptions.append(Preemption(work.allocation_id, request.trial_id))
             self._stopping.append(work)
-        for agent_id, slots in _sum_of_freed(victims, self.room).items():
+        for agent_id, slots in sum_of_freed(victims, self.room).items():
             self._coming[agent_id] = self._coming.get(agent_id, 0) + slots
         # More is coming than they may need: others may fit into the rest.
         self._refused_claims.clear()
@@ -230,23 +265,33 @@ class Ledger:
             else:
                 del self._coming[agent_id]
 
-    def _reserve(self, request: PendingRequest) -> None:
-        outlook = self._present_outlook()
+    def _reserve(self, request: PendingRequest, stoppable: Sequence[Running]) -> None:
+        outlook = self._present_outlook(stoppable)
         opening = outlook.opening(request)
         if opening is None:
             return
+        if stoppable:
+            others = {work.allocation_id for work in self.view.running}.difference(w.allocation_id for w in stoppable)
+            self.waited_for = tuple(work.allocation_id for work in opening.after if work.allocation_id in others)
+        self.stoppable = stoppable
         self.reservation = Reservation(request.trial_id, opening.at, opening.slots_by_agent)
         for agent_id, slots in opening.slots_by_agent.items():
             self._spare[agent_id] = outlook.free_at(agent_id, opening.at) - slots
 
-    def _present_outlook(self) -> Outlook:
-        """With what this plan has promised so far."""
-        if not self._promised and not self._stopping:
+    def _present_outlook(self, stoppable: Sequence[Running]) -> Outlook:
+        """With what this plan has promised so far. stoppable: they are stopped once that lets the request start, so it
+        waits for the others alone."""
+        if not self._promised and not self._stopping and not stoppable:
             return self.outlook
         gone = {work.allocation_id for work in self._stopping}
+        able = {work.allocation_id for work in stoppable}
         ends = self.outlook.ends
-        if gone:
-            ends = [(end, work) for end, work in ends if work.allocation_id not in gone]
+        if gone or able:
+            ends = [
+                (self.now if work.allocation_id in able else end, work)
+                for end, work in ends
+                if work.allocation_id not in gone
+            ]
         coming = [_as_coming(agent_id, slots, self.now) for agent_id, slots in self._coming.items()]
         return Outlook(self.room, [*self._promised, *coming], self.now, ends)
 
@@ -255,16 +300,6 @@ class Ledger:
         if shape not in self._behind:
             self._behind[shape] = find_fit(request, self.room) is not None
         return self._behind[shape]
-
-
-def _sum_of_freed(works: Sequence[Running], room: Room) -> Slots:
-    """By usable agent."""
-    coming: Slots = {}
-    for work in works:
-        for agent_id, slots in freed_by(work).items():
-            if slots and room.get(agent_id) is not None:
-                coming[agent_id] = coming.get(agent_id, 0) + slots
-    return coming
 
 
 def _as_running(name: str, request: PendingRequest, slots_by_agent: Slots, end_at: float) -> Running:

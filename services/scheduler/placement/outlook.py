@@ -49,6 +49,16 @@ def freed_by(work: Running) -> Mapping[str, int]:
     return {agent: slots for agent, slots in left.items() if slots or not work.slots_by_agent[agent]}
 
 
+def sum_of_freed(works: Iterable[Running], room: Room) -> Slots:
+    """What comes back of all of them, by usable agent."""
+    coming: Slots = {}
+    for work in works:
+        for agent_id, slots in freed_by(work).items():
+            if slots and room.get(agent_id) is not None:
+                coming[agent_id] = coming.get(agent_id, 0) + slots
+    return coming
+
+
 class Outlook:
     """room: as it is now; later changes of it do not show here. works: what occupies it and will end. ends: more of
     the same, of an earlier outlook. The sweep waits until somebody asks."""

@@ -34,11 +34,16 @@ class Profile:
         self.free = list(accumulate(freed))
         self._open = self.free
         self._num_kept = 0
+        self._num_lent = 0
 
     def keep(self, slots: Sequence[int]) -> None:
         """So many of the free slots, from the first step on, are for those alone who are over before it ends."""
         self._open = [free - kept for free, kept in zip(self.free, slots, strict=False)] + self.free[len(slots) :]
         self._num_kept = len(slots)
+
+    def lend(self, num_steps: int) -> None:
+        """What starts in one of the first steps needs room in these alone: it gives its slots back by their end."""
+        self._num_lent = num_steps
 
     def step_at(self, at: float) -> int:
         """The first step whose end is not before this time."""
@@ -69,6 +74,8 @@ class Profile:
         """The first step, from this one on, with room for a whole run. is_sure: that the run takes no longer."""
         while start < _NUM_STEPS:
             end = max(start + 1, self.step_at(self.time_of(start) + run_seconds))
+            if start < self._num_lent:
+                end = min(end, self._num_lent)
             free = self.free if is_sure and end <= self._num_kept else self._open
             if min(free[start:end]) >= slots:
                 return start

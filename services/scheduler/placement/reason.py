@@ -82,12 +82,16 @@ class Explanation:
 
     def _sentence(self, waiting: Waiting) -> _Sentence:
         """What names the request itself is told anew for each."""
-        if waiting.cause in ("held", "backoff", "quota", "claim"):
+        if waiting.cause in ("held", "backoff", "quota", "claim") or self._holds(waiting.request):
             return self._tell[waiting.cause](waiting.request)
         key = waiting.cause, shape_of(waiting.request)
         if key not in self._sentences:
             self._sentences[key] = self._tell[waiting.cause](waiting.request)
         return self._sentences[key]
+
+    def _holds(self, request: PendingRequest) -> bool:
+        reservation = self._ledger.reservation
+        return reservation is not None and reservation.trial_id == request.trial_id
 
     def _describe(self, changes: tuple[Change, ...]) -> str:
         key = tuple(MoveToFront if isinstance(change, MoveToFront) else change for change in changes)
@@ -103,6 +107,11 @@ class Explanation:
         reservation = self._ledger.reservation
         if waiting.cause == "behind" and reservation is not None:
             return (reservation.trial_id,)
+        if self._holds(waiting.request) and self._ledger.waited_for:
+            return self._ledger.waited_for
+        return self._ending(changes)
+
+    def _ending(self, changes: Sequence[Change]) -> tuple[str, ...]:
         for change in changes:
             match change:
                 case EndWork(allocation_ids):
@@ -168,10 +177,15 @@ class Explanation:
         left = [bin_ for bin_ in self._rooms if bin_.agent.id not in request.blocklist]
         free, total = sum(bin_.free for bin_ in left), sum(bin_.capacity for bin_ in left)
         if free < request.slots:
-            return ReasonCode.NO_CAPACITY, f"{_needs(request)}; {free} of {total} are free in pool {name!r}"
+            found = f"{free} of {total} are free in pool {name!r}"
+            return ReasonCode.NO_CAPACITY, f"{_needs(request)}; {found}{self._stoppable(request)}"
         rooms = ", ".join(f"{bin_.agent.id}: {bin_.free} of {bin_.capacity}" for bin_ in left[:4])
-        spread = f"{free} are free, but spread over agents ({rooms})"
+        spread = f"{free} are free, but spread over agents ({rooms}){self._stoppable(request)}"
         return ReasonCode.FRAGMENTED, f"{_needs(request)} on one agent or on whole idle ones; {spread}"
+
+    def _stoppable(self, request: PendingRequest) -> str:
+        slots = sum(work.slots for work in self._ledger.stoppable) if self._holds(request) else 0
+        return f"; {slots} more will be freed for it as soon as that is enough" if slots else ""
 
 
 def _allowed(request: PendingRequest, agents: Sequence[AgentRoom]) -> list[AgentRoom]:

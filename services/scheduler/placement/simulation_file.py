@@ -23,12 +23,15 @@ from services.scheduler.placement.simulation_field import Fields, read_list
 from services.scheduler.placement.snapshot import (
     DEFAULT_MAX_ZERO_SLOT,
     DEFAULT_PRIORITY,
+    ON_CALL_IS_IMPOSSIBLE,
     AgentRoom,
+    Backfill,
     Group,
     PendingRequest,
     PoolConfig,
     Running,
     Snapshot,
+    default_backfill,
 )
 
 POOL = "default"
@@ -126,20 +129,29 @@ def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]
 def _config(top: Fields) -> tuple[PoolConfig, Mapping[str, float]]:
     policy = top.choice("policy", tuple(sorted(POLICIES)), "priority")
     fields = Fields(top.raw("config", {}), "config")
+    is_preemption_on = fields.flag("preemption", False)
     config = PoolConfig(
         POOL,
         policy=policy,
         fitting="worst" if fields.choice("fitting_policy", ("best", "worst"), "best") == "worst" else "best",
         allow_heterogeneous_fits=fields.flag("allow_heterogeneous_fits", False),
-        is_preemption_on=fields.flag("preemption", False),
+        is_preemption_on=is_preemption_on,
         default_priority=fields.integer("default_priority", DEFAULT_PRIORITY, 1, 99),
-        backfill=fields.flag("backfill", True),
+        backfill=_backfill(fields, default_backfill(policy, is_preemption_on)),
         network_labels=tuple(fields.texts("network_labels", PoolConfig(POOL).network_labels)),
     )
     positions = Fields(fields.raw("queue_positions", {}), "config.queue_positions")
     found = {name: positions.number(name, 0.0) for name in positions.names}
     fields.done()
     return config, found
+
+
+def _backfill(fields: Fields, default: Backfill) -> Backfill:
+    if fields.raw("backfill", None) != "on_call":
+        return fields.flag("backfill", True) if fields.has("backfill") else default
+    if default != "on_call":
+        raise fields.error("backfill", ON_CALL_IS_IMPOSSIBLE)
+    return "on_call"
 
 
 def _agent(item: Fields) -> AgentRoom:
@@ -234,6 +246,9 @@ def _running(item: Fields, task: PendingRequest, agents: dict[str, AgentRoom]) -
         draining_by_agent=hidden or draining,
         is_stopping=item.flag("stopping", False),
         checkpoint_age_seconds=item.number("checkpoint_age", 0.0, 0.0) if item.has("checkpoint_age") else None,
+        queue_position=task.queue_position,
+        submitted_at=task.submitted_at,
+        is_on_call=item.flag("on_call", False),
     )
 
 
@@ -331,13 +346,16 @@ def _dump_running(work: Running) -> dict[str, Any]:
         "group": work.group,
         "priority": work.priority,
         "preemptible": work.is_preemptible,
-        "submitted_at": work.started_at,
+        "queue_position": work.queue_position,
+        "submitted_at": work.submitted_at,
+        "started_at": work.started_at,
         "allocated_on": dict(work.slots_by_agent),
         "occupies": True,
         "draining_on": dict(work.draining_by_agent),
         "estimated_end": work.estimated_end_at,
         "stopping": work.is_stopping,
         "checkpoint_age": work.checkpoint_age_seconds,
+        "on_call": work.is_on_call,
     }
 
 

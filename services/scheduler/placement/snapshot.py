@@ -20,6 +20,10 @@ DEFAULT_PRIORITY = 42
 UNKNOWN_RUN_SECONDS = 3600.0
 
 Fitting = Literal["best", "worst"]
+Backfill = bool | Literal["on_call"]
+ON_CALL_IS_IMPOSSIBLE = (
+    "'on_call' needs a pool of type priority whose preemption is on; leave it out, or say true or false"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,9 @@ class Running:
 
     draining_by_agent: how many of its slots nobody gets after it. is_stopping: told to end; its slots are promised to
     the most urgent request that they suffice for. checkpoint_age_seconds: since its last checkpoint; None when it has
-    none, so that its whole run would be lost.
+    none, so that its whole run would be lost. queue_position, submitted_at: the place in the queue that it came from
+    and goes back to when it is stopped. is_on_call: it has passed somebody who waited, on the condition that whoever
+    comes before it in the queue may have it stopped, also at the same priority.
     """
 
     allocation_id: str
@@ -108,6 +114,9 @@ class Running:
     draining_by_agent: Mapping[str, int] = field(default_factory=dict)
     is_stopping: bool = False
     checkpoint_age_seconds: float | None = None
+    queue_position: float | None = None
+    submitted_at: float = 0.0
+    is_on_call: bool = False
 
     @property
     def slots(self) -> int:
@@ -116,9 +125,10 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """policy: a key of placement.policy.POLICIES. backfill: whether anybody may start before a more urgent request
-    that has to wait. network_labels: keys of agents' labels, the widest first; a gang over several agents keeps to
-    as few values of them as it can."""
+    """policy: a key of placement.policy.POLICIES. backfill: who may start before a request that comes first and has to
+    wait: nobody (False), who does not delay it (True), or also whoever can be stopped for it ("on_call").
+    network_labels: keys of agents' labels, the widest first; a gang over several agents keeps to as few values of them
+    as it can."""
 
     name: str
     policy: str = "priority"
@@ -126,8 +136,18 @@ class PoolConfig:
     allow_heterogeneous_fits: bool = False
     is_preemption_on: bool = False
     default_priority: int = DEFAULT_PRIORITY
-    backfill: bool = True
+    backfill: Backfill = True
     network_labels: tuple[str, ...] = ("zone", "rack")
+
+    @property
+    def is_on_call_possible(self) -> bool:
+        return self.backfill == "on_call" == default_backfill(self.policy, self.is_preemption_on)
+
+
+def default_backfill(policy: str, is_preemption_on: bool) -> Backfill:
+    """On call where that is possible: somebody can be stopped at all, and the queue has one order, so that it is known
+    who came before whom."""
+    return "on_call" if policy == "priority" and is_preemption_on else True
 
 
 @dataclass(frozen=True)

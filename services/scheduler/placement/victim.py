@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from services.scheduler.placement.outlook import freed_by
+from services.scheduler.placement.outlook import freed_by, sum_of_freed
 from services.scheduler.placement.room import Room, Slots
 from services.scheduler.placement.snapshot import Running
 
 Find = Callable[[], Slots | None]
+
+_MANY = 256
 
 
 def in_order(works: Iterable[Running], now: float) -> list[Running]:
@@ -29,7 +31,9 @@ def find_victims(
     """Who has to go, where the request fits then, and how many were looked at; None when not even all of them make
     room. The slots of those who go stay given back in the room; without a find it is left as it was."""
     freed: list[Running] = []
-    for work in victims:
+    for number, work in enumerate(victims):
+        if number == _MANY and not _is_enough(victims[number:], room, find):
+            break
         room.give_back(freed_by(work))
         freed.append(work)
         if _can_matter(work, slots, room) and (fit := find()) is not None:
@@ -38,6 +42,17 @@ def find_victims(
     for work in freed:
         _take_back(work, room)
     return None
+
+
+def _is_enough(victims: Sequence[Running], room: Room, find: Find) -> bool:
+    """Whether there is a fit when all of them go. At once that costs far less than one after another."""
+    coming = sum_of_freed(victims, room)
+    for agent_id, slots in coming.items():
+        room.add(agent_id, slots)
+    fit = find()
+    for agent_id, slots in coming.items():
+        room.add(agent_id, -slots)
+    return fit is not None
 
 
 def _pruned(freed: list[Running], fit: Slots, room: Room, find: Find) -> tuple[list[Running], Slots]:

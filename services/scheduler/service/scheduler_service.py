@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from gangline import wire
-from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
@@ -25,6 +25,7 @@ from services.scheduler.service.access import require_cluster
 from services.scheduler.store import Transition
 from services.scheduler.term import Term
 from services.scheduler.transition.availability import change_availability
+from services.scheduler.transition.checkpoint import checkpoints_deleted, delete_checkpoints
 from services.scheduler.transition.end import (
     activate_experiment,
     cancel_experiment,
@@ -156,6 +157,28 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if change:
             _log.info("a fusion record is forgotten", key=request.key, user=request.user)
         return scheduler_pb2.ForgetFusionResponse(is_forgotten=bool(change), revision=term.state.revision)
+
+    async def ChangeCheckpoints(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.ChangeCheckpointsRequest, _context: Any
+    ) -> scheduler_pb2.ChangeCheckpointsResponse:
+        require_cluster()
+        term = self._seat.require()
+        delete_ids, deleted_ids = list(request.delete_ids), list(request.deleted_ids)
+        if bool(delete_ids) == bool(deleted_ids):
+            raise invalid("request.not_one", "name checkpoints that are to be deleted, or some whose files are gone")
+        change = await term.store.commit(
+            lambda records: (
+                delete_checkpoints(records, delete_ids, request.request_id)
+                if delete_ids
+                else checkpoints_deleted(records, deleted_ids)
+            )
+        )
+        if change:
+            done = "checkpoints are to be deleted" if delete_ids else "checkpoints are deleted"
+            _log.info(done, checkpoint_ids=delete_ids or deleted_ids, user=request.user)
+        found = (term.state.find(Checkpoint, checkpoint_id) for checkpoint_id in dict.fromkeys(delete_ids))
+        checkpoints = [wire.to_proto(checkpoint) for checkpoint in found if checkpoint is not None]
+        return scheduler_pb2.ChangeCheckpointsResponse(checkpoints=checkpoints, revision=term.state.revision)
 
     async def PreviewSearch(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.PreviewSearchRequest, _context: Any

@@ -21,7 +21,7 @@ from services.scheduler.simulator.cluster_size import agents_of_slots, parse_age
 from services.scheduler.simulator.engine import Setting, play
 from services.scheduler.simulator.estimate import ESTIMATES
 from services.scheduler.simulator.figure import Figures, figures_of
-from services.scheduler.simulator.figure_report import describe_figures
+from services.scheduler.simulator.figure_report import describe_figures, describe_stop
 from services.scheduler.simulator.load import LOADS, draw_load, parse_priorities
 from services.scheduler.simulator.plan_report import describe_plan, describe_seconds
 from services.scheduler.simulator.played import Played
@@ -133,7 +133,7 @@ def _play(options: argparse.Namespace, sizes: list[int], submissions: list[Submi
     print(f"{len(submissions)} submissions within {span}, {sum(sizes)} slots on {len(sizes)} agents")
     if figures[0].refused:
         print(f"{figures[0].refused} of them can never fit and are left out")
-    print(f"run times: {options.estimates}\n\n{describe_figures(figures)}")
+    print(f"run times: {options.estimates}\n\n{describe_figures(figures)}\n{describe_stop(setting)}")
 
 
 def _figures(strategy: Strategy, played: Played) -> Figures:

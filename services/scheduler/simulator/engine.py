@@ -203,6 +203,8 @@ class _Engine:
             priority=one.priority,
             is_preemptible=one.is_preemptible,
             started_at=now,
+            submitted_at=one.submitted_at,
+            is_on_call=assignment.is_on_call,
         )
         self._running[one.id] = work
         left = one.duration_seconds - job.done_seconds + job.restart_seconds

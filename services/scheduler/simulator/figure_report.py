@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from services.scheduler.simulator.engine import Setting
 from services.scheduler.simulator.figure import SIZE_CLASSES, Figures
 from services.scheduler.simulator.plan_report import align, describe_seconds
 
@@ -15,6 +16,14 @@ _LEGEND = (
     "ETA: median error relative to the wait that was left, asked when a request first waits / after 10 minutes / after "
     "an hour.",
 )
+
+
+def describe_stop(setting: Setting) -> str:
+    """What a preemption costs in virtual time."""
+    return (
+        f"preemption: who is stopped saves a checkpoint when it is asked to and gives its slots back "
+        f"{setting.stop_seconds:g} s later; it loses these, and {setting.restart_seconds:g} s when it begins again."
+    )
 
 
 def describe_figures(figures: Sequence[Figures]) -> str:

@@ -1,30 +1,36 @@
 """PURE: watches whoever holds the reservation: does work that came after it hold its start up?
 
 Looks at every plan beside the engine. What starts while the head waits, and comes after it in the queue, overtakes it:
-that is backfill, and it promises to leave the agents that the reservation names as they are needed at the time that it
-names. The promise is broken, and the head moved by backfill, for as long as that time is over, the head waits still,
-and those agents would do if only such work were gone. Whatever else makes a head late (work that ran before it and
-overruns its estimate, requests that are more urgent) shows in its start against its first promise.
+that is backfill. Where it promises to be out of the way in time, it has to leave the agents that the reservation names
+at the time that it names: the promise is broken, and the head moved by backfill, for as long as that time is over, the
+head waits still, and those agents would do if only such work were gone. Where it runs on call, it has to be stopped at
+the first instant at which the head would fit without it, on whatever agents; the head is moved for as long as nobody
+does that. Whatever else makes a head late (work that ran before it and overruns its estimate, requests that are more
+urgent, the time that it takes to stop) shows in its start against its first promise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from services.scheduler.placement.assignment import Reservation
+from services.scheduler.placement.fit import find_fit
 from services.scheduler.placement.order import by_priority
 from services.scheduler.placement.plan import Plan
-from services.scheduler.placement.snapshot import PendingRequest, PoolConfig, Snapshot
+from services.scheduler.placement.room import Room
+from services.scheduler.placement.snapshot import PendingRequest, PoolConfig, Running, Snapshot
 from services.scheduler.simulator.played import Head
 
 
 @dataclass(slots=True)
 class _Watched:
-    """agents: that the newest reservation names, with the slots it takes. due_at: by what overtook the head since these
-    were named, when the reservation of that time wanted it out of the way."""
+    """since: when it first held the reservation. agents: that the newest reservation names, with the slots it takes.
+    due_at: by what overtook the head since these were named, when the reservation of that time wanted it out of the
+    way."""
 
     request: PendingRequest
+    since: float
     promised_at: float
     agents: Mapping[str, int]
     due_at: dict[str, float] = field(default_factory=dict)
@@ -33,45 +39,65 @@ class _Watched:
 
 
 class HeadWatch:
-    """heads: those that have started. A head whose place a more urgent one takes is watched anew when it is back."""
+    """heads: those that have started. A head whose place a more urgent one takes is watched anew when it is back; one
+    that others are stopped for is watched until it starts, beside the next one."""
 
     def __init__(self, config: PoolConfig) -> None:
         self.heads: list[Head] = []
-        self._pool = config.name
-        self._watched: _Watched | None = None
+        self._config = config
+        self._watched: dict[str, _Watched] = {}
 
     def look(self, snapshot: Snapshot, decided: Plan, requests: Mapping[str, PendingRequest], now: float) -> None:
         """snapshot: what was decided on. requests: those that waited, by id."""
-        reservation = decided.reservations.get(self._pool)
+        reservation = decided.reservations.get(self._config.name)
         starting = {one.trial_id for one in decided.assignments}
-        watched = self._watched
-        if watched is not None:
+        holder = requests[reservation.trial_id] if reservation is not None else None
+        for name, watched in tuple(self._watched.items()):
             _count(watched, now)
-            if watched.request.trial_id in starting:
-                self.heads.append(Head(watched.request.trial_id, watched.promised_at, now, watched.broken_seconds))
-            if reservation is None or reservation.trial_id != watched.request.trial_id:
-                watched = None
-        if reservation is not None:
-            head = requests[reservation.trial_id]
-            watched = watched or _Watched(head, reservation.at, reservation.slots_by_agent)
-            _renew(watched, reservation, snapshot, now)
-            order = by_priority(head)
-            overtaking = (name for name in starting if by_priority(requests[name]) > order)
-            watched.due_at.update(dict.fromkeys(overtaking, reservation.at))
-        self._watched = watched
+            if name in starting:
+                self.heads.append(Head(name, watched.promised_at, now, watched.broken_seconds))
+            if name in starting or (holder is not None and by_priority(holder) < by_priority(watched.request)):
+                del self._watched[name]
+        if reservation is not None and holder is not None:
+            self._renew(reservation, holder, snapshot, now)
+            self._note_overtaking(reservation, holder, (requests[name] for name in starting))
+        if self._watched and self._config.is_on_call_possible:
+            self._check_on_call(snapshot, decided, requests, now)
+
+    def _renew(self, reservation: Reservation, holder: PendingRequest, snapshot: Snapshot, now: float) -> None:
+        watched = self._watched.setdefault(
+            holder.trial_id, _Watched(holder, now, reservation.at, reservation.slots_by_agent)
+        )
+        if _is_broken(watched, snapshot, now):
+            watched.broken_since = now
+        if watched.agents != reservation.slots_by_agent:
+            watched.agents, watched.due_at = reservation.slots_by_agent, {}
+
+    def _note_overtaking(
+        self, reservation: Reservation, holder: PendingRequest, starting: Iterable[PendingRequest]
+    ) -> None:
+        """Of those that cannot be stopped."""
+        order = by_priority(holder)
+        for request in starting:
+            is_stoppable = self._config.is_on_call_possible and request.is_preemptible
+            if not is_stoppable and by_priority(request) > order:
+                self._watched[holder.trial_id].due_at[request.trial_id] = reservation.at
+
+    def _check_on_call(
+        self, snapshot: Snapshot, decided: Plan, requests: Mapping[str, PendingRequest], now: float
+    ) -> None:
+        """Only the first of those that wait: whoever comes before another one may have been promised the same slots."""
+        starting = {one.trial_id for one in decided.assignments}
+        waiting = (request for name, request in requests.items() if name not in starting)
+        watched = self._watched.get(min(waiting, key=by_priority).trial_id)
+        if watched is not None and _is_held_up(watched, snapshot, decided, requests):
+            watched.broken_since = now
 
 
 def _count(watched: _Watched, now: float) -> None:
     if watched.broken_since is not None:
         watched.broken_seconds += now - watched.broken_since
         watched.broken_since = None
-
-
-def _renew(watched: _Watched, reservation: Reservation, snapshot: Snapshot, now: float) -> None:
-    if _is_broken(watched, snapshot, now):
-        watched.broken_since = now
-    if watched.agents != reservation.slots_by_agent:
-        watched.agents, watched.due_at = reservation.slots_by_agent, {}
 
 
 def _is_broken(watched: _Watched, snapshot: Snapshot, now: float) -> bool:
@@ -88,3 +114,24 @@ def _is_broken(watched: _Watched, snapshot: Snapshot, now: float) -> bool:
             for agent_id in lacking.keys() & work.slots_by_agent.keys():
                 lacking[agent_id] -= work.slots_by_agent[agent_id]
     return max(lacking.values()) <= 0
+
+
+def _is_held_up(watched: _Watched, snapshot: Snapshot, decided: Plan, requests: Mapping[str, PendingRequest]) -> bool:
+    """It would fit without what has overtaken it, and not without what is being stopped already."""
+    order = by_priority(watched.request)
+    told = {one.allocation_id for one in decided.preemptions}
+    room = Room(snapshot.agents, snapshot.pools[0])
+    for one in decided.assignments:
+        if by_priority(requests[one.trial_id]) < order:
+            room.take(one.slots_by_agent)
+    overtaking: list[Running] = []
+    for work in snapshot.running:
+        if work.is_stopping or work.allocation_id in told:
+            room.give_back(work.slots_by_agent)
+        elif work.is_preemptible and work.started_at >= watched.since and by_priority(work) > order:
+            overtaking.append(work)
+    if not overtaking or find_fit(watched.request, room) is not None:
+        return False
+    for work in overtaking:
+        room.give_back(work.slots_by_agent)
+    return find_fit(watched.request, room) is not None

@@ -62,6 +62,7 @@ def _starts(decided: Plan, requests: Mapping[str, PendingRequest]) -> list[str]:
     for one in decided.assignments:
         slots_by_agent = sorted(one.slots_by_agent.items())
         where = ", ".join(f"{agent}: {slots}" if slots else f"{agent} (auxiliary)" for agent, slots in slots_by_agent)
+        where += ", on call" if one.is_on_call else ""
         rows.append((one.trial_id, str(requests[one.trial_id].slots), where))
     return ["", f"starts ({len(decided.assignments)})", *_indented(align(rows, frozenset({1})))]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gangline.errors import invalid
 from services.scheduler.placement.plan import Plan, plan
-from services.scheduler.placement.snapshot import PoolConfig, Snapshot
+from services.scheduler.placement.snapshot import Backfill, PoolConfig, Snapshot, default_backfill
 from services.scheduler.simulator.baseline import plan_by_documented_priority, plan_in_submission_order
 
 POOL = "default"
@@ -30,7 +30,10 @@ class Strategy:
         return self.decide is plan
 
 
-def _ours(name: str, policy: str, is_preemption_on: bool = False, backfill: bool = True) -> Strategy:
+def _ours(name: str, policy: str, is_preemption_on: bool = False, backfill: Backfill | None = None) -> Strategy:
+    """backfill: None for the default of such pools."""
+    if backfill is None:
+        backfill = default_backfill(policy, is_preemption_on)
     config = PoolConfig(POOL, policy, is_preemption_on=is_preemption_on, backfill=backfill)
     return Strategy(name, config, has_head=policy == "priority")
 

@@ -15,6 +15,7 @@ from gangline.domain.id import allocation_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, Availability, State
 from services.scheduler.hold import may_start
+from services.scheduler.placement.assignment import Assignment
 from services.scheduler.records import Change, Draft, Records, get
 from services.scheduler.transition.experiment import follow_allocation
 from services.scheduler.transition.rules import Rules
@@ -37,10 +38,9 @@ def taken_slot_ids(records: Records, agent_id: str) -> set[str]:
     }
 
 
-def place(
-    records: Records, trial_id: str, slots_by_agent: Mapping[str, int], *, epoch: int, rules: Rules, now: float
-) -> Change:
+def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules, now: float) -> Change:
     """An empty Change when the assignment does not hold any more; the next cycle plans anew."""
+    trial_id, slots_by_agent = assignment.trial_id, assignment.slots_by_agent
     request = records.find(Request, trial_id)
     if request is None or sum(slots_by_agent.values()) != request.slots or request.not_before_at > now:
         return Change()
@@ -62,6 +62,8 @@ def place(
         created_at=now,
         deadline_at=now + rules.accept_seconds,
         timeline=Timeline(queued_at=trial.timeline.queued_at, placed_at=now),
+        checkpoint_id=trial.latest_checkpoint_id,
+        is_on_call=assignment.is_on_call,
     )
     draft = Draft(records)
     draft.delete(Request, trial_id)

@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.search import Search, SearchEvent
-from gangline.domain.state import SearchEventKind, State
+from gangline.domain.state import CheckpointState, SearchEventKind, State
 from services.scheduler.estimate import Progress
 from services.scheduler.facts import facts_of
 from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.transition.checkpoint import mark_superfluous
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import tell
@@ -62,20 +63,28 @@ def validated(
 
 
 def checkpointed(records: Records, checkpoint: Checkpoint) -> Change:
-    """Its files are in storage, complete, before anybody may report it."""
+    """Its files are in storage, complete, before anybody may report it. What its coming makes superfluous is marked
+    with it: perhaps itself, when an old report is told again after its files were deleted."""
     trial = records.find(Trial, checkpoint.trial_id)
-    if trial is None:
+    known = records.find(Checkpoint, checkpoint.id)
+    if trial is None or (known is not None and (known.trial_id != trial.id or known.state is CheckpointState.DELETING)):
         return Change()
     draft = Draft(records)
-    if records.find(Checkpoint, checkpoint.id) is None:
+    if known is None:
         draft.put(checkpoint)
     latest = records.find(Checkpoint, trial.latest_checkpoint_id)
-    is_newer = latest is None or checkpoint.batches_completed >= latest.batches_completed
+    is_newer = latest is None or _age(checkpoint) >= _age(latest)
     if trial.state is not State.TERMINAL and is_newer:
         batches = max(trial.batches_completed, checkpoint.batches_completed)
         trial = replace(trial, latest_checkpoint_id=checkpoint.id, batches_completed=batches)
-        draft.put(replace(trial, infrastructure_failures=0))
+        trial = replace(trial, infrastructure_failures=0)
+        draft.put(trial)
+    mark_superfluous(draft, trial)
     return draft.change
+
+
+def _age(checkpoint: Checkpoint) -> tuple[int, float]:
+    return checkpoint.batches_completed, checkpoint.created_at
 
 
 def _tell(draft: Draft, trial: Trial, event: SearchEvent, rules: Rules, now: float) -> None:

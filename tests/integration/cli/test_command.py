@@ -173,11 +173,30 @@ def test_checkpoints(cli: Cli, gateway: StandInGateway, tmp_path: Path) -> None:
         types_pb2.Checkpoint(id="c0ffee", trial_id="1.1", experiment_id=1, batches_completed=9, file_bytes={"a": 2048})
     ]
     gateway.files = {"a": b"x" * 2048}
-    assert cli("checkpoint", "list").out.splitlines()[1].split() == ["c0ffee", "1.1", "9", "2.0", "KB", "-"]
+    assert cli("checkpoint", "list").out.splitlines()[1].split() == [
+        "c0ffee",
+        "1.1",
+        "9",
+        "COMPLETED",
+        "2.0",
+        "KB",
+        "-",
+    ]
     assert cli("checkpoint", "list", "2").out == "no checkpoints yet\n"
     assert cli("checkpoint", "download", "c0ffee").out == f"2.0 KB in {tmp_path}/c0ffee\n"
     assert (tmp_path / "c0ffee" / "a").read_bytes() == b"x" * 2048
     assert json.loads(cli("c", "download", "c0ffee", "-o", "other", "--json").out)["num_bytes"] == 2048
+
+
+def test_checkpoints_are_deleted_without_a_question(cli: Cli, gateway: StandInGateway) -> None:
+    gateway.checkpoints = [types_pb2.Checkpoint(id=name, trial_id="1.1", experiment_id=1) for name in ("a", "b", "c")]
+    ran = cli("checkpoint", "rm", "a", "nope")
+    assert (ran.status, ran.out, ran.err) == (2, "", "error: there is no checkpoint nope\n")
+    assert cli("checkpoint", "rm", "a", "b").out == "a is being deleted\nb is being deleted\n"
+    deleted = json.loads(cli("c", "rm", "c", "--json").out)
+    assert [(checkpoint["id"], checkpoint["state"]) for checkpoint in deleted] == [("c", "DELETING")]
+    assert [line.split()[3] for line in cli("c", "ls").out.splitlines()[1:]] == ["DELETING"] * 3
+    assert cli("checkpoint", "rm").status == 2
 
 
 def test_status_of_a_cluster_elsewhere(cli: Cli, gateway: StandInGateway) -> None:

@@ -38,6 +38,7 @@ UNARY_CALLS = {
     "GetCluster": pb.GetClusterRequest(),
     "GetSnapshot": pb.GatewayServiceGetSnapshotRequest(),
     "ListFusion": pb.ListFusionRequest(),
+    "DeleteCheckpoints": pb.DeleteCheckpointsRequest(),
     "ForgetFusion": pb.GatewayServiceForgetFusionRequest(),
 }
 STREAMING_CALLS = {

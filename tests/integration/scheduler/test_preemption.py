@@ -114,3 +114,42 @@ async def test_equal_priority_stops_nobody(bench: Bench, tmp_path: Path) -> None
         await bench.caller.submit(_config(1, 42))
     assert len(await bench.caller.list_pending()) == 3
     assert not agent.stops
+
+
+async def test_who_passed_a_gang_on_call_is_stopped_once_that_starts_it(bench: Bench, tmp_path: Path) -> None:
+    scheduler = await _scheduler(bench, tmp_path)
+    agent = await bench.agent("a1", obeys_stop=False)
+    # 1. The gang waits for the first; the last passes it, though nobody knows how long it takes.
+    await bench.caller.submit(_config(1, 42))
+    await until(lambda: "1.1.1" in agent.specs, "the first's start", SECONDS)
+    await bench.caller.submit(_config(2, 42))
+    await bench.caller.submit(_config(1, 42, max_restarts=0, preemption_timeout=600))
+    await until(lambda: "3.1.1" in agent.specs, "the start of the one on call", SECONDS)
+    marked = [await bench.allocation(allocation_id) for allocation_id in ("1.1.1", "3.1.1")]
+    assert [one is not None and one.is_on_call for one in marked] == [False, True]
+    [waiting] = await bench.caller.list_pending()
+    assert list(waiting.reason.blocking_ids) == ["1.1.1"]
+    assert "1 more will be freed for it as soon as that is enough" in waiting.reason.message
+    snapshot = json.loads(await bench.caller.snapshot())
+    assert snapshot["config"]["backfill"] == "on_call"
+    assert {task["id"]: task.get("on_call", False) for task in snapshot["tasks"]} == {
+        "1.1.1": False,
+        "3.1.1": True,
+        "2.1": False,
+    }
+    assert not agent.stops
+    # 2. The first ends, also under a new leader: the one on call is asked to checkpoint, with its own timeout.
+    scheduler.end()
+    await bench.scheduler("s2", "--settings", str(tmp_path / "scheduler.toml"))
+    agent.finish("1.1.1", ExitKind.COMPLETED)
+    await _stopped(agent, "3.1.1")
+    assert agent.stops["3.1.1"].reason == "makes room for trial 2.1"
+    assert 590 < agent.stops["3.1.1"].grace_seconds <= 600
+    # 3. The gang starts on its slots, and it comes back after that, though it may not restart once.
+    agent.finish("3.1.1", ExitKind.PREEMPTED)
+    await until(lambda: "2.1.1" in agent.specs, "the gang's start", SECONDS)
+    agent.finish("2.1.1", ExitKind.COMPLETED)
+    await until(lambda: "3.1.2" in agent.specs, "its second attempt", SECONDS)
+    trial = await bench.trial("3.1")
+    assert trial is not None
+    assert (trial.restarts, trial.infrastructure_failures) == (0, 0)

@@ -114,6 +114,7 @@ def test_gang_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_pat
     processes = start_gang(2, tmp_path / "gang", save_until_held_up, tmp_path, "ddp")
     try:
         wait_for((tmp_path / "held").exists, "a save that is held up")
+        wait_for(lambda: len(list((tmp_path / "checkpoints").iterdir())) == 2, "the other rank's files of it")
     finally:
         for process in processes:
             process.kill()

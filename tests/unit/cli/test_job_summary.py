@@ -44,6 +44,15 @@ def test_rows() -> None:
     )  # fmt: skip
 
 
+def test_who_runs_on_call_is_told_so() -> None:
+    assert RUNNING.allocation is not None
+    on_call = replace(RUNNING, allocation=replace(RUNNING.allocation, is_on_call=True))
+    [_, plain] = lines(TaskExplanation(RUNNING, ()))
+    [_, first, second] = lines(TaskExplanation(on_call, ()))
+    assert first == plain
+    assert second.startswith("  on call: it has passed others")
+
+
 def test_an_estimate_that_has_passed_and_a_reason_that_nobody_gives() -> None:
     late = replace(WAITING, reason=replace(REASON, eta_at=NOW - 1))
     assert job_row(late, NOW)[-2] == "any moment"

@@ -381,3 +381,11 @@ def test_fields_without_effect_are_accepted_with_a_warning() -> None:
         "resources.shm_size: accepted, but has no effect here (Gangline runs trials as processes, not in containers)",
         "slurm: accepted, but has no effect here (Gangline schedules by itself)",
     ]
+
+
+def test_what_is_kept_of_checkpoints_has_an_effect() -> None:
+    numbers = "save_experiment_best: 2, save_trial_best: 3, save_trial_latest: 0"
+    config, warnings = parse_config(GOOD + f"checkpoint_storage: {{{numbers}}}\n")
+    assert warnings == []
+    storage = config.checkpoint_storage
+    assert (storage.save_experiment_best, storage.save_trial_best, storage.save_trial_latest) == (2, 3, 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from gangline.cluster_info import CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.core import CheckpointContext, DistributedContext, DownloadMode
 from gangline.core.checkpoint import location_of
 from gangline.core.link import LocalLink
@@ -140,6 +141,25 @@ def test_deleted_checkpoint_is_gone(url: str) -> None:
     context.delete(storage_id)
     with pytest.raises(GanglineError, match="no checkpoint"):
         context.get_metadata(storage_id)
+
+
+def test_on_the_cluster_files_go_by_the_schedulers_word(url: str) -> None:
+    trial = TrialInfo("7.1", 7, 1, {}, {})
+    latest = CheckpointInfo("old", f"{url}/checkpoints/old", 1)
+    cluster = ClusterInfo("c1", "7.1.2", 2, "a1", 0, 1, [], url, "", trial, latest)
+    link = _RecordingLink()
+    context = CheckpointContext(DistributedContext(), link, CheckpointStore(url), cluster)
+    with pytest.raises(GanglineError) as caught:
+        context.delete("old")
+    assert caught.value.code == "checkpoint.needed"
+    storage_id = _save(context)
+    context.delete("old")
+    with pytest.raises(GanglineError, match="save a newer one first"):
+        context.delete(storage_id)
+    saved, deleted = link.checkpoints
+    assert (saved.id, saved.state) == (storage_id, types_pb2.CHECKPOINT_STATE_UNSPECIFIED)
+    assert (deleted.id, deleted.state) == ("old", types_pb2.CHECKPOINT_STATE_DELETING)
+    assert context.get_metadata(storage_id)["who"] == "me"
 
 
 def test_ranks_save_together(url: str, tmp_path: Path) -> None:

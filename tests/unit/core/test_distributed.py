@@ -23,14 +23,15 @@ def test_exchange_among_all_ranks() -> None:
             context.allgather(name),
             context.broadcast(name),
             context.maximum([context.rank, -context.rank]),
+            context.maximum_later([context.rank])(),
             context.total([0.5, context.rank]),
         )
 
     names = ["rank 0", "rank 1", "rank 2"]
     assert in_ranks(3, work) == [
-        (names, names, "rank 0", [2, 0], [1.5, 3.0]),
-        (None, names, "rank 0", [2, 0], [1.5, 3.0]),
-        (None, names, "rank 0", [2, 0], [1.5, 3.0]),
+        (names, names, "rank 0", [2, 0], [2], [1.5, 3.0]),
+        (None, names, "rank 0", [2, 0], [2], [1.5, 3.0]),
+        (None, names, "rank 0", [2, 0], [2], [1.5, 3.0]),
     ]
 
 

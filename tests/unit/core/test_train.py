@@ -61,6 +61,26 @@ def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptur
     assert caplog.messages == ["metric note is a str, no number; it is not recorded"]
 
 
+def test_checkpoints_carry_the_newest_validation_up_to_their_steps(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}"
+    with core.init(checkpoint_storage=url) as context:
+
+        def metrics_at(steps: int, **metadata: object) -> object:
+            with context.checkpoint.store_path({"steps_completed": steps, **metadata}) as (path, storage_id):
+                (path / "weights").write_text("w")
+            return context.checkpoint.get_metadata(storage_id).get("validation_metrics")
+
+        assert metrics_at(1) is None
+        context.train.report_validation_metrics(10, {"loss": 0.5, "note": "no number", "ratio": float("nan")})
+        context.train.report_training_metrics(12, {"loss": 9.0})
+        context.train.report_validation_metrics(20, {"loss": 0.25})
+        assert metrics_at(9) is None
+        assert metrics_at(10) == {"loss": 0.5}
+        assert metrics_at(19) == {"loss": 0.5}
+        assert metrics_at(21) == {"loss": 0.25}
+        assert metrics_at(21, validation_metrics={"loss": 7}) == {"loss": 7}
+
+
 def test_progress_is_a_share() -> None:
     with pytest.raises(GanglineError, match="between 0 and 1"):
         _train(LocalLink()).report_progress(50)

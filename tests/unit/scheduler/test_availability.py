@@ -11,6 +11,7 @@ from gangline.domain.experiment import Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExitKind, ReasonCode, State
 from gangline.errors import ErrorKind, GanglineError
+from services.scheduler.placement import Assignment
 from services.scheduler.records import get
 from services.scheduler.transition.availability import MAX_CLEARED
 from tests.support.scheduler_model import RULES, Model
@@ -52,7 +53,7 @@ def test_draining_lets_work_finish_and_takes_nothing_new() -> None:
     reason = model.cycle().reasons[f"{second}.1"]
     assert reason.code is ReasonCode.AGENTS_UNHEALTHY
     assert reason.message == ("needs 1 slot; only a1 (drained by an operator) could hold it")
-    assert not model.place(f"{second}.1", {"a1": 1}), "a plan from before cannot break it either"
+    assert not model.place(Assignment(f"{second}.1", {"a1": 1})), "a plan from before cannot break it either"
     model.exit(allocation.id, "a1", ExitKind.COMPLETED)
     assert not model.cycle().assignments
     model.change_agent("a1", Availability.ENABLED)

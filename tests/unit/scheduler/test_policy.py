@@ -15,6 +15,7 @@ from services.scheduler.placement.outlook import expected_end
 NOW = 1000.0
 POOL = PoolConfig("default")
 PREEMPTIVE = replace(POOL, is_preemption_on=True)
+ON_CALL = replace(PREEMPTIVE, backfill="on_call")
 
 
 def _request(number: int, slots: int, **fields: object) -> PendingRequest:
@@ -134,6 +135,84 @@ def test_short_work_backfills_and_long_work_waits() -> None:
     assert reason.would_start_if == "it is moved to the front of the queue"
     assert _assigned(_plan(POOL, {"a": 4}, [_request(1, 4), short], running)) == {"2.1": {"a": 1}}
     assert _assigned(_plan(replace(POOL, backfill=False), {"a": 4}, [_request(1, 4), short], running)) == {}
+
+
+def _on_call(number: int, agent: str, slots: int, **fields: object) -> Running:
+    return _work(number, agent, slots, is_on_call=True, submitted_at=float(number), **fields)
+
+
+def test_in_a_pool_on_call_everybody_passes_and_is_marked() -> None:
+    running = [_work(10, "a", 3, estimated_end_at=NOW + 100)]
+    waiting = [_request(1, 4), _request(2, 1, estimated_seconds=200.0)]
+    decided = _plan(ON_CALL, {"a": 4}, waiting, running)
+    [started] = decided.assignments
+    assert (started.trial_id, started.is_on_call) == ("2.1", True)
+    assert _plan(ON_CALL, {"a": 5}, [_request(2, 1)], running).assignments[0].is_on_call is False
+    # Who cannot be stopped passes only where it delays nobody, in time or in place.
+    fixed = [_request(1, 4), _request(2, 1, is_preemptible=False, estimated_seconds=200.0)]
+    assert _assigned(_plan(ON_CALL, {"a": 4}, fixed, running)) == {}
+    [short] = _plan(ON_CALL, {"a": 4}, [fixed[0], replace(fixed[1], estimated_seconds=90.0)], running).assignments
+    assert (short.trial_id, short.is_on_call) == ("2.1", False)
+
+
+def test_who_is_on_call_leaves_the_slots_of_the_reservation_where_there_are_others() -> None:
+    running = [_work(10, "a", 3, estimated_end_at=NOW + 100), _work(11, "b", 3, estimated_end_at=NOW + 900)]
+    decided = _plan(ON_CALL, {"a": 4, "b": 4}, [_request(1, 4), _request(2, 1)], running)
+    assert _assigned(decided) == {"2.1": {"b": 1}}
+
+
+def test_who_is_on_call_is_stopped_at_the_first_instant_at_which_that_helps() -> None:
+    first = _request(1, 4)
+    own, passed = _work(10, "a", 1), [_on_call(11, "a", 1, started_at=700.0), _on_call(12, "a", 2, started_at=800.0)]
+    waits = _plan(ON_CALL, {"a": 4}, [first], [own, *passed])
+    assert _stopped(waits) == []
+    helped = _plan(ON_CALL, {"a": 4}, [first], passed)
+    assert sorted(_stopped(helped)) == ["11.1.1", "12.1.1"]
+    assert helped.reasons["1.1"].code is ReasonCode.WAITING_FOR_PREEMPTION
+    # The newest goes first, and no more than needed.
+    assert _stopped(_plan(ON_CALL, {"a": 4}, [_request(1, 3)], passed)) == ["12.1.1"]
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "work_fields"),
+    [
+        ({"submitted_at": 20.0}, {}),
+        ({"queue_position": 20.0}, {"queue_position": 11.0}),
+        ({"priority": 43}, {}),
+        ({}, {"is_on_call": False}),
+        ({}, {"is_preemptible": False}),
+    ],
+)
+def test_nobody_else_of_its_priority_is_stopped(
+    request_fields: dict[str, object], work_fields: dict[str, object]
+) -> None:
+    """Who came first, is more urgent, started in its turn or cannot be stopped."""
+    request, work = _request(1, 4, **request_fields), replace(_on_call(11, "a", 4), **work_fields)  # type: ignore[arg-type]  # any field
+    assert _stopped(_plan(ON_CALL, {"a": 4}, [request], [work])) == []
+    assert _stopped(_plan(ON_CALL, {"a": 4}, [_request(1, 4)], [_on_call(11, "a", 4)])) == ["11.1.1"]
+
+
+def test_only_the_first_that_waits_has_others_stopped_for_it() -> None:
+    running = [_work(10, "a", 1), _on_call(13, "a", 3)]
+    decided = _plan(ON_CALL, {"a": 4}, [_request(1, 4), _request(2, 2)], running)
+    assert _stopped(decided) == []
+    assert decided.reasons["2.1"].code is ReasonCode.NO_CAPACITY
+
+
+def test_in_a_pool_that_is_not_on_call_the_mark_changes_nothing() -> None:
+    for config in (PREEMPTIVE, POOL, replace(ON_CALL, policy="round_robin"), replace(ON_CALL, is_preemption_on=False)):
+        assert _stopped(_plan(config, {"a": 4}, [_request(1, 4)], [_on_call(11, "a", 4)])) == []
+        running = [_work(10, "a", 3, estimated_end_at=NOW + 100)]
+        assert _assigned(_plan(config, {"a": 4}, [_request(1, 4), _request(2, 1)], running)) == {}
+
+
+def test_the_head_waits_for_those_alone_whom_it_may_not_have_stopped() -> None:
+    running = [_work(10, "a", 1, estimated_end_at=NOW + 100), _on_call(11, "a", 2, estimated_end_at=NOW + 5000)]
+    decided = _plan(ON_CALL, {"a": 4}, [_request(1, 4)], running)
+    assert (decided.reservations["default"].at, decided.reasons["1.1"].eta_at) == (NOW + 100, NOW + 100)
+    assert decided.reasons["1.1"].blocking_ids == ("10.1.1",)
+    said = "needs 4 slots; 1 of 4 are free in pool 'default'; 2 more will be freed for it as soon as that is enough"
+    assert decided.reasons["1.1"].message == said
 
 
 def test_the_head_is_told_when_and_after_whom() -> None:

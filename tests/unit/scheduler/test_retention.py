@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
-from gangline.domain.experiment import Checkpoint, Trial
-from gangline.domain.state import State
+from gangline.domain.experiment import Checkpoint
 from services.scheduler.retention import Retention, find_superfluous
 
 _RETENTION = Retention(experiment_best=0, trial_best=1, trial_latest=1, metric="loss", smaller_is_better=True)
-_ENDED = {trial: Trial(trial, 1, number, state=State.TERMINAL) for number, trial in enumerate(("1.1", "1.2"), 1)}
 
 
 def _checkpoint(name: str, trial: str, batches: int, loss: float | None = None) -> Checkpoint:
@@ -30,10 +29,8 @@ _ALL = [
 ]
 
 
-def _gone(retention: Retention = _RETENTION, **more: object) -> str:
-    trials = more.pop("trials", _ENDED)
-    found = find_superfluous(_ALL, trials, retention, **more)  # type: ignore[arg-type]  # tests pass what they name
-    return "".join(checkpoint.id for checkpoint in found)
+def _gone(retention: Retention = _RETENTION, needed: Collection[str] = ()) -> str:
+    return "".join(checkpoint.id for checkpoint in find_superfluous(_ALL, retention, needed))
 
 
 @pytest.mark.parametrize(
@@ -54,18 +51,12 @@ def test_best_and_latest_stay(changes: dict[str, object], gone: str) -> None:
     assert _gone(replace(_RETENTION, **changes)) == gone  # type: ignore[arg-type]  # fields by name
 
 
-def test_trial_that_has_not_ended_keeps_what_it_goes_on_from() -> None:
-    nothing = replace(_RETENTION, trial_best=0, trial_latest=0)
-    paused = Trial("1.1", 1, 1, state=State.PAUSED, latest_checkpoint_id="c")
-    assert _gone(nothing, trials={**_ENDED, "1.1": paused}) == "abdef"
-
-
-def test_what_others_need_stays() -> None:
-    assert _gone(needed={"a"}) == "c"
+def test_what_somebody_goes_on_from_stays() -> None:
+    assert _gone(replace(_RETENTION, trial_best=0, trial_latest=0), needed={"c"}) == "abdef"
 
 
 def test_metadata_of_other_makers_is_nobody_s_best() -> None:
     strange = [replace(_ALL[0], metadata_json=text) for text in ("{}", '{"validation_metrics": {"loss": "low"}}', "")]
     only_best = replace(_RETENTION, trial_latest=0)
     for checkpoint in strange:
-        assert find_superfluous([checkpoint], _ENDED, only_best) == [checkpoint]
+        assert find_superfluous([checkpoint], only_best) == [checkpoint]

@@ -136,3 +136,44 @@ def test_a_dump_replays_to_the_same_plan() -> None:
     replayed = parse_simulation(json.dumps(dump_simulation(snapshot, "lab", 100.0)))
     before = json.dumps(dump_plan(plan(snapshot, 100.0))).replace("'lab'", "'default'").replace('"lab"', '"default"')
     assert json.dumps(dump_plan(plan(replayed.snapshot, replayed.now))) == before
+
+
+def test_what_is_on_call_stays_so_in_a_dump() -> None:
+    agents = (AgentRoom("a1", "lab", 4, 4),)
+    works = (
+        Running("7.1.1", "7.1", "7", "lab", {"a1": 1}, started_at=50.0, submitted_at=7.0, is_on_call=True),
+        Running("8.1.1", "8.1", "8", "lab", {"a1": 3}, started_at=40.0, queue_position=9.0, is_on_call=True),
+    )
+    requests = (PendingRequest("3.1", "3", "lab", 4, submitted_at=3.0, queue_position=3.0),)
+    config = PoolConfig("lab", is_preemption_on=True, backfill="on_call")
+    snapshot = Snapshot((config,), agents, requests, works)
+    replayed = parse_simulation(json.dumps(dump_simulation(snapshot, "lab", 100.0)))
+    assert dump_plan(plan(replayed.snapshot, 100.0))["to_release"] == ["7.1.1", "8.1.1"]
+    assert replayed.snapshot.pools[0].backfill == "on_call"
+    [first, second] = replayed.snapshot.running
+    assert (first.submitted_at, first.started_at, first.queue_position, first.is_on_call) == (7.0, 50.0, None, True)
+    assert (second.submitted_at, second.queue_position) == (0.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"preemption": True}, "on_call"),
+        ({"preemption": True, "backfill": True}, True),
+        ({"preemption": True, "backfill": False}, False),
+        ({}, True),
+    ],
+)
+def test_backfill_is_on_call_where_nothing_else_is_said_and_it_is_possible(
+    config: dict[str, bool], expected: object
+) -> None:
+    assert parse_simulation(_changed(policy="priority", config=config)).snapshot.pools[0].backfill == expected
+    shared = parse_simulation(_changed(policy="fair_share", config=config)).snapshot.pools[0]
+    assert shared.backfill == (True if expected == "on_call" else expected)
+
+
+def test_on_call_is_refused_where_nobody_can_be_called() -> None:
+    for policy, preemption in (("priority", False), ("fair_share", True)):
+        with pytest.raises(GanglineError) as refused:
+            parse_simulation(_changed(policy=policy, config={"preemption": preemption, "backfill": "on_call"}))
+        assert refused.value.message.startswith("config.backfill: 'on_call' needs a pool of type priority")

@@ -130,7 +130,7 @@ def test_the_table_says_what_starts_stops_and_waits(capsys: pytest.CaptureFixtur
     assert main([str(ROOT / "examples" / "simulator" / "snapshot.json")]) == 0
     out = capsys.readouterr().out
     assert "policy priority: 3 agents with 5 of 20 slots free; 2 running, 5 pending" in out
-    assert "  probe         1  a3: 1\n" in out
+    assert "  probe         1  a3: 1, on call\n" in out
     assert "  sweep-1      4        60  urgent\n" in out
     assert "  urgent, 8 slots: waiting_for_preemption, expected in 1 min\n" in out
     assert "  huge, 12 slots: never_fits, no start in sight\n" in out

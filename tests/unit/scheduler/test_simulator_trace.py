@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import GanglineError
-from services.scheduler.placement import Plan, Running
+from services.scheduler.placement import Plan, Running, plan
 from services.scheduler.placement.assignment import Assignment, Reservation
 from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolConfig, Snapshot
 from services.scheduler.simulator.__main__ import main
@@ -64,6 +64,29 @@ def test_without_backfill_nobody_passes_the_gang() -> None:
 
 def test_who_has_no_estimate_does_not_pass_either() -> None:
     assert _starts(GANG, [2, 2], "priority", Setting("none"))["s"] == 130
+
+
+def test_on_call_everybody_passes_and_stops_when_that_starts_the_gang() -> None:
+    """Also when nothing is known of run times: s has ended by then; l began when b ended, and stops when a ends."""
+    setting = Setting("none", stop_seconds=10, restart_seconds=30)
+    played = play(GANG, [2, 2], _strategy("priority, preemption"), setting)
+    runs = {run.submission.id: run for run in played.runs}
+    assert {name: run.started_at for name, run in runs.items()} == {"a": 0, "b": 1, "g": 110, "s": 3, "l": 51}
+    assert {name: run.num_preemptions for name, run in runs.items() if run.num_preemptions} == {"l": 1}
+    # 49 s are done when it is told to stop; it begins again when the gang has ended.
+    assert runs["l"].ended_at == 140 + 500 - 49 + 30
+    (gang,) = (head for head in played.heads if head.submission_id == "g")
+    assert (gang.started_at, gang.moved_seconds) == (110, 0)
+
+
+def test_a_planner_that_stops_nobody_on_call_moves_the_head() -> None:
+    def stop_nobody(snapshot: Snapshot, now: float) -> Plan:
+        return replace(plan(snapshot, now), preemptions=())
+
+    strategy = replace(_strategy("priority, preemption"), decide=stop_nobody)
+    played = play(GANG, [2, 2], strategy, Setting("none"))
+    (gang,) = (head for head in played.heads if head.submission_id == "g")
+    assert (gang.started_at, gang.moved_seconds) == (551, 451)
 
 
 def test_documented_priority_lets_everybody_past() -> None:
@@ -222,6 +245,7 @@ def test_the_table_has_every_strategy(capsys: pytest.CaptureFixture[str], tmp_pa
     for name in ("priority", "priority, no backfill", "fair share", "round robin", "submission order"):
         assert f"\n{name}  " in out
     assert "utilisation" in out
+    assert "gives its slots back 10 s later; it loses these, and 30 s when it begins again" in out
 
 
 def test_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import AgentState, ExitKind, LogAction, Outcome, ReasonCode, State
 from services.scheduler.estimate import Progress
 from services.scheduler.facts import facts_of
-from services.scheduler.placement import PoolConfig, plan
+from services.scheduler.placement import Assignment, PoolConfig, plan
 from services.scheduler.records import Change, get
 from services.scheduler.records import State as Records
 from services.scheduler.snapshot import take_snapshot
@@ -54,7 +54,7 @@ class World:
 
     def place(self) -> None:
         slots = {"a2": 2, "a1": 2}
-        self.apply(place(self.records, "1.1", slots, epoch=9, rules=RULES, now=11.0))
+        self.apply(place(self.records, Assignment("1.1", slots), epoch=9, rules=RULES, now=11.0))
 
     def exit(self, agent_id: str, kind: ExitKind, now: float = 20.0) -> None:
         report = ExitReport(agent_id, kind, "said so", failed_at=now, ended_at=now)
@@ -97,9 +97,9 @@ def test_place_is_turned_down_when_the_world_has_moved() -> None:
     lost = replace(get(world.records, Agent, "a1"), state=AgentState.LOST)
     for agent in (unhealthy, lost):
         world.apply(Change(puts=(agent,)))
-        assert not place(world.records, "1.1", {"a1": 2, "a2": 2}, epoch=9, rules=RULES, now=11.0)
-    assert not place(world.records, "1.1", {"a2": 2}, epoch=9, rules=RULES, now=11.0)
-    assert not place(world.records, "9.9", {"a2": 2}, epoch=9, rules=RULES, now=11.0)
+        assert not place(world.records, Assignment("1.1", {"a1": 2, "a2": 2}), epoch=9, rules=RULES, now=11.0)
+    assert not place(world.records, Assignment("1.1", {"a2": 2}), epoch=9, rules=RULES, now=11.0)
+    assert not place(world.records, Assignment("9.9", {"a2": 2}), epoch=9, rules=RULES, now=11.0)
 
 
 def test_start_moves_the_deadline_and_ends_it() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -44,8 +45,8 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
     for request in _least_first(view, ledger, queues):
         share = shares[request.group]
         is_owed = ledger.quota.used[request.group] + request.slots <= share
-        others = [work for work in victims if work.group != request.group] if is_owed and victims else ()
-        ledger.consider(request, others, league=f"{request.group} {bool(others)}")
+        others = [work for work in victims if work.group != request.group] if is_owed and victims else []
+        ledger.consider(request, partial(list, others), league=f"{request.group} {bool(others)}")
     return close(ledger)
 
 

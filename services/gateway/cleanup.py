@@ -1,0 +1,209 @@
+"""Deletes from the storage what the scheduler says nobody needs.
+
+Two things are its word, both in the mirrored state: the mark on a checkpoint's record, and the end of an attempt, whose
+unfinished files go with it. Either is final, so a mirror that is behind only makes this late. Every gateway does all of
+it: deleting what is gone already changes nothing. It never decides what may go, and the record of a checkpoint goes
+only when the leader has heard that its files are gone; so whatever is cut short is found again. One task of this
+module lives as long as the gateway; what blocks runs in threads of its own, few enough to leave the storage to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial as bind
+
+import structlog
+
+from gangline.domain.experiment import METADATA_FILE, Checkpoint
+from gangline.domain.id import parse_allocation_id
+from gangline.domain.partial import REMOVED_PREFIX, Partial, Writer, parse_partial, partial_name, removed_name
+from gangline.errors import GanglineError
+from gangline.v1 import scheduler_pb2
+from services.common import keys
+from services.gateway import metric
+from services.gateway.mirror import CLEANUP_BELL, Watched
+from services.gateway.storage import Storage
+
+FOLDER = "checkpoints"
+NUM_THREADS = 4
+# Told to the leader together; and how long to wait where none could be told.
+MAX_TOGETHER = 64
+TELL_SECONDS = 5.0
+FIRST_BACKOFF_SECONDS = 1.0
+LONGEST_BACKOFF_SECONDS = 300.0
+# Looking for what ended attempts have left lists the whole folder.
+SWEEP_SECONDS = 10.0
+IDLE_SECONDS = 3600.0
+MIRROR_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+Tell = Callable[[scheduler_pb2.ChangeCheckpointsRequest], Awaitable[scheduler_pb2.ChangeCheckpointsResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """The last one to delete a checkpoint, by the event loop's clock."""
+
+    again_at: float = 0.0
+    num_failures: int = 0
+
+    def failed(self, now: float) -> Try:
+        seconds = FIRST_BACKOFF_SECONDS * 2 ** min(self.num_failures, 16)
+        return Try(now + min(seconds, LONGEST_BACKOFF_SECONDS), self.num_failures + 1)
+
+
+NO_TRY = Try()
+
+
+class Cleanup:
+    """`start` and `stop` once each. tell: the leading scheduler what is deleted."""
+
+    def __init__(self, mirror: Watched, tell: Tell, storage: Storage) -> None:
+        self._mirror = mirror
+        self._tell_leader = tell
+        self._storage = storage
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="cleanup")
+        self._tries: dict[str, Try] = {}
+        self._swept: tuple[int, int] | None = None
+        self._sweep_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="cleanup")
+
+    async def stop(self) -> None:
+        """What a thread is deleting right now, it deletes to the end."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self) -> None:
+        with self._mirror.changes.listen(CLEANUP_BELL) as bell:
+            while True:
+                bell.clear()
+                seconds = FIRST_BACKOFF_SECONDS
+                try:
+                    await self._delete_marked()
+                    await self._sweep()
+                    seconds = self._seconds_to_next()
+                except Exception:
+                    # The top of a long-lived task: a bug here must not fill the disk for good.
+                    metric.CLEANUP_FAILURES.inc()
+                    log.exception("cleaning up failed")
+                await bell.wait(seconds)
+
+    async def _delete_marked(self) -> None:
+        while due := self._due()[:MAX_TOGETHER]:
+            results = await asyncio.gather(*(self._in_thread(bind(self._erase, one)) for one in due))
+            gone = [checkpoint.id for checkpoint, is_gone in zip(due, results, strict=True) if is_gone]
+            is_told = await self._tell(gone) if gone else True
+            now = asyncio.get_running_loop().time()
+            # What is told needs no other try, unless its record does not go for long.
+            told = Try(now + (LONGEST_BACKOFF_SECONDS if is_told else TELL_SECONDS))
+            for checkpoint in due:
+                failed = self._tries.get(checkpoint.id, NO_TRY).failed(now)
+                self._tries[checkpoint.id] = told if checkpoint.id in gone else failed
+        marked = {checkpoint.id for checkpoint in self._mirror.state.marked.values()}
+        self._tries = {id_: last for id_, last in self._tries.items() if id_ in marked}
+
+    def _due(self) -> list[Checkpoint]:
+        now = asyncio.get_running_loop().time()
+        return [one for one in self._mirror.state.marked.values() if self._tries.get(one.id, NO_TRY).again_at <= now]
+
+    async def _tell(self, checkpoint_ids: list[str]) -> bool:
+        request = scheduler_pb2.ChangeCheckpointsRequest(request_id=str(uuid.uuid4()), deleted_ids=checkpoint_ids)
+        try:
+            answer = await self._tell_leader(request)
+        except GanglineError as error:
+            metric.CLEANUP_FAILURES.inc()
+            log.warning("the leader cannot be told what was deleted, trying again", reason=error.message)
+            return False
+        metric.DELETED_CHECKPOINTS.inc(len(checkpoint_ids))
+        log.info("checkpoints are deleted", checkpoint_ids=checkpoint_ids)
+        await self._mirror.wait_for_revision(answer.revision, MIRROR_SECONDS)
+        return True
+
+    def _erase(self, checkpoint: Checkpoint) -> None:
+        """Blocking. Trials name their folders, so only the one that carries the checkpoint's id is deleted."""
+        try:
+            path = self._storage.locate(checkpoint.url)
+        except GanglineError as error:
+            log.warning("files are left where they are", checkpoint_id=checkpoint.id, reason=error.message)
+            return
+        if path != f"{FOLDER}/{checkpoint.id}":
+            log.warning("files are left where they are", checkpoint_id=checkpoint.id, reason=f"{path} is not its own")
+            return
+        self._storage.remove_folder(path, f"{FOLDER}/{REMOVED_PREFIX}{checkpoint.id}", METADATA_FILE)
+
+    async def _sweep(self) -> None:
+        """When an attempt has ended since the last time, and at the start."""
+        state = self._mirror.state
+        ended = (id(state), state.num_ended_allocations)
+        if ended == self._swept or asyncio.get_running_loop().time() < self._sweep_at:
+            return
+        self._sweep_at = asyncio.get_running_loop().time() + SWEEP_SECONDS
+        names: list[str] = []
+        if not await self._in_thread(lambda: names.extend(self._storage.names(FOLDER))):
+            return
+        found = {partial for name in names if (partial := parse_partial(name)) is not None}
+        left = sorted((one for one in found if self._is_ended(one.writer)), key=lambda one: one.storage_id)
+        results = await asyncio.gather(*(self._in_thread(bind(clear, self._storage, one)) for one in left))
+        for partial, is_cleared in zip(left, results, strict=True):
+            if is_cleared:
+                metric.CLEARED_PARTIALS.inc()
+                log.info("unfinished files are deleted", allocation_id=partial.writer.allocation_id)
+        if all(results):
+            self._swept = ended
+        else:
+            self._sweep_at = asyncio.get_running_loop().time() + LONGEST_BACKOFF_SECONDS
+
+    def _is_ended(self, writer: Writer) -> bool:
+        """An attempt that its trial has had, and whose record is gone, stays ended."""
+        state = self._mirror.state
+        if state.cluster is None or writer.cluster_id != state.cluster.id:
+            return False
+        trial_id, attempt = parse_allocation_id(writer.allocation_id)
+        trial = state.trials.find(keys.trial(trial_id))
+        is_there = state.allocations.find(keys.allocation(writer.allocation_id)) is not None
+        return trial is not None and trial.attempts >= attempt and not is_there
+
+    def _seconds_to_next(self) -> float:
+        now, state = asyncio.get_running_loop().time(), self._mirror.state
+        waits = [last.again_at - now for last in self._tries.values()]
+        if (id(state), state.num_ended_allocations) != self._swept:
+            waits.append(self._sweep_at - now)
+        return max(0.0, min(waits, default=IDLE_SECONDS))
+
+    async def _in_thread(self, work: Callable[[], object]) -> bool:
+        """Whether it could be done."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except Exception as failure:  # noqa: BLE001  a storage raises whatever its library raises; it is tried again
+            metric.CLEANUP_FAILURES.inc()
+            log.warning("cannot delete from the storage, trying again", reason=str(failure))
+            return False
+        return True
+
+
+def clear(storage: Storage, partial: Partial) -> None:
+    """Blocking. Removes what an ended attempt has not committed; gangline.core.storage has the writer's side."""
+    condemned = f"{FOLDER}/{removed_name(partial)}"
+    unfinished = f"{FOLDER}/{partial_name(partial.writer, partial.storage_id)}"
+    if storage.renames:
+        storage.remove_folder(unfinished, condemned)
+        return
+    # Ranks that outlive their attempt may commit at this moment: they look for this mark when the manifest is written.
+    storage.mark(condemned)
+    if not storage.has(f"{FOLDER}/{partial.storage_id}/{METADATA_FILE}"):
+        storage.remove_folder(f"{FOLDER}/{partial.storage_id}")
+    storage.remove_file(unfinished)
+    storage.remove_file(condemned)

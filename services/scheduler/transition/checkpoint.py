@@ -1,0 +1,119 @@
+"""PURE: which checkpoints stay, and how the others go.
+
+One that nobody needs is marked: because its experiment keeps better or later ones, or because a user wants it gone.
+Gateways delete the files of what is marked and say so; only then its record goes. What a trial may go on from, and what
+a live allocation has started from, is never marked; so whatever is named without a mark can be loaded (I6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.state import CheckpointState, State
+from gangline.errors import conflict, invalid, not_found
+from services.scheduler.facts import facts_of
+from services.scheduler.records import Change, Draft, Records, live_allocation_of
+from services.scheduler.retention import find_superfluous
+
+# One operation each, of the 128 that etcd takes; what is left over is marked by the next transactions.
+MAX_MARKED = 32
+MAX_NAMED = 100
+
+
+def retire(records: Records, trial_id: str) -> Change:
+    """Marks the next checkpoints that a trial's policy does not keep; empty when there are none."""
+    draft = Draft(records)
+    trial = records.find(Trial, trial_id)
+    if trial is not None:
+        mark_superfluous(draft, trial)
+    return draft.change
+
+
+def mark_superfluous(draft: Draft, trial: Trial) -> None:
+    """Of this trial, or of its whole experiment where trials are compared with one another."""
+    experiment = draft.find(Experiment, trial.experiment_id)
+    if experiment is None:
+        return
+    retention = facts_of(experiment.config_json).retention
+    trials = draft.trials_of(trial.experiment_id) if retention.experiment_best else [trial]
+    checkpoints = [
+        checkpoint
+        for one in trials
+        for checkpoint in draft.checkpoints_of(one.id)
+        if checkpoint.state is CheckpointState.COMPLETED
+    ]
+    needed = {checkpoint_id for one in trials for checkpoint_id in _needed_by(draft, one)}
+    for checkpoint in find_superfluous(checkpoints, retention, needed)[:MAX_MARKED]:
+        draft.put(_marked(checkpoint))
+
+
+def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_id: str) -> Change:
+    """Marks what a user names, all of it or nothing. A retry with the same request id changes nothing.
+
+    Raises GanglineError `checkpoint.too_many`, `checkpoint.not_found`, `checkpoint.deleting`, `checkpoint.needed`.
+    """
+    if len(checkpoint_ids) > MAX_NAMED:
+        text = f"{len(checkpoint_ids)} checkpoints cannot be deleted at once; name at most {MAX_NAMED}"
+        raise invalid("checkpoint.too_many", text)
+    draft = Draft(records)
+    for checkpoint_id in dict.fromkeys(checkpoint_ids):
+        checkpoint = records.find(Checkpoint, checkpoint_id)
+        if checkpoint is None:
+            raise not_found(
+                "checkpoint.not_found",
+                f"there is no checkpoint {checkpoint_id}; list them with: gangline checkpoint list",
+            )
+        if checkpoint.state is CheckpointState.DELETING and checkpoint.delete_request_id == request_id:
+            continue
+        _check_deletable(records, checkpoint)
+        draft.put(_marked(checkpoint, request_id))
+    return draft.change
+
+
+def checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> Change:
+    """A gateway has deleted their files. What was never marked stays, whoever says so."""
+    draft = Draft(records)
+    for checkpoint_id in checkpoint_ids:
+        checkpoint = records.find(Checkpoint, checkpoint_id)
+        if checkpoint is not None and checkpoint.state is CheckpointState.DELETING:
+            draft.delete(Checkpoint, checkpoint_id)
+    return draft.change
+
+
+def check_checkpoint_id(checkpoint_id: str) -> None:
+    """A folder of this name is deleted one day, so it must name no other. Raises GanglineError `checkpoint.id`."""
+    if not checkpoint_id or checkpoint_id.startswith(".") or not set(checkpoint_id).isdisjoint("/\\"):
+        raise invalid("checkpoint.id", f"{checkpoint_id!r} is no id of a checkpoint: it names a folder")
+
+
+def _marked(checkpoint: Checkpoint, request_id: str = "") -> Checkpoint:
+    """Only with what a gateway deletes it by: large records would not fit into the transaction of a report."""
+    return replace(
+        checkpoint,
+        state=CheckpointState.DELETING,
+        delete_request_id=request_id,
+        file_bytes={},
+        metadata_json="{}",
+    )
+
+
+def _needed_by(records: Records, trial: Trial) -> list[str]:
+    """What it goes on from, and what its live allocation started from, whose ranks may still be reading it."""
+    allocation = live_allocation_of(records, trial)
+    started_from = [allocation.checkpoint_id] if allocation is not None and allocation.checkpoint_id else []
+    goes_on_from = [trial.latest_checkpoint_id] if trial.state is not State.TERMINAL else []
+    return goes_on_from + started_from
+
+
+def _check_deletable(records: Records, checkpoint: Checkpoint) -> None:
+    if checkpoint.state is CheckpointState.DELETING:
+        raise conflict("checkpoint.deleting", f"checkpoint {checkpoint.id} is being deleted already")
+    trial = records.find(Trial, checkpoint.trial_id)
+    if trial is not None and checkpoint.id in _needed_by(records, trial):
+        raise conflict(
+            "checkpoint.needed",
+            f"trial {trial.id} ({trial.state}) goes on from checkpoint {checkpoint.id}, so nothing was deleted; wait "
+            f"for its end, or end it with: gangline trial kill {trial.id}",
+        )

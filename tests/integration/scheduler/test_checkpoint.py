@@ -1,0 +1,136 @@
+"""Checkpoints through a real scheduler: which of them it marks, what it refuses, and what a new leader goes on with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gangline import wire
+from gangline.domain.experiment import Checkpoint
+from gangline.domain.state import CheckpointState, ExitKind, State
+from gangline.errors import GanglineError
+from gangline.v1 import runner_pb2, types_pb2
+from services.common import keys
+from services.common.etcd import Put
+from tests.integration.scheduler.conftest import Bench
+from tests.support.scheduler import Caller, config_json
+from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
+from tests.support.wait import until_async
+
+
+async def _states(bench: Bench) -> dict[str, str]:
+    listing = await bench.etcd.list(keys.CHECKPOINTS)
+    found = (wire.decode(Checkpoint, item.value) for item in listing.items)
+    return {checkpoint.id: checkpoint.state.value for checkpoint in found}
+
+
+async def _eventually(bench: Bench, wanted: dict[str, str]) -> None:
+    async def is_so() -> bool:
+        return await _states(bench) == wanted
+
+    await until_async(is_so, f"checkpoints as {wanted}")
+
+
+async def _started(bench: Bench, agent: ScriptedAgent) -> tuple[runner_pb2.RunnerSpec, ScriptedRunner]:
+    [spec] = await agent.started()
+    runner = ScriptedRunner(spec, bench.schedulers[0].address)
+    await runner.run()
+    return spec, runner
+
+
+async def _save(runner: ScriptedRunner, name: str, batches: int, loss: float | None = None, **more: object) -> None:
+    metadata = {} if loss is None else {"validation_metrics": {"loss": loss}}
+    checkpoint = types_pb2.Checkpoint(
+        id=name, batches_completed=batches, url=f"/x/{name}", metadata_json=json.dumps(metadata), created_at=batches
+    )
+    checkpoint.MergeFrom(types_pb2.Checkpoint(**more))  # type: ignore[arg-type]  # a test names what it gives
+    await runner.report(checkpoint=checkpoint)
+
+
+async def test_best_and_latest_stay_while_it_trains_and_when_it_has_ended(bench: Bench) -> None:
+    await bench.scheduler()
+    agent = await bench.agent("a1")
+    keeps_best = {"save_trial_latest": 0, "save_trial_best": 1}
+    await bench.caller.submit(config_json(checkpoint_storage=keeps_best))
+    spec, runner = await _started(bench, agent)
+    for batches, loss in [(1, 0.5), (2, 0.2), (3, 0.4), (4, 0.3)]:
+        await _save(runner, f"c{batches}", batches, loss)
+    # The policy keeps no latest one, but the trial goes on from it.
+    gone = {"c1": "DELETING", "c3": "DELETING"}
+    await _eventually(bench, {**gone, "c2": "COMPLETED", "c4": "COMPLETED"})
+    answer = await bench.caller.change_checkpoints(deleted_ids=["c1", "c2"])
+    assert answer.revision > 0
+    await _eventually(bench, {"c2": "COMPLETED", "c3": "DELETING", "c4": "COMPLETED"})
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    await _eventually(bench, {"c2": "COMPLETED", "c3": "DELETING", "c4": "DELETING"})
+
+
+async def test_script_deletes_what_its_trial_does_not_need(bench: Bench) -> None:
+    """What it may not delete stays, and what it reports next is taken."""
+    await bench.scheduler()
+    agent = await bench.agent("a1")
+    for _ in range(2):
+        await bench.caller.submit(config_json(checkpoint_storage={"save_trial_latest": 9}))
+    specs = await agent.started(2)
+    first, second = [ScriptedRunner(spec, bench.schedulers[0].address) for spec in specs]
+    await _save(first, "c1", 1)
+    await _save(first, "c2", 2, delete_request_id="x")
+    for runner, name in [(first, "c2"), (first, "nope"), (second, "c1")]:
+        await _save(runner, name, 0, state=types_pb2.CHECKPOINT_STATE_DELETING)
+    assert await _states(bench) == {"c1": "COMPLETED", "c2": "COMPLETED"}
+    await _save(first, "c1", 0, state=types_pb2.CHECKPOINT_STATE_DELETING)
+    assert await _states(bench) == {"c1": "DELETING", "c2": "COMPLETED"}
+
+
+async def test_user_deletes_all_that_are_named_or_none(bench: Bench) -> None:
+    await bench.scheduler()
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json(checkpoint_storage={"save_trial_latest": 9}))
+    spec, runner = await _started(bench, agent)
+    for batches in (1, 2):
+        await _save(runner, f"c{batches}", batches)
+    with pytest.raises(GanglineError, match=r"trial 1\.1 \(RUNNING\) goes on from checkpoint c2, so nothing was"):
+        await bench.caller.change_checkpoints(delete_ids=["c1", "c2"])
+    for both in ([], ["c1"]):
+        with pytest.raises(GanglineError, match="name checkpoints that are to be deleted, or some whose files"):
+            await bench.caller.change_checkpoints(delete_ids=both, deleted_ids=both)
+    assert await _states(bench) == {"c1": "COMPLETED", "c2": "COMPLETED"}
+    for _ in range(2):
+        answer = await bench.caller.change_checkpoints(delete_ids=["c1"])
+        assert [(one.id, one.state) for one in answer.checkpoints] == [("c1", types_pb2.CHECKPOINT_STATE_DELETING)]
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
+    await bench.caller.change_checkpoints(delete_ids=["c2"], request_id="another")
+    assert await _states(bench) == {"c1": "DELETING", "c2": "DELETING"}
+
+
+async def test_an_allocation_cannot_delete(bench: Bench) -> None:
+    scheduler = await bench.scheduler()
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json())
+    spec, runner = await _started(bench, agent)
+    await _save(runner, "c1", 1)
+    with pytest.raises(GanglineError) as caught:
+        await Caller(scheduler, token=spec.token).change_checkpoints(deleted_ids=["c1"])
+    assert caught.value.code == "security.forbidden"
+
+
+async def test_a_new_leader_marks_what_is_left_and_remembers_what_is_marked(bench: Bench) -> None:
+    """As after an upgrade from a version that kept everything, with more than one transaction takes."""
+    scheduler = await bench.scheduler()
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json())
+    spec, runner = await _started(bench, agent)
+    await _save(runner, "c900", 900, 0.5)
+    scheduler.end()
+    old = [Checkpoint(f"c{number:03d}", "1.1", 1, number, "/x", created_at=1.0) for number in range(100)]
+    marked = Checkpoint("c500", "1.1", 1, 500, "/x", state=CheckpointState.DELETING)
+    await bench.etcd.commit([Put(keys.checkpoint(one.id), wire.encode(one)) for one in (*old, marked)])
+    await scheduler.start()
+    await _eventually(bench, {**{one.id: "DELETING" for one in (*old, marked)}, "c900": "COMPLETED"})
+    # What goes on from it starts from it, on every member.
+    agent.finish(spec.allocation.id, ExitKind.PREEMPTED)
+    await bench.eventually(lambda: bench.allocation("1.1.2"), lambda found: found.checkpoint_id == "c900")
+    [spec] = await agent.started()
+    assert (spec.allocation.attempt, spec.latest_checkpoint.id) == (2, "c900")

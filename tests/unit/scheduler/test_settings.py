@@ -1,0 +1,31 @@
+"""The scheduler's settings, as far as they are more than types and defaults."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from services.scheduler.settings import PoolScheduler, ResourcePool
+
+
+def _backfill(**fields: object) -> object:
+    return ResourcePool(pool_name="p", scheduler=PoolScheduler.model_validate(fields)).to_config().backfill
+
+
+def test_backfill_is_on_call_where_the_queue_has_an_order_and_work_can_be_stopped() -> None:
+    assert _backfill() is True
+    assert _backfill(preemption=True) == "on_call"
+    assert _backfill(preemption=True, type="fair_share") is True
+    assert _backfill(preemption=True, type="round_robin") is True
+
+
+def test_backfill_can_be_chosen() -> None:
+    assert _backfill(preemption=True, backfill=True) is True
+    assert _backfill(preemption=True, backfill=False) is False
+    assert _backfill(preemption=True, backfill="on_call") == "on_call"
+
+
+@pytest.mark.parametrize("fields", [{}, {"preemption": True, "type": "fair_share"}])
+def test_on_call_is_refused_where_nobody_can_be_called(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="backfill: 'on_call' needs a pool of type priority whose preemption"):
+        _backfill(backfill="on_call", **fields)
