@@ -26,6 +26,7 @@ _MESSAGE_BY_RECORD: dict[type, type[Message]] = {
     for record in (
         allocation.Allocation,
         allocation.ExitReport,
+        allocation.LogHit,
         allocation.Member,
         allocation.Reason,
         allocation.Request,

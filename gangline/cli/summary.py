@@ -121,6 +121,7 @@ def trial_lines(view: TrialView) -> list[str]:
         lines.append(f"  validation: {format_metrics(_numbers(metrics))}")
     if trial.latest_checkpoint_id:
         lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
+    lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
         lines.append(f"  failed first: {_blame(trial.last_failure)}")
         lines += [f"    {line}" for line in trial.last_failure.last_lines[-_MOST_LAST_LINES:]]

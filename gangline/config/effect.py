@@ -32,7 +32,6 @@ NO_EFFECT: dict[str, str] = {
     "environment.registry_auth": _CONTAINER,
     "integrations": _LATER,
     "internal": "it belongs to Determined's own harness",
-    "log_policies": _LATER,
     "optimizations.grad_updates_size_file": "it belongs to Horovod",
     "optimizations.tensor_fusion_cycle_time": "buckets are sent as soon as they are full, there is no cycle",
     "pbs": "Gangline schedules by itself",

@@ -1,8 +1,7 @@
-"""PURE: the sections `environment`, `log_policies`, `retention_policy` and `bind_mounts`."""
+"""PURE: the sections `environment`, `retention_policy` and `bind_mounts`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -53,22 +52,6 @@ class Environment(Section):
     pod_spec: dict[str, Any] | None = None
     add_capabilities: list[str] = Field(default_factory=list)
     drop_capabilities: list[str] = Field(default_factory=list)
-
-
-class LogPolicy(Section):
-    """What to do when a trial prints a line that matches. action: "cancel_retries", "exclude_node", or a mapping."""
-
-    pattern: str | None = None
-    name: str | None = None
-    action: Any = None
-    signal: str | None = None
-
-    @field_validator("action", mode="before")
-    @classmethod
-    def _is_action(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) or value in ("cancel_retries", "exclude_node"):
-            return value
-        raise fault("invalid_value", f"must be cancel_retries, exclude_node or a mapping, found {value!r}")
 
 
 class RetentionPolicy(Section):

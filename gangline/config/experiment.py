@@ -10,7 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gangline.config.environment import BindMount, Environment, LogPolicy, RetentionPolicy
+from gangline.config.environment import BindMount, Environment, RetentionPolicy
+from gangline.config.failure import HangDetection, LogPolicy
 from gangline.config.grid import Grid, find_uncounted
 from gangline.config.hyperparameter import check_hyperparameters, possible_values
 from gangline.config.length import Length
@@ -52,6 +53,7 @@ class ExperimentConfig(Section):
     max_restarts: int = Field(default=5, ge=0)
     preemption_timeout: int = Field(default=3600, ge=1)
     log_policies: list[LogPolicy] = Field(default_factory=list)
+    hang_detection: HangDetection = HangDetection()
     retention_policy: RetentionPolicy = RetentionPolicy()
     reproducibility: Reproducibility = Reproducibility()
     environment: Environment = Environment()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.cluster_info import ClusterInfo
+from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.link import Link
@@ -53,11 +54,14 @@ class CheckpointContext:
         store: CheckpointStore,
         cluster: ClusterInfo | None,
         find_validation: Callable[[int], Mapping[str, float]] = lambda steps: {},
+        *,
+        beat: Beat | None = None,
     ):
         self._distributed = distributed
         self._link = link
         self._store = store
         self._cluster = cluster
+        self._beat = beat or NoBeat()
         self._find_validation = find_validation
         latest = cluster.latest_checkpoint if cluster else None
         self._newest_id = latest.id if latest else ""
@@ -222,11 +226,13 @@ class CheckpointContext:
     ) -> None:
         paths = [path for path in (list_files(directory) if directory else []) if selector is None or selector(path)]
         own = (describe_files(directory, paths) if directory else {}, dict(metadata or {}))
+        self._beat.touch()
         everyone = self._distributed.allgather(own) if shard else [own]
         by_rank = [entry[0] for entry in everyone]
         files, merged = _merge(by_rank), _merge_metadata([entry[1] for entry in everyone])
         if directory:
             self._store.upload_files(storage_id, directory, _share_of(by_rank, self._distributed.rank))
+            self._beat.touch()
         if shard:
             self._distributed.allgather(None)
         if self._distributed.is_chief:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from gangline.cluster_info import ClusterInfo, get_cluster_info
+from gangline.core.beat import Beat, NoBeat, open_beat
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link, LocalLink, connect
@@ -21,6 +22,7 @@ from gangline.core.searcher import SearcherContext
 from gangline.core.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
+from gangline.domain.failure import hang_rule_of
 from gangline.domain.partial import Writer
 from gangline.errors import invalid
 
@@ -40,6 +42,7 @@ class Context:
         tensorboard: TensorboardFolder,
         info: ClusterInfo | None,
         link: Link,
+        beat: Beat,
     ) -> None:
         self.distributed = distributed
         self.train = train
@@ -50,6 +53,7 @@ class Context:
         self.tensorboard = tensorboard
         self.info = info
         self.link = link
+        self.beat = beat
 
     def __enter__(self) -> Context:
         return self
@@ -63,6 +67,7 @@ class Context:
         """Ends what runs in the background; the last files and reports are on their way when it returns."""
         self.profiler.off()
         self.tensorboard.close()
+        self.beat.end()
         self.link.flush()
 
 
@@ -84,6 +89,7 @@ def init(
     context = _assemble(
         cluster=cluster,
         link=connect(),
+        beat=open_beat(watches_scripts=cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts),
         distributed=distributed or DistributedContext.from_environment(),
         storage_url=_url_of(checkpoint_storage) or (cluster.storage_url if cluster else str(Path.cwd())),
         preempt_mode=preempt_mode,
@@ -99,6 +105,7 @@ def alone() -> Context:
     return _assemble(
         cluster=None,
         link=LocalLink(),
+        beat=NoBeat(),
         distributed=DistributedContext(),
         storage_url=str(Path.cwd()),
         preempt_mode=PreemptMode.WorkersAskChief,
@@ -110,6 +117,7 @@ def _assemble(
     *,
     cluster: ClusterInfo | None,
     link: Link,
+    beat: Beat,
     distributed: DistributedContext,
     storage_url: str,
     preempt_mode: PreemptMode,
@@ -118,7 +126,7 @@ def _assemble(
     writer = Writer(cluster.cluster_id, cluster.allocation_id) if cluster else None
     trial_id = cluster.trial.trial_id if cluster else ""
     tensorboard = TensorboardFolder(storage_url, trial_id, distributed.rank, tensorboard_mode)
-    train = TrainContext(distributed, link, cluster, tensorboard)
+    train = TrainContext(distributed, link, cluster, tensorboard, beat)
     max_length = (cluster.trial.config.get("searcher") or {}).get("max_length") if cluster else None
     return Context(
         distributed=distributed,
@@ -127,11 +135,12 @@ def _assemble(
         profiler=ProfilerContext(distributed, link),
         tensorboard=tensorboard,
         checkpoint=CheckpointContext(
-            distributed, link, CheckpointStore(storage_url, writer), cluster, train.find_validation
+            distributed, link, CheckpointStore(storage_url, writer), cluster, train.find_validation, beat=beat
         ),
-        preempt=PreemptContext(distributed, link, preempt_mode),
+        preempt=PreemptContext(distributed, link, preempt_mode, beat),
         info=cluster,
         link=link,
+        beat=beat,
     )
 
 

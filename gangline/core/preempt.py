@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link
 from gangline.errors import invalid
@@ -26,17 +27,24 @@ class PreemptContext:
     """May be asked after every batch; it costs one broadcast with WorkersAskChief, nothing otherwise."""
 
     def __init__(
-        self, distributed: DistributedContext, link: Link, preempt_mode: PreemptMode = PreemptMode.WorkersAskChief
+        self,
+        distributed: DistributedContext,
+        link: Link,
+        preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+        beat: Beat | None = None,
     ) -> None:
         self._distributed = distributed
         self._link = link
         self._mode = preempt_mode
+        self._beat = beat or NoBeat()
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
         """True once this trial is asked to give its slots back.
 
         auto_ack: take True for a promise to stop; without it, call acknowledge_preemption_signal() when stopping.
         """
+        # Before ranks wait for one another in it, so that the one that does not come is told from those that wait.
+        self._beat.touch()
         should = self._is_asked()
         if should and auto_ack:
             self.acknowledge_preemption_signal()

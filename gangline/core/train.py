@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.cluster_info import ClusterInfo
+from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link
 from gangline.core.tensorboard import TensorboardFolder, keep_name, take_all
@@ -44,19 +45,24 @@ class TrainContext(Lacking):
         link: Link,
         cluster: ClusterInfo | None,
         tensorboard: TensorboardFolder,
+        beat: Beat | None = None,
     ) -> None:
         self._distributed = distributed
         self._link = link
         self._is_local = cluster is None
+        self._decisive = _decisive_metric(cluster)
         self._tensorboard = tensorboard
+        self._beat = beat or NoBeat()
         self._dropped: set[str] = set()
+        self._nonfinite: set[str] = set()
         self._validations: tuple[tuple[int, dict[str, float]], ...] = ()
 
     def report_training_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         self.report_metrics(TRAINING, steps_completed, metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """The searcher and the checkpoint policy read these."""
+        """The searcher and the checkpoint policy read these. Raises GanglineError `training.nonfinite_metric` when the
+        searcher's own metric is no finite number, unless optimizations.nonfinite_loss is "ignore"."""
         self.report_metrics(VALIDATION, steps_completed, metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
@@ -64,6 +70,7 @@ class TrainContext(Lacking):
         with one warning for each name."""
         self._check_chief("report_metrics")
         numbers = self._numbers_of(metrics)
+        self._beat.report(steps_completed)
         self._link.send_first_step()
         self._link.send_metrics(group, steps_completed, numbers)
         if group == VALIDATION:
@@ -71,6 +78,7 @@ class TrainContext(Lacking):
             self._validations = (*self._validations[1 - _MOST_VALIDATIONS :], (steps_completed, finite))
         if self._is_local:
             _print_metrics(group, steps_completed, numbers)
+        self._check_finite(group, steps_completed, numbers)
 
     def find_validation(self, steps_completed: int) -> Mapping[str, float]:
         """The newest validation metrics that this process has reported up to these steps; empty before the first."""
@@ -120,6 +128,18 @@ class TrainContext(Lacking):
                 "core.chief_only", f"rank {self._distributed.rank} calls train.{call}(), which only rank 0 may"
             )
 
+    def _check_finite(self, group: str, steps_completed: int, numbers: Mapping[str, float]) -> None:
+        found = {name: value for name, value in numbers.items() if not math.isfinite(value)}
+        if group == VALIDATION and self._decisive in found:
+            raise invalid(
+                "training.nonfinite_metric",
+                f"searcher.metric {self._decisive} is {found[self._decisive]} at batch {steps_completed}, by which "
+                "nothing can be chosen; optimizations.nonfinite_loss: ignore trains on",
+            )
+        for name in found.keys() - self._nonfinite:
+            self._nonfinite.add(name)
+            _log.warning("metric %s is %s at batch %d", name, found[name], steps_completed)
+
     def _numbers_of(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for name, value in metrics.items():
@@ -130,6 +150,14 @@ class TrainContext(Lacking):
                     self._dropped.add(name)
                     _log.warning("metric %s is a %s, no number; it is not recorded", name, type(value).__name__)
         return numbers
+
+
+def _decisive_metric(cluster: ClusterInfo | None) -> str | None:
+    """The validation metric that has to be finite; None where there is no such."""
+    config = cluster.trial.config if cluster else {}
+    if (config.get("optimizations") or {}).get("nonfinite_loss") == "ignore":
+        return None
+    return (config.get("searcher") or {}).get("metric")
 
 
 def _print_metrics(group: str, steps_completed: int, metrics: Mapping[str, float]) -> None:

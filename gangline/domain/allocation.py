@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gangline.domain.state import ExitKind, ReasonCode, State
+from gangline.domain.state import ExitKind, LogAction, ReasonCode, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,14 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class LogHit:
+    policy: str
+    action: LogAction | None
+    rank: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExitReport:
     agent_id: str
     kind: ExitKind
@@ -39,6 +47,9 @@ class ExitReport:
     failed_at: float = 0.0
     ended_at: float = 0.0
     last_lines: tuple[str, ...] = ()
+    batches_completed: int | None = None
+    signature: str = ""
+    log_hits: tuple[LogHit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class Trial:
     best_validation_batches: int = 0
     batches_total: int = 0
     seconds_per_batch: float = 0.0
+    excluded_agents: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,16 @@ class ExitKind(StrEnum):
     START_FAILED = "START_FAILED"
     RUNNER_LOST = "RUNNER_LOST"
     AGENT_LOST = "AGENT_LOST"
+    HANG = "HANG"
+    UNAVAILABLE = "UNAVAILABLE"
+    NONFINITE_METRIC = "NONFINITE_METRIC"
+
+
+class LogAction(StrEnum):
+    """What a log policy asks for where its pattern matches; types.proto says what each means."""
+
+    CANCEL_RETRIES = "CANCEL_RETRIES"
+    EXCLUDE_NODE = "EXCLUDE_NODE"
 
 
 class ExperimentAction(StrEnum):

@@ -24,6 +24,8 @@ from typing import Any, NoReturn
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+# In the flags of /proc/<pid>/stat.
+_PF_EXITING = 0x4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -165,6 +167,15 @@ def leave_like_a_program(status: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # see above
     atexit._run_exitfuncs()
     leave(status)
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether a process is on its way out or dead, by the kernel's own flag."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return bool(int(fields[6]) & _PF_EXITING)
 
 
 def kill_descendants(pid: int, spared: Sequence[int] = ()) -> int:

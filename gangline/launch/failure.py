@@ -33,10 +33,7 @@ class Failure:
 def describe(error: BaseException) -> Failure:
     """Of an exception that left the user's code."""
     if isinstance(error, GanglineError):
-        # What others must do first, as storage that is full, may have been done by the next attempt.
-        may_pass = error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)
-        kind = ExitKind.USER_ERROR if may_pass else ExitKind.CONFIGURATION_ERROR
-        return Failure(kind, error.message, _text_of(error))
+        return Failure(_kind_of_own(error), error.message, _text_of(error))
     words = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
     return Failure(_kind_of(error), message, _text_of(error))
@@ -50,11 +47,21 @@ def import_failure(error: Exception, what: str) -> Failure:
     return Failure(kind, f"cannot import {what}: {found.message}", found.traceback)
 
 
+def _kind_of_own(error: GanglineError) -> ExitKind:
+    # What others must do first, as storage that is full, may have been done by the next attempt.
+    if error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT):
+        return ExitKind.UNAVAILABLE
+    is_nonfinite = error.code.startswith("training.nonfinite_")
+    return ExitKind.NONFINITE_METRIC if is_nonfinite else ExitKind.CONFIGURATION_ERROR
+
+
 def _kind_of(error: BaseException) -> ExitKind:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return ExitKind.OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_WORDS):
         return ExitKind.OUT_OF_MEMORY
+    if isinstance(error, ConnectionError | TimeoutError):
+        return ExitKind.UNAVAILABLE
     return ExitKind.IMPORT_ERROR if isinstance(error, ImportError) else ExitKind.USER_ERROR
 
 

@@ -85,7 +85,8 @@ class Nursery:
         living = [fd for fd in self._pid_by_pidfd if not select.select([fd], [], [], 0)[0]]
         for pid in (self._pid_by_pidfd[fd] for fd in living):
             if self._rank_by_pid[pid] in ranks:
-                if number == signal.SIGKILL:
+                # One that is just going has closed its connections, by which others noticed it and asked for this.
+                if number == signal.SIGKILL and not child.is_exiting(pid):
                     self._killed_pids.add(pid)
                 _signal(pid, number)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
+
+from gangline.core.beat import Beat
 
 
 class PyTorchCallback:
@@ -67,3 +70,13 @@ class PyTorchCallback:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+def call_all(callbacks: Collection[PyTorchCallback], beat: Beat, hook: Callable[[PyTorchCallback], None]) -> None:
+    """A hook of every callback. It may take as long as it likes, so the rank rests meanwhile."""
+    if not callbacks:
+        return
+    beat.rest()
+    for callback in callbacks:
+        hook(callback)
+    beat.resume()

@@ -194,6 +194,8 @@ class PyTorchTrialContext(Lacking):
     ) -> None:
         """As loss.backward. Where gradients are aggregated over several batches they become a mean, unless
         optimizations.average_aggregated_gradients is off."""
+        # Tells a rank that waits for the others here from one that has not come so far.
+        self.core.beat.tick()
         self.update.backward(loss, gradient, retain_graph, create_graph)
 
     def step_optimizer(

@@ -6,14 +6,14 @@ Owns the passage through the validation data and the reduction of its metrics. W
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from gangline.errors import invalid
 from gangline.pytorch import reducer
-from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.foreign_loader import ForeignLoader
 from gangline.pytorch.loader import DataLoader
@@ -42,8 +42,7 @@ class Evaluation:
 
     def run(self) -> dict[str, float]:
         """The metrics over all ranks' data, the same on every rank. All ranks call it in step."""
-        for callback in self._callbacks:
-            callback.on_validation_start()
+        self._call(lambda callback: callback.on_validation_start())
         for model in self._context.models:
             model.eval()
         self._context.strategy.share_buffers(self._context.models)
@@ -54,26 +53,30 @@ class Evaluation:
         metrics = reducer.join(metrics, self._context.reducers.reduce(is_training=False), method)
         for model in self._context.models:
             model.train()
-        for callback in self._callbacks:
-            callback.on_validation_end(metrics)
+        self._call(lambda callback: callback.on_validation_end(metrics))
         return metrics
 
+    def _call(self, hook: Callable[[PyTorchCallback], None]) -> None:
+        call_all(self._callbacks, self._context.core.beat, hook)
+
     def _by_batch(self) -> dict[str, float]:
-        for callback in self._callbacks:
-            callback.on_validation_epoch_start()
+        self._call(lambda callback: callback.on_validation_epoch_start())
         distributed = self._context.distributed
         loader = self._loader.get_data_loader(num_replicas=distributed.size, rank=distributed.rank)
         if self._context.strategy.needs_all_ranks:
             self._make_up_for(loader)
         found = ValidationMetrics(self._trial.evaluation_reducer())
-        outputs = []
+        outputs: list[dict[str, Any]] = []
+        # The first batch may compile the model anew.
+        self._context.core.beat.rest()
         for index, batch in enumerate(loader):
             if index == self._max_batches:
                 break
             outputs.append(self._evaluate(batch, index))
             found.add(outputs[-1], self._trial.get_batch_length(batch))
-        for callback in self._callbacks:
-            callback.on_validation_epoch_end(outputs)
+            self._context.core.beat.tick()
+        self._context.core.beat.resume()
+        self._call(lambda callback: callback.on_validation_epoch_end(outputs))
         return found.combine(distributed.allgather(found.totals()))
 
     def _make_up_for(self, loader: Any) -> None:
@@ -100,8 +103,10 @@ class Evaluation:
     def _full_on_chief(self) -> dict[str, float]:
         if not self._context.distributed.is_chief:
             return {}
+        self._context.core.beat.rest()
         with self._context.autocast():
             result = self._trial.evaluate_full_dataset(self._loader.get_data_loader())
+        self._context.core.beat.resume()
         return {name: float(value) for name, value in check_metrics(result, "evaluate_full_dataset").items()}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from gangline.errors import invalid
 from gangline.pytorch import metric, reducer, seed
 from gangline.pytorch.averaging import Averaging
-from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.checkpoint import Keeper, Source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
@@ -53,6 +53,7 @@ class TrainingLoop:
         self._context = context
         self._distributed = context.distributed
         self._link = context.core.link
+        self._beat = context.core.beat
         self._callbacks = callbacks
         self._schedule = schedule
         self._loader = loader
@@ -95,8 +96,8 @@ class TrainingLoop:
 
     def run(self, source: Source | None = None, validate_first: bool = False) -> None:
         """source: what was restored, for its random numbers; they start when everything else is in place."""
-        for callback in self._callbacks.values():
-            callback.on_training_start()
+        self._beat.begin(self._position.batches)
+        self._call(lambda callback: callback.on_training_start())
         for model in self._context.models:
             model.train()
         seed.seed_training(self._context.get_trial_seed(), self._distributed.rank)
@@ -121,6 +122,7 @@ class TrainingLoop:
             return
         batches = self._batches()
         while not schedule.is_over(position):
+            self._beat.tick()
             self._profile.begin_batch(position.batches)
             with clock.phase("data"):
                 batch = next(batches)
@@ -145,8 +147,7 @@ class TrainingLoop:
     def _train_batch(self, batch: Any) -> None:
         position, is_step = self._position, self._context.is_step_batch
         if position.is_epoch_start:
-            for callback in self._callbacks.values():
-                callback.on_training_epoch_start(position.epoch)
+            self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
         metrics = metric.check_metrics(self._update_model(batch, is_step), "train_batch")
         self._sums.add(metrics)
         if self._keeps_batch_metrics:
@@ -154,7 +155,11 @@ class TrainingLoop:
         records = self._trial.get_batch_length(batch)
         self._records += records
         self._profile.end_batch(records, is_step)
-        self._context.trace.step()
+        if self._context.trace.is_configured:
+            # Now and then it writes a trace, for which there is no bound.
+            self._beat.rest()
+            self._context.trace.step()
+            self._beat.resume()
         if is_step:
             self._fusion.on_step()
             self._link.send_first_step()
@@ -184,15 +189,18 @@ class TrainingLoop:
         if self._context.lr_schedulers:
             self._step_schedulers()
         position.advance()
+        self._beat.step(position.batches)
         if position.is_epoch_start:
-            for callback in self._callbacks.values():
-                callback.on_training_epoch_end(position.epoch - 1)
+            self._call(lambda callback: callback.on_training_epoch_end(position.epoch - 1))
         if self._schedule.has_report(position):
             self._report()
         if self._schedule.has_validation(position) and not self._schedule.is_over(position):
             self._validate()
         if self._schedule.has_checkpoint(position) and not self._schedule.is_over(position):
             self._save()
+
+    def _call(self, hook: Callable[[PyTorchCallback], None]) -> None:
+        call_all(self._callbacks.values(), self._beat, hook)
 
     def _step_schedulers(self) -> None:
         position = self._position
@@ -255,8 +263,7 @@ class TrainingLoop:
             self._context.core.train.report_training_metrics(self._position.batches, metrics)
             self._context.log_to_tensorboard("training", self._position.batches, metrics)
         self._report_profile()
-        for callback in self._callbacks.values():
-            callback.on_training_workload_end(metrics, self._batch_metrics)
+        self._call(lambda callback: callback.on_training_workload_end(metrics, self._batch_metrics))
         self._batch_metrics = []
 
     def _report_profile(self) -> None:

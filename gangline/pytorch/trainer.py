@@ -108,6 +108,7 @@ class Trainer:
                 context.trace.start(context.get_tensorboard_path())
             loop.run(source, validate_first)
         finally:
+            context.core.beat.end()
             profile.close()
             context.trace.stop()
             for callback in callbacks.values():

@@ -158,6 +158,12 @@ class _ExitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """The runner vanished without a report."""
     EXIT_KIND_AGENT_LOST: _ExitKind.ValueType  # 14
     """The agent was away for longer than its lease and grace."""
+    EXIT_KIND_HANG: _ExitKind.ValueType  # 15
+    """No rank of the gang moved on for longer than hang_detection allows."""
+    EXIT_KIND_UNAVAILABLE: _ExitKind.ValueType  # 16
+    """Something that the training needs from outside of it (storage, a server) did not answer."""
+    EXIT_KIND_NONFINITE_METRIC: _ExitKind.ValueType  # 17
+    """A loss or the searcher's metric is no finite number."""
 
 class ExitKind(_ExitKind, metaclass=_ExitKindEnumTypeWrapper):
     """Why one member of an allocation ended. The scheduler decides from it whether the trial runs again."""
@@ -189,7 +195,35 @@ EXIT_KIND_RUNNER_LOST: ExitKind.ValueType  # 13
 """The runner vanished without a report."""
 EXIT_KIND_AGENT_LOST: ExitKind.ValueType  # 14
 """The agent was away for longer than its lease and grace."""
+EXIT_KIND_HANG: ExitKind.ValueType  # 15
+"""No rank of the gang moved on for longer than hang_detection allows."""
+EXIT_KIND_UNAVAILABLE: ExitKind.ValueType  # 16
+"""Something that the training needs from outside of it (storage, a server) did not answer."""
+EXIT_KIND_NONFINITE_METRIC: ExitKind.ValueType  # 17
+"""A loss or the searcher's metric is no finite number."""
 Global___ExitKind: typing_extensions.TypeAlias = ExitKind
+
+class _LogAction:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _LogActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LogAction.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    LOG_ACTION_UNSPECIFIED: _LogAction.ValueType  # 0
+    LOG_ACTION_CANCEL_RETRIES: _LogAction.ValueType  # 1
+    """A failure of this attempt is the trial's last."""
+    LOG_ACTION_EXCLUDE_NODE: _LogAction.ValueType  # 2
+    """This trial does not start on this agent again."""
+
+class LogAction(_LogAction, metaclass=_LogActionEnumTypeWrapper):
+    """What a log policy asks for where its pattern matches."""
+
+LOG_ACTION_UNSPECIFIED: LogAction.ValueType  # 0
+LOG_ACTION_CANCEL_RETRIES: LogAction.ValueType  # 1
+"""A failure of this attempt is the trial's last."""
+LOG_ACTION_EXCLUDE_NODE: LogAction.ValueType  # 2
+"""This trial does not start on this agent again."""
+Global___LogAction: typing_extensions.TypeAlias = LogAction
 
 class _ExperimentAction:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -514,6 +548,9 @@ class ExitReport(google.protobuf.message.Message):
     FAILED_AT_FIELD_NUMBER: builtins.int
     ENDED_AT_FIELD_NUMBER: builtins.int
     LAST_LINES_FIELD_NUMBER: builtins.int
+    BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    LOG_HITS_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     kind: Global___ExitKind.ValueType
     message: builtins.str
@@ -525,9 +562,17 @@ class ExitReport(google.protobuf.message.Message):
     failed_at: builtins.float
     """When the failure was first seen here."""
     ended_at: builtins.float
+    batches_completed: builtins.int
+    """How far the failing rank was; absent when it is not known."""
+    signature: builtins.str
+    """What failures of the same cause have in common; empty where the user's code is not the cause."""
     @property
     def last_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The last lines the failing rank printed."""
+
+    @property
+    def log_hits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LogHit]:
+        """The log policies whose patterns matched on this member, each with its first line."""
 
     def __init__(
         self,
@@ -541,9 +586,14 @@ class ExitReport(google.protobuf.message.Message):
         failed_at: builtins.float = ...,
         ended_at: builtins.float = ...,
         last_lines: collections.abc.Iterable[builtins.str] | None = ...,
+        batches_completed: builtins.int | None = ...,
+        signature: builtins.str = ...,
+        log_hits: collections.abc.Iterable[Global___LogHit] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "exit_code", b"exit_code", "rank", b"rank", "signal", b"signal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "ended_at", b"ended_at", "exit_code", b"exit_code", "failed_at", b"failed_at", "kind", b"kind", "last_lines", b"last_lines", "message", b"message", "rank", b"rank", "signal", b"signal"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "batches_completed", b"batches_completed", "exit_code", b"exit_code", "rank", b"rank", "signal", b"signal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "exit_code", b"exit_code", "failed_at", b"failed_at", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_batches_completed", b"_batches_completed"]) -> typing.Literal["batches_completed"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_exit_code", b"_exit_code"]) -> typing.Literal["exit_code"] | None: ...
     @typing.overload
@@ -552,6 +602,31 @@ class ExitReport(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_signal", b"_signal"]) -> typing.Literal["signal"] | None: ...
 
 Global___ExitReport: typing_extensions.TypeAlias = ExitReport
+
+@typing.final
+class LogHit(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: builtins.int
+    ACTION_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    policy: builtins.str
+    """The policy's name, else its pattern."""
+    action: Global___LogAction.ValueType
+    rank: builtins.int
+    line: builtins.str
+    def __init__(
+        self,
+        *,
+        policy: builtins.str = ...,
+        action: Global___LogAction.ValueType = ...,
+        rank: builtins.int = ...,
+        line: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "line", b"line", "policy", b"policy", "rank", b"rank"]) -> None: ...
+
+Global___LogHit: typing_extensions.TypeAlias = LogHit
 
 @typing.final
 class Allocation(google.protobuf.message.Message):
@@ -824,6 +899,22 @@ Global___QueueMove: typing_extensions.TypeAlias = QueueMove
 class Trial(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class ExcludedAgentsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     ID_FIELD_NUMBER: builtins.int
     EXPERIMENT_ID_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
@@ -847,6 +938,7 @@ class Trial(google.protobuf.message.Message):
     BEST_VALIDATION_BATCHES_FIELD_NUMBER: builtins.int
     BATCHES_TOTAL_FIELD_NUMBER: builtins.int
     SECONDS_PER_BATCH_FIELD_NUMBER: builtins.int
+    EXCLUDED_AGENTS_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -884,6 +976,10 @@ class Trial(google.protobuf.message.Message):
     def last_failure(self) -> Global___ExitReport:
         """What ended the newest attempt that failed."""
 
+    @property
+    def excluded_agents(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Agents on which it does not start again -> why."""
+
     def __init__(
         self,
         *,
@@ -910,9 +1006,10 @@ class Trial(google.protobuf.message.Message):
         best_validation_batches: builtins.int = ...,
         batches_total: builtins.int = ...,
         seconds_per_batch: builtins.float = ...,
+        excluded_agents: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "experiment_id", b"experiment_id", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "experiment_id", b"experiment_id", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
 
 Global___Trial: typing_extensions.TypeAlias = Trial

@@ -98,6 +98,11 @@ class Crew:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
 
+    @property
+    def living(self) -> list[int]:
+        """Ranks that have not ended, with those that say that their training is over left out."""
+        return [rank for rank, state in self._ranks.items() if state.is_alive and not state.finished_at]
+
     def ends(self) -> list[RankEnd]:
         """How each rank ended, with its last lines; complete once the log pump is drained."""
         return [

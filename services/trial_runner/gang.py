@@ -1,15 +1,15 @@
 """The gang at run time: a link from every member's runner to that of node rank 0, over the chosen network.
 
 Over it go the store's port, the first failure of any rank (so that all machines end within a second and all know the
-cause) and that a member is done. A link that is lost before its member was done is a lost member. It starts and ends no
-ranks: it tells the crew what happened elsewhere.
+cause), how far the ranks are, that they hang, and that a member is done. A link that is lost before its member was done
+is a lost member. It starts and ends no ranks: it tells the crew what happened elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gangline.domain.state import ExitKind
@@ -23,10 +23,13 @@ LINK_SECONDS = 20.0
 
 
 class Gang:
-    """on_failure: called with each failure that another member tells of, and with each lost member."""
+    """on_failure: called with each failure that another member tells of, and with each lost member. on_beats: on node
+    rank 0, with a member's node rank and how far its ranks are. on_hang: with what node rank 0 says of a hang."""
 
     def __init__(self, token: str, node_rank: int, agent_ids: tuple[str, ...]) -> None:
         self.on_failure: Callable[[Failure], None] = lambda _: None
+        self.on_beats: Callable[[int, Sequence[Sequence[int]]], None] = lambda _node_rank, _beats: None
+        self.on_hang: Callable[[Failure], None] = lambda _: None
         self._token = token
         self._node_rank = node_rank
         self._agent_ids = agent_ids
@@ -67,6 +70,15 @@ class Gang:
     def tell_failure(self, failure: Failure) -> None:
         """May be called again when a better cause is known."""
         self._broadcast(_to_message(failure))
+
+    def tell_beats(self, beats: list[list[int]]) -> None:
+        """How far this member's ranks are, to node rank 0."""
+        self._broadcast({"beats": beats})
+
+    def tell_hang(self, failure: Failure) -> None:
+        """Node rank 0 tells that the gang hangs, and in which rank. Everybody ends then, in whatever order."""
+        self._broadcast({"hang": _to_message(failure)["failure"]})
+        self._expect_ends()
 
     def tell_done(self) -> None:
         """This member's ranks have ended well: whatever becomes of its link is no failure."""
@@ -123,12 +135,22 @@ class Gang:
         if "done" in message:
             self._done.add(peer)
             self._changed.set()
+        if "beats" in message:
+            self.on_beats(peer, message["beats"])
+        if "hang" in message:
+            self._expect_ends()
+            self.on_hang(_to_failure(message["hang"]))
         if "failure" in message:
             # Having said why, it may leave.
             self._done.add(peer)
             self._changed.set()
             self._broadcast(message, but=peer)
             self.on_failure(_to_failure(message["failure"]))
+
+    def _expect_ends(self) -> None:
+        """No member that leaves from now on is lost."""
+        self._done.update(self._wires)
+        self._changed.set()
 
     def _on_lost(self, peer: int) -> None:
         failure = Failure(ExitKind.RUNNER_LOST, f"the trial runner of agent {self._agent_ids[peer]} is gone")

@@ -14,6 +14,7 @@ from typing import Any
 
 from gangline.cluster_info import ENVIRONMENT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.domain.entrypoint import program_of
+from gangline.launch.beat_file import BEAT_KEY
 from gangline.v1 import runner_pb2, types_pb2
 
 LOOPBACK_INTERFACE = "lo"
@@ -83,6 +84,7 @@ def rank_environment(
     base: Mapping[str, str],
     code_directory: str,
     socket_path: str,
+    beat_path: str,
     num_threads: int,
 ) -> dict[str, str]:
     """All of the environment of one rank. base: the runner's own; the experiment's variables win over it, and what
@@ -93,6 +95,7 @@ def rank_environment(
     environment |= experiment_variables(spec)
     environment |= _torch_variables(spec, place, network, rank)
     environment["GANGLINE_RUNNER_SOCKET"] = socket_path
+    environment[BEAT_KEY] = beat_path
     environment[ENVIRONMENT_KEY] = _cluster_info(spec, place, code_directory).to_json()
     return environment
 

@@ -31,6 +31,12 @@ _KIND_BY_EXCEPTION = {
     "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
     "ImportError": ExitKind.IMPORT_ERROR,
     "ModuleNotFoundError": ExitKind.IMPORT_ERROR,
+    "BrokenPipeError": ExitKind.UNAVAILABLE,
+    "ConnectionAbortedError": ExitKind.UNAVAILABLE,
+    "ConnectionError": ExitKind.UNAVAILABLE,
+    "ConnectionRefusedError": ExitKind.UNAVAILABLE,
+    "ConnectionResetError": ExitKind.UNAVAILABLE,
+    "TimeoutError": ExitKind.UNAVAILABLE,
 }
 
 
@@ -86,7 +92,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """peer: the first failure that another member told of. num_nodes: machines in the gang."""
+    """peer: the first failure that another member told of. num_nodes: machines in the gang. hang: of a rank of this
+    member, for which the whole gang was ended."""
 
     agent_id: str
     num_nodes: int
@@ -94,6 +101,7 @@ class Circumstances:
     peer: Failure | None = None
     stop: Stop | None = None
     lost: str = field(default="")
+    hang: Failure | None = None
 
 
 def judge(ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
@@ -101,6 +109,8 @@ def judge(ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
     report = ExitReport(agent_id=around.agent_id, kind=ExitKind.COMPLETED, ended_at=around.now)
     if ends and all(end.is_success for end in ends):
         return _judge_success(report, ends, around)
+    if around.hang is not None:
+        return _judge_hang(report, around.hang)
     cause = find_cause(ends)
     # Even when it was told to end meanwhile: the member that was ended by this very error may have reported first, and
     # then the scheduler kills the rest of the gang.
@@ -202,6 +212,18 @@ def _with_cause(report: ExitReport, cause: Failure, ends: Sequence[RankEnd], aro
         signal=None if end.was_killed else end.signal,
         failed_at=cause.failed_at,
         last_lines=end.last_lines,
+    )
+
+
+def _judge_hang(report: ExitReport, hang: Failure) -> ExitReport:
+    """Whatever the ranks said when they were ended."""
+    return replace(
+        report,
+        kind=ExitKind.HANG,
+        message=hang.message[:MAX_MESSAGE_LENGTH],
+        rank=hang.rank,
+        failed_at=hang.failed_at,
+        last_lines=tuple(hang.details.splitlines()),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,10 @@ import structlog
 from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport, Timeline
+from gangline.domain.failure import hang_rule_of, log_rules_of
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
+from gangline.launch.child import descendants
 from gangline.v1 import rank_pb2, runner_pb2
 from gangline.wire import prepare, to_proto
 from services.common.telemetry import configure_logging
@@ -38,14 +40,18 @@ from services.trial_runner.gang_plan import (
     rank_environment,
     threads_per_rank,
 )
-from services.trial_runner.log_pump import LogPump
+from services.trial_runner.log_pump import LAST_LINES, LogPump
+from services.trial_runner.log_watch import LogWatch
+from services.trial_runner.lookout import Lookout
 from services.trial_runner.nursery_client import NurseryProcess, fork_nursery
-from services.trial_runner.outcome import Circumstances, Failure, find_cause, judge
+from services.trial_runner.outcome import Circumstances, Failure, describe_failure, find_cause, judge
 from services.trial_runner.outlet import Outlet
 from services.trial_runner.preparation import Preparation
 from services.trial_runner.rank_link import RankLinkServer
 from services.trial_runner.relay import Relay
 from services.trial_runner.rendezvous import RendezvousFailed
+from services.trial_runner.signature import signature_of
+from services.trial_runner.stacks import dump_stacks
 from services.trial_runner.stop import StopOrder
 
 # For what is on its way to scheduler and gateway; the slots are busy meanwhile, so it is short.
@@ -115,15 +121,18 @@ class TrialRunner:
         self._spec = spec
         self._place = find_place(spec)
         self._timeline = Timeline(runner_up_at=time.time())
-        grace = float(load_config(spec).get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
+        config = load_config(spec)
+        grace = float(config.get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
         self._stop = StopOrder(directory, grace)
         self._outlet = Outlet(spec, self._place.agent_id, state / "spool")
         self._gang = Gang(spec.token, self._place.node_rank, self._place.agent_ids)
         self._gang.on_failure = self._on_peer_failure
+        self._lookout = Lookout(directory / "beats", self._place, hang_rule_of(config), self._gang, self._on_hang)
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
         self._link = RankLinkServer(directory.absolute() / "ranks", self._on_rank_message)
         self._fusion = FusionDesk(spec, self._outlet.reporter, self._link.send)
-        self._pump = LogPump(self._outlet.recorder.record_lines)
+        self._log_watch = LogWatch(log_rules_of(config), self._outlet.recorder.note)
+        self._pump = LogPump(self._on_lines)
         self._preparation = Preparation(
             spec,
             self._place,
@@ -139,6 +148,8 @@ class TrialRunner:
         self._crew: Crew | None = None
         self._peer: Failure | None = None
         self._peer_told = asyncio.Event()
+        self._hang: Failure | None = None
+        self._ending_hung: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         """Always ends with an exit.json. The process's exit code, 0 unless the runner itself is broken."""
@@ -151,7 +162,7 @@ class TrialRunner:
             code = 1
             message = f"the trial runner broke: {type(error).__name__}: {error}"
             report = self._report(ExitKind.RUNNER_LOST, message)
-        await self._leave(replace(report, ended_at=time.time()))
+        await self._leave(replace(report, ended_at=time.time(), log_hits=tuple(self._log_watch.hits)))
         return code
 
     async def _live(self) -> ExitReport:
@@ -173,6 +184,8 @@ class TrialRunner:
         # 3. Watch, until every rank has ended.
         await crew.wait_ended()
         self._hush()
+        if self._ending_hung is not None:
+            await self._ending_hung
         # 4. Wait for the others, let go of all that is left, and judge.
         await self._part(crew)
         return await self._judge(crew)
@@ -204,12 +217,14 @@ class TrialRunner:
                 base=os.environ,
                 code_directory=str(self._preparation.code_directory),
                 socket_path=self._link.path,
+                beat_path=str(self._lookout.files[rank].path),
                 num_threads=num_threads,
             )
             for rank in self._place.ranks
         }
         directory, program = str(self._preparation.code_directory), find_program(self._spec)
         up_at = await crew.start(environments, directory, num_threads, program)
+        self._lookout.start(lambda: crew.living)
         self._stop.on_order = self._on_stop
         if self._stop.stop is not None:
             self._on_stop()
@@ -241,8 +256,14 @@ class TrialRunner:
         stop = self._stop.stop
         if stop is not None:
             stop = replace(stop, is_overdue=now >= self._stop.deadline_at)
-        around = Circumstances(self._place.agent_id, self._place.num_nodes, now, self._peer, stop, crew.lost)
-        return judge(ends, around)
+        around = Circumstances(
+            self._place.agent_id, self._place.num_nodes, now, self._peer, stop, crew.lost, self._hang
+        )
+        report = judge(ends, around)
+        if report.rank is None:
+            return report
+        batches = self._lookout.files[report.rank].read().place
+        return replace(report, batches_completed=batches, signature=signature_of(report))
 
     async def _leave(self, report: ExitReport) -> None:
         """Bounded in time: what cannot be delivered goes to the agent and to the drainer."""
@@ -250,6 +271,7 @@ class TrialRunner:
             self._outlet.recorder.note(f"{report.kind.value}: {report.message}")
         if not self._metrics_address and self._timeline.ranks_up_at:
             self._report_running()
+        await self._lookout.close()
         await self._gang.close()
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
             await self._preparation.nursery.close()
@@ -288,6 +310,32 @@ class TrialRunner:
         self._peer_told.set()
         if self._crew is not None:
             self._crew.on_peer_failure()
+
+    def _on_lines(self, rank: int, stream: str, lines: Sequence[str]) -> None:
+        self._outlet.recorder.record_lines(rank, stream, lines)
+        self._log_watch.search(rank, lines)
+
+    def _on_hang(self, failure: Failure) -> None:
+        if self._crew is not None and self._ending_hung is None:
+            self._ending_hung = asyncio.create_task(self._end_hung(failure, self._crew))
+
+    async def _end_hung(self, failure: Failure, crew: Crew) -> None:
+        """Every member has its ranks say what they are doing, and ends them then."""
+        note = self._outlet.recorder.note
+        note(f"the gang hangs: {describe_failure(failure)}")
+        assert self._preparation.nursery is not None
+        files = {rank: self._lookout.files[rank] for rank in crew.living}
+        found = await dump_stacks(files, descendants(self._preparation.nursery.pid))
+        for rank, stacks in found.items():
+            where = f"rank {rank} on {self._place.agent_id}"
+            note(f"no stacks of {where}: {stacks.problem}" if stacks.problem else f"the stacks of {where}:")
+            self._outlet.recorder.record_lines(rank, "runner", stacks.lines)
+        if failure.rank not in self._place.ranks:
+            self._on_peer_failure(failure)
+            return
+        lines = found[failure.rank].main_thread[:LAST_LINES] if failure.rank in found else ()
+        self._hang = replace(failure, details="\n".join(lines))
+        crew.on_peer_failure()
 
     def _speak(self) -> None:
         """The ranks go on, or have something to say: from now on this runner can be asked, and reports by itself."""

@@ -81,6 +81,12 @@ CASES = {
         message=r"ModuleNotFoundError: No module named 'no_such_package'",
         is_final=True,
     ),
+    "nan": Case(
+        batch="if batch_idx == 4: self.model.weight.data.fill_(float('nan'))",
+        kind=ExitKind.NONFINITE_METRIC,
+        message=r"loss is nan at batch 8; there is no checkpoint yet\. .*",
+        is_final=True,
+    ),
 }
 
 

@@ -116,6 +116,8 @@ class Gate:
                 "checkpoint_storage": {"save_trial_latest": NUM_BATCHES},
                 "scheduling_unit": 1,
                 "max_restarts": 1,
+                # Ranks that wait at the gate do not hang.
+                "hang_detection": {"enabled": False},
                 "resources": {"slots_per_trial": slots},
                 **more,
             }

@@ -6,13 +6,13 @@ decision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from gangline.core.scratch import temporary_folder
-from gangline.pytorch.callback import PyTorchCallback
+from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture, to_bytes
 from gangline.pytorch.checkpoint.content import metadata_of
 from gangline.pytorch.checkpoint.restore import restore, restore_random
@@ -22,7 +22,10 @@ from gangline.pytorch.context import PyTorchTrialContext
 
 
 class Keeper:
-    """A save goes on in the background. What went wrong with it is raised by the next `save`, `poll` or `wait`."""
+    """A save goes on in the background. What went wrong with it is raised by the next `save`, `poll` or `wait`.
+
+    Storage takes the time that it needs, so the rank rests while it waits for it.
+    """
 
     def __init__(self, context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]) -> None:
         self._context = context
@@ -39,14 +42,19 @@ class Keeper:
         self._context.strategy.share_buffers(self._context.models)
         captured = capture(self._context, self._callbacks, progress)
         folder = self._write_trainer(captured.trainer) if self._context.distributed.is_chief else None
-        self._saver.save(captured, batches, metadata_of(self._context, batches, validation), folder)
+        metadata = metadata_of(self._context, batches, validation)
+        self._context.core.beat.rest()
+        self._saver.save(captured, batches, metadata, folder)
+        self._context.core.beat.resume()
 
     def poll(self) -> None:
         self._saver.poll()
 
     def wait(self) -> None:
         """Until nothing is under way any more."""
+        self._context.core.beat.rest()
         self._saver.wait()
+        self._context.core.beat.resume()
 
     def restore(self, source: Source) -> None:
         """All but the random numbers."""
@@ -60,15 +68,15 @@ class Keeper:
 
     def _write_trainer(self, trainer: dict[str, Any]) -> TemporaryDirectory[str]:
         """A folder to which callbacks may add files of their own."""
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_save_start(trainer)
+        self._call(lambda callback: callback.on_checkpoint_save_start(trainer))
         folder = temporary_folder("checkpoint")
         Path(folder.name, TRAINER_FILE).write_bytes(to_bytes(trainer, "the trial's state"))
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_write_end(folder.name)
+        self._call(lambda callback: callback.on_checkpoint_write_end(folder.name))
         return folder
 
     def _tell(self, storage_id: str) -> None:
         if self._context.distributed.is_chief:
-            for callback in self._callbacks.values():
-                callback.on_checkpoint_upload_end(storage_id)
+            self._call(lambda callback: callback.on_checkpoint_upload_end(storage_id))
+
+    def _call(self, hook: Callable[[PyTorchCallback], None]) -> None:
+        call_all(self._callbacks.values(), self._context.core.beat, hook)

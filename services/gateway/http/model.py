@@ -14,7 +14,16 @@ from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from gangline.domain import state as domain
-from gangline.domain.state import AgentState, CheckpointState, ExitKind, Outcome, ReasonCode, SlotKind, State
+from gangline.domain.state import (
+    AgentState,
+    CheckpointState,
+    ExitKind,
+    LogAction,
+    Outcome,
+    ReasonCode,
+    SlotKind,
+    State,
+)
 
 
 def _instant(seconds: Any) -> datetime | None:
@@ -56,6 +65,13 @@ class Experiment(Answer):
     end_time: Instant = Field(validation_alias="ended_at")
 
 
+class LogHit(Answer):
+    policy: str
+    action: LogAction | None
+    rank: int
+    line: str
+
+
 class ExitReport(Answer):
     agent_id: str
     kind: ExitKind
@@ -66,6 +82,8 @@ class ExitReport(Answer):
     failed_at: Instant
     ended_at: Instant
     last_lines: list[str]
+    batches_completed: int | None
+    log_hits: list[LogHit]
 
 
 class Timeline(Answer):
@@ -97,6 +115,7 @@ class Trial(Answer):
     end_time: Instant = Field(validation_alias="ended_at")
     timeline: Timeline
     last_failure: ExitReport | None
+    excluded_agents: dict[str, str]
 
 
 class Member(Answer):

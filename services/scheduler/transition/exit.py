@@ -15,7 +15,7 @@ from services.scheduler.facts import Facts, facts_of
 from services.scheduler.records import Change, Draft, Records, get
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
-from services.scheduler.transition.retry import decide, describe
+from services.scheduler.transition.retry import decide, describe, excluded_by
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import closed_event, tell
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -65,6 +65,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
         infrastructure_failures=decision.infrastructure_failures,
         last_failure=decision.failure or trial.last_failure,
         timeline=allocation.timeline,
+        excluded_agents={**trial.excluded_agents, **excluded_by(allocation)},
     )
     if decision.outcome is None:
         trial = replace(trial, state=State.QUEUED, timeline=Timeline(queued_at=now))

@@ -96,7 +96,7 @@ def _tell(draft: Draft, trial: Trial, event: SearchEvent, rules: Rules, now: flo
 
 def _number(value: object) -> float | None:
     """None for what cannot be compared."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 

@@ -25,6 +25,7 @@ def queue(draft: Draft, trial: Trial, facts: Facts, rules: Rules, not_before_at:
             slots=facts.slots,
             priority=priority_of(facts, rules),
             is_single_agent=facts.is_single_agent,
+            blocklist=tuple(sorted(trial.excluded_agents)),
             submitted_at=trial.created_at,
             not_before_at=not_before_at,
         )

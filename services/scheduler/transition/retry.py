@@ -1,8 +1,9 @@
 """PURE: what becomes of a trial when its allocation has ended.
 
-Owns the classification of exits and the rules of running again. A failure inside the trial uses up one of its
-restarts; one of the machines around it does not, but is bounded too; what would fail again just the same (memory,
-imports, configuration) is not tried again.
+Owns the classification of exits and the rules of running again; no other place says what is tried again. A failure
+inside the trial uses up one of its restarts; one of the machines around it does not, but is bounded too; what would
+fail again just the same (memory, imports, configuration, a loss that is no number, the same error at the same batch as
+before) is not tried again, nor is what a log policy says is hopeless.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Trial
-from gangline.domain.state import ExitKind, Outcome
+from gangline.domain.state import ExitKind, LogAction, Outcome
 from services.scheduler.transition.rules import Rules
 
 _NO_FAILURE = {ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.PEER_FAILED}
@@ -19,6 +20,7 @@ _FINAL = {
     ExitKind.OUT_OF_MEMORY: "out of memory",
     ExitKind.IMPORT_ERROR: "an import that fails",
     ExitKind.CONFIGURATION_ERROR: "a configuration that cannot work",
+    ExitKind.NONFINITE_METRIC: "a metric that is no finite number",
 }
 INFRASTRUCTURE = {
     ExitKind.RUNNER_LOST,
@@ -54,8 +56,9 @@ def decide(trial: Trial, allocation: Allocation, max_restarts: int, closing: Out
         return Decision(closing, allocation.stop_reason, restarts, setbacks, failure=failure)
     if failure is None or _is_late_checkpoint(allocation, failure):
         return _after_stop(allocation, restarts, setbacks)
-    if failure.kind in _FINAL:
-        reason = f"{describe(failure)}; not tried again, because {_FINAL[failure.kind]} would come again"
+    hopeless = _why_hopeless(trial, allocation, failure)
+    if hopeless:
+        reason = f"{describe(failure)}; not tried again, because {hopeless}"
         return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
     if failure.kind in INFRASTRUCTURE:
         return _after_setback(failure, restarts, setbacks + 1, rules)
@@ -70,6 +73,36 @@ def first_failure(allocation: Allocation) -> ExitReport | None:
     real = [report for report in allocation.exits if report.kind not in _NO_FAILURE]
     hearsay = [report for report in allocation.exits if report.kind is ExitKind.PEER_FAILED]
     return min(real or hearsay, key=lambda report: (report.failed_at or report.ended_at, report.agent_id), default=None)
+
+
+def excluded_by(allocation: Allocation) -> dict[str, str]:
+    """The agents of this attempt on which its trial is not to start again, with the reason."""
+    return {
+        report.agent_id: f"log policy {hit.policy!r} matched on rank {hit.rank}: {hit.line}"
+        for report in allocation.exits
+        for hit in reversed(report.log_hits)
+        if hit.action is LogAction.EXCLUDE_NODE
+    }
+
+
+def _why_hopeless(trial: Trial, allocation: Allocation, failure: ExitReport) -> str:
+    """Empty where another attempt may go better."""
+    if failure.kind in _FINAL:
+        return f"{_FINAL[failure.kind]} would come again"
+    if _is_repetition(trial.last_failure, failure):
+        batches = failure.batches_completed
+        return f"it is the same failure {f'at batch {batches}' if batches else 'before the first batch'} twice"
+    hits = [hit for report in allocation.exits for hit in report.log_hits if hit.action is LogAction.CANCEL_RETRIES]
+    if hits:
+        return f"log policy {hits[0].policy!r} matched on rank {hits[0].rank}: {hits[0].line}"
+    return ""
+
+
+def _is_repetition(last: ExitReport | None, failure: ExitReport) -> bool:
+    """Only what the code itself does has a signature; how far it was is not always known."""
+    if last is None or not failure.signature or failure.batches_completed is None:
+        return False
+    return (last.signature, last.batches_completed) == (failure.signature, failure.batches_completed)
 
 
 def describe(report: ExitReport) -> str:

@@ -47,8 +47,8 @@ CASES = [
         "zzz: 1",
         "config.unknown_key",
         "zzz (line 1): unknown key; known here are async_checkpoints, bind_mounts, checkpoint_policy, "
-        "checkpoint_storage, data, data_layer, debug, description, entrypoint, environment, hyperparameters, "
-        "integrations and more",
+        "checkpoint_storage, data, data_layer, debug, description, entrypoint, environment, hang_detection, "
+        "hyperparameters and more",
     ),
     (
         "metric: accuracy",
@@ -290,6 +290,37 @@ CASES = [
         "parallelism: {strategy: ddp, blocks: [Block]}",
         "config.invalid_value",
         "parallelism.blocks (line 1): belongs to zero2, zero3 and hsdp, but the strategy is ddp",
+    ),
+    (
+        "name: digits",
+        "log_policies:\n  - pattern: fine\n  - name: bad\n    pattern: '(unclosed'",
+        "config.invalid_value",
+        "log_policies[1].pattern (line 4): is no regular expression: missing ), unterminated subpattern at position 0, "
+        "found '(unclosed'",
+    ),
+    (
+        "name: digits",
+        "log_policies: [{pattern: x, action: {type: send_mail}}]",
+        "config.invalid_value",
+        "log_policies[0].action (line 1): must be cancel_retries or exclude_node, found 'send_mail'",
+    ),
+    (
+        "name: digits",
+        "log_policies: [{pattern: x, action: {type: exclude_node, launch_error: true}}]",
+        "config.invalid_value",
+        "log_policies[0].action (line 1): expected only type, as in action: {type: cancel_retries}",
+    ),
+    (
+        "name: digits",
+        "hang_detection: {seconds: 0}",
+        "config.invalid_value",
+        "hang_detection.seconds (line 1): must be above 0, found 0",
+    ),
+    (
+        "name: digits",
+        "hang_detection: {factor: 0.5}",
+        "config.invalid_value",
+        "hang_detection.factor (line 1): must be at least 1, found 0.5",
     ),
     (
         "name: digits",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline import core
+from gangline.cluster_info import ClusterInfo, TrialInfo
 from gangline.core import (
     DistributedContext,
     EarlyExitReason,
@@ -151,3 +152,35 @@ def test_what_determined_has_beyond_is_named() -> None:
         train.get_metadata()
     with pytest.raises(AttributeError, match="'TrainContext' object has no attribute 'get_metadat'"):
         train.get_metadat()
+
+
+@pytest.fixture
+def cluster() -> ClusterInfo:
+    trial = TrialInfo("1.1", 1, 0, {}, {"searcher": {"metric": "error"}})
+    return ClusterInfo("c", "1.1.1", 1, "a1", 0, 1, ["a1/0"], "memory://storage", "/code", trial)
+
+
+def _on_cluster(cluster: ClusterInfo) -> TrainContext:
+    folder = TensorboardFolder("memory://storage", "", 0, TensorboardMode.MANUAL)
+    return TrainContext(DistributedContext(), LocalLink(), cluster, folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_metric_that_the_searcher_cannot_compare_ends_the_trial(cluster: ClusterInfo, value: float) -> None:
+    with pytest.raises(GanglineError) as caught:
+        _on_cluster(cluster).report_validation_metrics(7, {"error": value, "loss": 1.0})
+    assert caught.value.message.startswith(f"searcher.metric error is {value} at batch 7")
+    assert describe(caught.value).kind is ExitKind.NONFINITE_METRIC
+
+
+def test_it_may_be_ignored(cluster: ClusterInfo) -> None:
+    cluster.trial.config["optimizations"] = {"nonfinite_loss": "ignore"}
+    _on_cluster(cluster).report_validation_metrics(7, {"error": float("nan")})
+
+
+def test_any_other_metric_is_warned_of_once(cluster: ClusterInfo, caplog: pytest.LogCaptureFixture) -> None:
+    train = _on_cluster(cluster)
+    with caplog.at_level(logging.WARNING, "gangline"):
+        for batch in (5, 6):
+            train.report_training_metrics(batch, {"loss": float("nan"), "error": 1.0})
+    assert caplog.messages == ["metric loss is nan at batch 5"]

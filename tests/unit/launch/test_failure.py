@@ -14,7 +14,9 @@ from gangline.launch.failure import describe, import_failure
     ("error", "kind", "message"),
     [
         (invalid("x.y", "use less"), ExitKind.CONFIGURATION_ERROR, "use less"),
-        (unavailable("x.y", "disk full"), ExitKind.USER_ERROR, "disk full"),
+        (unavailable("x.y", "disk full"), ExitKind.UNAVAILABLE, "disk full"),
+        (invalid("training.nonfinite_loss", "loss is nan"), ExitKind.NONFINITE_METRIC, "loss is nan"),
+        (ConnectionRefusedError("no"), ExitKind.UNAVAILABLE, "ConnectionRefusedError: no"),
         (KeyError("label"), ExitKind.USER_ERROR, "KeyError: 'label'"),
         (ValueError(), ExitKind.USER_ERROR, "ValueError"),
         (ValueError("first\nsecond"), ExitKind.USER_ERROR, "ValueError: first"),

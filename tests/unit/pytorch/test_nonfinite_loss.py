@@ -40,7 +40,7 @@ def test_trial_stops_at_the_next_report_or_checkpoint(arguments: dict[str, Any],
     assert caught.value.code == "training.nonfinite_loss"
     assert caught.value.message.startswith(message)
     # Trying again would only repeat it.
-    assert describe(caught.value).kind is ExitKind.CONFIGURATION_ERROR
+    assert describe(caught.value).kind is ExitKind.NONFINITE_METRIC
 
 
 def test_it_may_be_ignored() -> None:

@@ -67,6 +67,8 @@ def test_single_agent_requests_are_never_split() -> None:
 def test_agents_on_the_blocklist_are_left_out() -> None:
     agents = [_room("a1", 2), _room("a2", 2)]
     assert _assigned(_plan(agents, [_request(1, 2, blocklist=("a1",))])) == {"1.1": {"a2": 2}}
+    waiting = _plan(agents, [_request(1, 2), _request(2, 2, blocklist=("a1",)), _request(3, 2, blocklist=("a1",))])
+    assert waiting.reasons["3.1"].message.startswith("needs 2 slots, but not on a1; ")
     decided = _plan(agents, [_request(1, 2, blocklist=("a1", "a2"))])
     assert "blocklist" in decided.reasons["1.1"].message
 

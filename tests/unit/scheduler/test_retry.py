@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gangline.domain.allocation import Allocation, ExitReport, Member
+from gangline.domain.allocation import Allocation, ExitReport, LogHit, Member
 from gangline.domain.experiment import Trial
-from gangline.domain.state import ExitKind, Outcome, State
-from services.scheduler.transition.retry import INFRASTRUCTURE, Decision, decide, describe, first_failure
+from gangline.domain.state import ExitKind, LogAction, Outcome, State
+from services.scheduler.transition.retry import INFRASTRUCTURE, Decision, decide, describe, excluded_by, first_failure
 from services.scheduler.transition.rules import Rules
 
 RULES = Rules(max_infrastructure_failures=3, max_backoff_seconds=8)
@@ -48,11 +50,82 @@ def test_user_error_uses_a_restart_and_backs_off() -> None:
     assert (last.outcome, last.reason) == (Outcome.FAILED, "agent a0: boom; all 2 restarts are used up")
 
 
-@pytest.mark.parametrize("kind", [ExitKind.OUT_OF_MEMORY, ExitKind.IMPORT_ERROR, ExitKind.CONFIGURATION_ERROR])
+@pytest.mark.parametrize(
+    "kind",
+    [ExitKind.OUT_OF_MEMORY, ExitKind.IMPORT_ERROR, ExitKind.CONFIGURATION_ERROR, ExitKind.NONFINITE_METRIC],
+)
 def test_what_would_come_again_is_not_tried_again(kind: ExitKind) -> None:
     decision = _decide(_allocation(_exit(kind)))
     assert decision.outcome is Outcome.FAILED
     assert "not tried again" in decision.reason
+
+
+@pytest.mark.parametrize("kind", [ExitKind.HANG, ExitKind.UNAVAILABLE, ExitKind.SIGNAL])
+def test_what_may_go_better_uses_a_restart(kind: ExitKind) -> None:
+    decision = _decide(_allocation(_exit(kind)))
+    assert (decision.outcome, decision.restarts, decision.infrastructure_failures) == (None, 1, 0)
+
+
+def _repeated(last: ExitReport | None, now: ExitReport) -> Decision:
+    trial = Trial("1.1", 1, 1, restarts=1, last_failure=last)
+    return decide(trial, _allocation(now), 5, None, RULES)
+
+
+def _boom(batches: int | None = 7, signature: str = "USER_ERROR ValueError: #", message: str = "boom") -> ExitReport:
+    return ExitReport("a0", ExitKind.USER_ERROR, message, failed_at=1.0, batches_completed=batches, signature=signature)
+
+
+def test_the_same_failure_at_the_same_batch_twice_is_the_last() -> None:
+    decision = _repeated(_boom(message="boom of 1"), _boom(message="boom of 2"))
+    assert decision.outcome is Outcome.FAILED
+    assert decision.reason == ("agent a0: boom of 2; not tried again, because it is the same failure at batch 7 twice")
+    before = _repeated(_boom(0), _boom(0))
+    assert before.reason.endswith("because it is the same failure before the first batch twice")
+
+
+@pytest.mark.parametrize(
+    ("last", "now"),
+    [
+        (None, _boom()),
+        (_boom(6), _boom(7)),
+        (_boom(signature="USER_ERROR KeyError: #"), _boom()),
+        # Where it was, or whose fault it is, nobody knows.
+        (_boom(None), _boom(None)),
+        (_boom(signature=""), _boom(signature="")),
+    ],
+)
+def test_another_failure_is_tried_again(last: ExitReport | None, now: ExitReport) -> None:
+    assert _repeated(last, now).outcome is None
+
+
+def _hit(action: LogAction | None, line: str = "bad luck") -> LogHit:
+    return LogHit("luck", action, 3, line)
+
+
+def test_a_log_policy_may_make_a_failure_the_last() -> None:
+    hopeless = replace(_exit(ExitKind.USER_ERROR), message="boom", log_hits=(_hit(LogAction.CANCEL_RETRIES),))
+    decision = _decide(_allocation(hopeless))
+    assert decision.outcome is Outcome.FAILED
+    assert decision.reason == "agent a0: boom; not tried again, because log policy 'luck' matched on rank 3: bad luck"
+    elsewhere = replace(_exit(ExitKind.PEER_FAILED, 1), log_hits=(_hit(LogAction.CANCEL_RETRIES),))
+    assert _decide(_allocation(_exit(ExitKind.USER_ERROR), elsewhere)).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("action", [None, LogAction.EXCLUDE_NODE])
+def test_any_other_log_policy_leaves_the_retries(action: LogAction | None) -> None:
+    assert _decide(_allocation(replace(_exit(ExitKind.USER_ERROR), log_hits=(_hit(action),)))).outcome is None
+
+
+def test_a_log_policy_of_a_trial_that_completes_means_nothing() -> None:
+    done = replace(_exit(ExitKind.COMPLETED), log_hits=(_hit(LogAction.CANCEL_RETRIES),))
+    assert _decide(_allocation(done)).outcome is Outcome.COMPLETED
+
+
+def test_agents_are_excluded_by_their_own_lines() -> None:
+    first = replace(_exit(ExitKind.PEER_FAILED), log_hits=(_hit(None), _hit(LogAction.CANCEL_RETRIES)))
+    hits = (_hit(LogAction.EXCLUDE_NODE, "one"), _hit(LogAction.EXCLUDE_NODE, "two"))
+    second = replace(_exit(ExitKind.USER_ERROR, 1), log_hits=hits)
+    assert excluded_by(_allocation(first, second)) == {"a1": "log policy 'luck' matched on rank 3: one"}
 
 
 @pytest.mark.parametrize("kind", sorted(INFRASTRUCTURE))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from gangline.domain.allocation import Allocation, ExitReport, Request, Timeline
+from gangline.domain.allocation import Allocation, ExitReport, LogHit, Request, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, Slot
-from gangline.domain.state import AgentState, ExitKind, Outcome, ReasonCode, State
+from gangline.domain.state import AgentState, ExitKind, LogAction, Outcome, ReasonCode, State
 from services.scheduler.estimate import Progress
 from services.scheduler.facts import facts_of
 from services.scheduler.placement import Assignment, PoolConfig, plan
@@ -227,3 +227,15 @@ def test_a_pool_that_only_agents_name_places_too() -> None:
     snapshot = take_snapshot(world.records, (PoolConfig("default"),), {}, {}, now=50.0)
     assert [one.trial_id for one in plan(snapshot, 0.0).assignments] == ["1.1", "2.1"]
     assert ReasonCode.NO_MATCHING_POOL not in {reason.code for reason in plan(snapshot, 0.0).reasons.values()}
+
+
+def test_an_agent_that_a_log_policy_excludes_is_on_the_blocklist_from_then_on() -> None:
+    world = World()
+    world.place()
+    world.exit("a2", ExitKind.PEER_FAILED)
+    hit = LogHit("ecc", LogAction.EXCLUDE_NODE, 1, "an ECC error")
+    report = ExitReport("a1", ExitKind.USER_ERROR, "boom", failed_at=19.0, ended_at=21.0, log_hits=(hit,))
+    world.apply(member_exited(world.records, "1.1.1", report, RULES, 21.0))
+    trial, request = get(world.records, Trial, "1.1"), get(world.records, Request, "1.1")
+    assert trial.excluded_agents == {"a1": "log policy 'ecc' matched on rank 1: an ECC error"}
+    assert request.blocklist == ("a1",)

@@ -28,6 +28,7 @@ def environment(node_rank: int, rank: int, base: dict[str, str] | None = None, c
         rank,
         base=base or {},
         code_directory="/code",
+        beat_path="/beats",
         socket_path="/tmp/s/rank.sock",
         num_threads=3,
     )
@@ -64,6 +65,7 @@ def test_a_rank_that_is_alone_hosts_its_own_store() -> None:
         0,
         base={},
         code_directory="/code",
+        beat_path="/beats",
         socket_path="/tmp/s/rank.sock",
         num_threads=1,
     )
@@ -100,7 +102,15 @@ def test_a_rank_sees_all_devices_of_its_member() -> None:
     spec.slots.append(types_pb2.Slot(id="a1/GPU-1", kind=types_pb2.SLOT_KIND_GPU, uuid="GPU-1"))
     spec.slots.append(types_pb2.Slot(id="a1/gpu-3", kind=types_pb2.SLOT_KIND_GPU))
     found = rank_environment(
-        spec, find_place(spec), NETWORK, 0, base={}, code_directory="/c", socket_path="/s", num_threads=1
+        spec,
+        find_place(spec),
+        NETWORK,
+        0,
+        base={},
+        code_directory="/c",
+        socket_path="/s",
+        beat_path="/b",
+        num_threads=1,
     )
     assert found["CUDA_VISIBLE_DEVICES"] == "GPU-1,3"
 

@@ -58,6 +58,7 @@ def test_the_first_of_two_real_errors_wins() -> None:
         ("RuntimeError: DefaultCPUAllocator: can't allocate memory", ExitKind.OUT_OF_MEMORY),
         ("ModuleNotFoundError: No module named 'x'", ExitKind.IMPORT_ERROR),
         ("ImportError: cannot import name 'x'", ExitKind.IMPORT_ERROR),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", ExitKind.UNAVAILABLE),
         ("ValueError: MemoryError in the text", ExitKind.USER_ERROR),
         ("boom", ExitKind.USER_ERROR),
     ],
@@ -71,6 +72,22 @@ def test_errors_are_classified_by_their_exception(message: str, kind: ExitKind) 
 def test_the_kind_that_a_rank_names_is_kept() -> None:
     end = raised(0, "GanglineError: no such strategy", 1.0, kind=ExitKind.CONFIGURATION_ERROR)
     assert judge([end], around()).kind is ExitKind.CONFIGURATION_ERROR
+
+
+HANG = Failure(ExitKind.HANG, "hung: it has stood still", 1, "a1", failed_at=50.0, details="in wait\nin train_batch")
+
+
+@pytest.mark.parametrize("stop", [None, Stop(ExitKind.KILLED, "its member ended first")])
+def test_a_hang_is_the_cause_whatever_its_ranks_said_when_they_were_ended(stop: Stop | None) -> None:
+    ends = [raised(0, "RuntimeError: interrupted", 51.0), RankEnd(1, signal=9, was_killed=True)]
+    report = judge(ends, around(hang=HANG, stop=stop))
+    assert (report.kind, report.rank, report.message) == (ExitKind.HANG, 1, HANG.message)
+    assert (report.failed_at, report.last_lines) == (50.0, ("in wait", "in train_batch"))
+
+
+def test_a_gang_that_finished_after_all_did_not_hang() -> None:
+    ends = [RankEnd(0, is_finished=True), RankEnd(1, is_finished=True, signal=9, was_killed=True)]
+    assert judge(ends, around(hang=HANG)).kind is ExitKind.COMPLETED
 
 
 def test_a_signal_that_nobody_here_sent() -> None:

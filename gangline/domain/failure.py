@@ -1,0 +1,58 @@
+"""PURE: what an experiment says of failures, read from its configuration as ranks and runners get it: a dictionary.
+
+Submit has validated it (gangline.config.failure); what another version of Gangline stored may lack keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.domain.state import LogAction
+
+
+@dataclass(frozen=True, slots=True)
+class HangRule:
+    """When a gang counts as hung: gangline.config.failure.HangDetection. is_enabled: at all. watches_scripts: also
+    where no trainer runs."""
+
+    seconds: float = 60.0
+    factor: float = 5.0
+    is_enabled: bool = True
+    watches_scripts: bool = False
+
+
+def hang_rule_of(config: Mapping[str, Any]) -> HangRule:
+    section = config.get("hang_detection") or {}
+    enabled = section.get("enabled")
+    return HangRule(
+        seconds=float(section.get("seconds", HangRule().seconds)),
+        factor=float(section.get("factor", HangRule().factor)),
+        is_enabled=enabled is not False,
+        watches_scripts=enabled is True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogRule:
+    """A log policy. label: what people know it by. action: None only says so in the log."""
+
+    label: str
+    pattern: str
+    action: LogAction | None
+
+
+def log_rules_of(config: Mapping[str, Any]) -> list[LogRule]:
+    """Those that look for something."""
+    entries = [entry for entry in config.get("log_policies") or () if entry.get("pattern")]
+    return [
+        LogRule(entry.get("name") or entry.get("signal") or entry["pattern"], entry["pattern"], _action_of(entry))
+        for entry in entries
+    ]
+
+
+def _action_of(entry: Mapping[str, Any]) -> LogAction | None:
+    action = entry.get("action")
+    word = action.get("type") if isinstance(action, Mapping) else action
+    return LogAction(str(word).upper()) if word else None

@@ -1,0 +1,43 @@
+"""PURE: what a trial's log policies find in the lines that its ranks print.
+
+Owns the patterns and the first line that each has matched. A pattern has one hit on each machine: more would tell
+nothing new. What follows from a hit is the scheduler's to decide, when the attempt has ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from gangline.domain.allocation import LogHit
+from gangline.domain.failure import LogRule
+
+# A pattern may take time that grows with the square of a line's length, while the runner does nothing else.
+MAX_SEARCHED_LENGTH = 2000
+# Hits travel with the exit into etcd.
+MAX_HIT_LENGTH = 300
+
+
+class LogWatch:
+    """note: called with a sentence for the trial's log."""
+
+    def __init__(self, rules: Iterable[LogRule], note: Callable[[str], None]) -> None:
+        self._note = note
+        self._waiting = [(rule, re.compile(rule.pattern)) for rule in rules]
+        self.hits: list[LogHit] = []
+
+    def search(self, rank: int, lines: Sequence[str]) -> None:
+        """Looks through what a rank printed."""
+        if not self._waiting:
+            return
+        for line in lines:
+            self._search_line(rank, line[:MAX_SEARCHED_LENGTH])
+
+    def _search_line(self, rank: int, line: str) -> None:
+        found = [entry for entry in self._waiting if entry[1].search(line)]
+        for entry in found:
+            rule = entry[0]
+            self._waiting.remove(entry)
+            self.hits.append(LogHit(rule.label, rule.action, rank, line[:MAX_HIT_LENGTH]))
+            action = f" ({rule.action.value.lower()})" if rule.action else ""
+            self._note(f"log policy {rule.label!r}{action} matches a line of rank {rank}: {line[:MAX_HIT_LENGTH]}")

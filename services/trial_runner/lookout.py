@@ -1,0 +1,94 @@
+"""Looks at the beats of this machine's ranks, and on node rank 0 at those of the whole gang, until it hangs.
+
+Owns the beats' files and the clock of the watch; `vigil.py` decides. Other members send what they see to node rank 0
+over the gang's links, and hear from it. What follows from a hang is the runner's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from gangline.domain.beat import Phase, Reading
+from gangline.domain.failure import HangRule
+from gangline.domain.state import ExitKind
+from gangline.launch.beat_file import BeatFile
+from services.trial_runner.gang import Gang
+from services.trial_runner.gang_plan import Place
+from services.trial_runner.outcome import Failure
+from services.trial_runner.vigil import Hang, Vigil, find_hang, look
+
+LOOK_SECONDS = 1.0
+MIN_LOOK_SECONDS = 0.1
+
+
+class Lookout:
+    """on_hang: called once, on every member, with the rank that is furthest behind."""
+
+    def __init__(
+        self, directory: Path, place: Place, rule: HangRule, gang: Gang, on_hang: Callable[[Failure], None]
+    ) -> None:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self.files = {rank: BeatFile(directory / f"rank{rank}") for rank in place.ranks}
+        self._place = place
+        self._rule = rule
+        self._gang = gang
+        self._on_hang = on_hang
+        self._elsewhere: dict[int, dict[int, Reading]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        gang.on_beats = self._on_beats
+        gang.on_hang = on_hang
+
+    def start(self, living: Callable[[], Iterable[int]]) -> None:
+        """living: this machine's ranks that have not ended."""
+        if self._rule.is_enabled:
+            self._watching = asyncio.create_task(self._watch(living))
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    async def _watch(self, living: Callable[[], Iterable[int]]) -> None:
+        vigil, looked_at = Vigil(), time.monotonic()
+        told: dict[int, Reading] = {}
+        while True:
+            await asyncio.sleep(max(MIN_LOOK_SECONDS, min(LOOK_SECONDS, self._rule.seconds / 4)))
+            own = {rank: self.files[rank].read() for rank in living()}
+            if not self._place.is_head:
+                if own != told:
+                    self._gang.tell_beats(_to_message(own))
+                told = own
+                continue
+            now = time.monotonic()
+            vigil, looked_at = look(vigil, self._gather(own), now - looked_at), now
+            hang = find_hang(vigil, self._rule)
+            if hang is not None:
+                self._tell(hang)
+                return
+
+    def _gather(self, own: dict[int, Reading]) -> dict[int, Reading]:
+        seen = dict(own)
+        for readings in self._elsewhere.values():
+            seen |= readings
+        return seen
+
+    def _tell(self, hang: Hang) -> None:
+        failure = Failure(ExitKind.HANG, hang.message, hang.rank, self._agent_of(hang.rank), time.time())
+        self._gang.tell_hang(failure)
+        self._on_hang(failure)
+
+    def _agent_of(self, rank: int) -> str:
+        node = next((node for node, readings in self._elsewhere.items() if rank in readings), self._place.node_rank)
+        return self._place.agent_ids[node]
+
+    def _on_beats(self, node_rank: int, beats: Sequence[Sequence[int]]) -> None:
+        self._elsewhere[node_rank] = {
+            rank: Reading(batches, part, Phase(phase), pid) for rank, batches, part, phase, pid in beats
+        }
+
+
+def _to_message(readings: dict[int, Reading]) -> list[list[int]]:
+    return [[rank, found.batches, found.part, int(found.phase), found.pid] for rank, found in readings.items()]

@@ -1,0 +1,91 @@
+"""What becomes of a trial that fails, through a real cluster: it hangs, it repeats itself, its log says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.client import Client
+from gangline.client.record import ExperimentView
+from gangline.domain.state import ExitKind, Outcome
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.failing_trial import failing_config, failing_source, write_code
+
+pytestmark = pytest.mark.timeout(180)
+
+FIRST = "__import__('gangline').get_cluster_info().attempt == 1"
+SAY_AND_FAIL = "(print('uncorrectable ECC error', flush=True), [][0])"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("fail")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Cluster) -> Iterator[Client]:
+    with cluster.connect() as connected:
+        yield connected
+
+
+def run_to_end(client: Client, folder: Path, batch: str, **config: Any) -> ExperimentView:
+    code = write_code(folder, failing_source(batch=batch))
+    created = client.create_experiment(failing_config(**config), code)
+    return client.wait_experiment(created.experiment.id, 120)
+
+
+def test_a_hung_gang_is_told_with_all_stacks_and_goes_on_from_its_checkpoint(client: Client, tmp_path: Path) -> None:
+    stand = f"if self.rank == 3 and batch_idx == 5 and {FIRST}: __import__('threading').Event().wait()"
+    watch = {"hang_detection": {"seconds": 2, "factor": 1}, "min_checkpoint_period": {"batches": 2}}
+    view = run_to_end(client, tmp_path, stand, max_restarts=1, **watch)
+    trial = view.trials[0].trial
+    assert (trial.outcome, trial.attempts, trial.restarts) == (Outcome.COMPLETED, 2, 1), trial.reason
+    failure = trial.last_failure
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.batches_completed) == (ExitKind.HANG, 3, 5)
+    assert failure.message.startswith("hung: it has stood still after batch 5 for ")
+    assert failure.message.endswith(", while others came further")
+    assert any("in train_batch" in line for line in failure.last_lines), failure.last_lines
+    entries = list(client.stream_logs(view.experiment.id))
+    for rank in range(4):
+        stacks = [entry.text for entry in entries if entry.rank == rank and entry.stream == "runner"]
+        assert any("in train_batch" in line for line in stacks), f"rank {rank}: {stacks}"
+    assert any("training goes on after batch 4" in entry.text for entry in entries)
+
+
+def test_the_same_failure_at_the_same_batch_twice_ends_the_trial(client: Client, tmp_path: Path) -> None:
+    fail = "if batch_idx == 3: raise ValueError(f'label {__import__(\"os\").getpid()} is out of range')"
+    trial = run_to_end(client, tmp_path, fail, slots=2, max_restarts=5).trials[0].trial
+    assert (trial.outcome, trial.attempts) == (Outcome.FAILED, 2)
+    assert trial.reason.endswith("not tried again, because it is the same failure at batch 3 twice")
+
+
+def test_a_log_policy_keeps_a_trial_off_an_agent(cluster: Cluster, client: Client, tmp_path: Path) -> None:
+    policy = {"name": "ecc", "pattern": "uncorrectable ECC", "action": "exclude_node"}
+    fail = f"if batch_idx == 2 and {FIRST}: {SAY_AND_FAIL}"
+    view = run_to_end(client, tmp_path, fail, slots=1, max_restarts=1, log_policies=[policy])
+    trial = view.trials[0].trial
+    assert (trial.outcome, trial.attempts) == (Outcome.COMPLETED, 2), trial.reason
+    [(agent, why)] = trial.excluded_agents.items()
+    assert trial.last_failure is not None
+    assert trial.last_failure.agent_id == agent
+    assert why == "log policy 'ecc' matched on rank 0: uncorrectable ECC error"
+    described = cluster.run("trial", "describe", trial.id).stdout
+    assert f"not again on {agent}: {why}" in described
+    reports = [path.parts[-4] for path in cluster.layout.root.glob(f"agents/*/ended/{trial.id}.2/exit.json")]
+    assert reports
+    assert agent not in reports
+
+
+def test_a_log_policy_ends_a_trial_at_its_first_failure(client: Client, tmp_path: Path) -> None:
+    policy = {"pattern": "uncorrectable ECC", "action": {"type": "cancel_retries"}}
+    fail = f"if batch_idx == 2: {SAY_AND_FAIL}"
+    trial = run_to_end(client, tmp_path, fail, slots=1, max_restarts=5, log_policies=[policy]).trials[0].trial
+    assert (trial.outcome, trial.attempts) == (Outcome.FAILED, 1)
+    assert trial.reason.endswith(
+        "not tried again, because log policy 'uncorrectable ECC' matched on rank 0: uncorrectable ECC error"
+    )

@@ -1,0 +1,85 @@
+"""What a rank writes into its beat file is what the runner reads there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gangline.core import beat
+from gangline.core.beat import FileBeat, NoBeat, open_beat
+from gangline.domain.beat import UNKNOWN, Phase, Reading
+from gangline.launch.beat_file import BEAT_KEY, BeatFile, stack_signal
+
+
+def _both(folder: Path, *, watches_scripts: bool = False) -> tuple[BeatFile, FileBeat]:
+    file = BeatFile(folder / "rank0")
+    return file, FileBeat(str(file.path), watches_scripts=watches_scripts)
+
+
+def test_nobody_has_opened_it_yet(tmp_path: Path) -> None:
+    found = BeatFile(tmp_path / "rank0").read()
+    assert (found.pid, found.phase, found.place) == (0, Phase.OUTSIDE, None)
+
+
+def test_a_training_from_its_begin_to_its_end(tmp_path: Path) -> None:
+    file, rank = _both(tmp_path)
+    seen = [file.read()]
+    beats: list[Callable[[], None]] = [partial(rank.begin, 4), rank.tick, partial(rank.step, 5)]
+    for beat_once in (*beats, rank.tick, rank.rest, rank.tick, rank.end):
+        beat_once()
+        seen.append(file.read())
+    pid = os.getpid()
+    assert seen == [
+        Reading(UNKNOWN, 0, Phase.OUTSIDE, pid),
+        Reading(4, 0, Phase.RESTING, pid),
+        # What comes before the first step is not watched.
+        Reading(4, 1, Phase.RESTING, pid),
+        Reading(5, 0, Phase.WATCHED, pid),
+        Reading(5, 1, Phase.WATCHED, pid),
+        Reading(5, 1, Phase.RESTING, pid),
+        Reading(5, 2, Phase.WATCHED, pid),
+        Reading(5, 2, Phase.OUTSIDE, pid),
+    ]
+    assert [reading.place for reading in seen[:2]] == [None, 4]
+
+
+def test_two_words_at_the_same_batch_differ(tmp_path: Path) -> None:
+    file, rank = _both(tmp_path)
+    rank.step(5)
+    before = file.read()
+    rank.report(5)
+    assert file.read() != before
+
+
+@pytest.mark.parametrize(("watches", "phase"), [(False, Phase.OUTSIDE), (True, Phase.WATCHED)])
+def test_a_script_is_watched_where_the_experiment_asks_for_it(tmp_path: Path, watches: bool, phase: Phase) -> None:
+    file, rank = _both(tmp_path, watches_scripts=watches)
+    rank.touch()
+    assert (file.read().phase, file.read().part) == (phase, 1)
+    rank.report(7)
+    assert (file.read().phase, file.read().place) == (phase, 7)
+
+
+def test_the_signal_dumps_the_stacks_beside_it(tmp_path: Path) -> None:
+    file, _rank = _both(tmp_path)
+    os.kill(os.getpid(), stack_signal())
+    assert "in test_the_signal_dumps_the_stacks_beside_it" in file.stacks_path.read_text()
+    assert stack_signal() not in (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def test_what_a_script_wrote_into_it_breaks_nothing(tmp_path: Path) -> None:
+    file, _rank = _both(tmp_path)
+    file.path.write_bytes(struct.pack("4q", 1, 2, 99, 4))
+    assert file.read() == Reading(1, 2, Phase.OUTSIDE, 4)
+
+
+def test_a_process_without_a_runner_beats_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beat, "_current", None)
+    monkeypatch.delenv(BEAT_KEY, raising=False)
+    assert isinstance(open_beat(), NoBeat)

@@ -1,0 +1,112 @@
+"""While it trains, a rank says that it moves on, and when it may take its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline import pytorch
+from gangline.core import beat
+from gangline.domain.beat import Phase, Reading
+from gangline.launch.beat_file import BEAT_KEY, BeatFile
+from tests.support.small_trial import SmallTrial, fit
+
+Look = Callable[[str], None]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BeatFile:
+    made = BeatFile(tmp_path / "rank0")
+    monkeypatch.setattr(beat, "_current", None)
+    monkeypatch.setenv(BEAT_KEY, str(made.path))
+    return made
+
+
+class _Callback(pytorch.PyTorchCallback):
+    def __init__(self, look: Look) -> None:
+        self._look = look
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self._look("validated")
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        self._look("reported")
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        self._look("saving")
+
+
+class _Looking(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext, look: Look) -> None:
+        super().__init__(context)
+        self._look = look
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"look": _Callback(self._look)}
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self._look("training")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]  # without the index, as allowed
+        self._look("validating")
+        return super().evaluate_batch(batch)
+
+
+def test_training_is_watched_and_the_users_own_code_is_not(file: BeatFile) -> None:
+    seen: list[tuple[str, int, Phase]] = []
+
+    def look(what: str) -> None:
+        reading = file.read()
+        seen.append((what, reading.batches, reading.phase))
+
+    fit(
+        lambda context: _Looking(context, look),
+        max_length=pytorch.Batch(3),
+        reporting_period=pytorch.Batch(2),
+        validation_period=pytorch.Batch(2),
+        checkpoint_policy="all",
+    )
+    watched, resting = Phase.WATCHED, Phase.RESTING
+    assert seen == [
+        # The first batch of everything may compile.
+        ("training", 0, resting),
+        ("training", 1, watched),
+        ("reported", 2, resting),
+        ("validating", 2, resting),
+        ("validating", 2, watched),
+        ("validating", 2, watched),
+        ("validated", 2, resting),
+        ("saving", 2, resting),
+        ("training", 2, watched),
+        ("reported", 3, resting),
+        ("validating", 3, resting),
+        ("validating", 3, watched),
+        ("validating", 3, watched),
+        ("validated", 3, resting),
+        ("saving", 3, resting),
+    ]
+    assert file.read().phase is Phase.OUTSIDE
+
+
+def test_each_batch_and_its_backward_pass_are_a_sign_of_life(file: BeatFile) -> None:
+    seen: list[Reading] = []
+    fit(lambda context: _Looking(context, lambda _: seen.append(file.read())), max_length=pytorch.Batch(4))
+    training = [(reading.batches, reading.part) for reading in seen if reading.phase is Phase.WATCHED][:3]
+    assert training == [(1, 1), (2, 1), (3, 1)]
+    assert file.read().batches == 4
+
+
+def test_a_trial_that_fails_is_watched_no_more_and_says_how_far_it_was(file: BeatFile) -> None:
+    class Failing(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                raise ValueError("bad batch")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(ValueError, match="bad batch"):
+        fit(Failing, max_length=pytorch.Batch(4))
+    assert (file.read().phase, file.read().place) == (Phase.OUTSIDE, 2)

@@ -1,0 +1,134 @@
+"""Whether a gang hangs, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from gangline.domain.beat import UNKNOWN, Phase, Reading
+from gangline.domain.failure import HangRule
+from services.trial_runner.vigil import MAX_LOOK_SECONDS, NUM_RECENT, Hang, Vigil, find_hang, limit_of, look
+
+RULE = HangRule(seconds=60, factor=5)
+WATCHED, RESTING, OUTSIDE = Phase.WATCHED, Phase.RESTING, Phase.OUTSIDE
+Readings = dict[int, Reading]
+
+
+def at(batches: int, part: int = 0, phase: Phase = WATCHED) -> Reading:
+    return Reading(batches, part, phase, 100)
+
+
+def play(readings: Iterable[Readings], vigil: Vigil | None = None, every: float = 1.0) -> Vigil:
+    """One look a second."""
+    vigil = vigil or Vigil()
+    for seen in readings:
+        vigil = look(vigil, seen, every)
+    return vigil
+
+
+def first_hang(readings: Iterable[Readings], vigil: Vigil | None = None) -> tuple[int, Hang] | None:
+    """After how many looks."""
+    vigil = vigil or Vigil()
+    for number, seen in enumerate(readings, 1):
+        vigil = look(vigil, seen, 1.0)
+        if (hang := find_hang(vigil, RULE)) is not None:
+            return number, hang
+    return None
+
+
+STARTED = play([{0: at(0, 0, RESTING), 1: at(0, 0, RESTING)}, {0: at(1), 1: at(1)}])
+
+
+def test_a_gang_that_stands_still_hangs_after_the_limit() -> None:
+    stands = {0: at(5, 2), 1: at(5, 1)}
+    found = first_hang([stands] * 70, STARTED)
+    assert found is not None
+    looks, hang = found
+    # The first of them was a move, the next 60 are within the limit.
+    assert looks == 62
+    assert (hang.rank, hang.batches, hang.newest_batches) == (1, 5, None)
+    assert hang.message == ("hung: it has stood still after batch 5 for 61 s (limit 60 s), while others came further")
+
+
+def test_the_rank_that_is_behind_is_named_with_how_far_the_others_came() -> None:
+    found = first_hang([{0: at(9), 1: at(9), 2: at(7), 3: at(8)}] * 70, STARTED)
+    assert found is not None
+    assert (found[1].rank, found[1].batches, found[1].newest_batches) == (2, 7, 9)
+    assert found[1].message.endswith("after batch 7 for 61 s (limit 60 s), while others reached batch 9")
+
+
+def test_what_is_said_of_equals_and_of_one_alone() -> None:
+    together = first_hang([{0: at(5), 1: at(5)}] * 70, STARTED)
+    alone = first_hang([{0: at(5)}] * 70, STARTED)
+    assert together is not None
+    assert alone is not None
+    assert together[1].message == "hung: it has stood still after batch 5 for 61 s (limit 60 s), as do all others"
+    assert alone[1].message == "hung: it has stood still after batch 5 for 61 s (limit 60 s)"
+
+
+def test_ranks_that_do_not_count_batches_are_compared_by_what_they_did() -> None:
+    found = first_hang([{0: at(5), 1: at(UNKNOWN, 9), 2: at(UNKNOWN, 8), 3: at(UNKNOWN, 9)}] * 70, STARTED)
+    assert found is not None
+    assert found[1].rank == 2
+    assert found[1].message == "hung: it has stood still for 61 s (limit 60 s), while others came further"
+
+
+def test_nobody_hangs_while_one_moves_on() -> None:
+    assert first_hang([{0: at(5), 1: at(5, second)} for second in range(500)], STARTED) is None
+
+
+@pytest.mark.parametrize("phase", [RESTING, OUTSIDE])
+def test_nobody_hangs_before_the_first_step(phase: Phase) -> None:
+    assert first_hang([{0: at(0, 0, phase), 1: at(0, 0, phase)}] * 5000) is None
+
+
+def test_nobody_hangs_while_one_may_take_long() -> None:
+    assert first_hang([{0: at(5), 1: at(5, 0, RESTING)}] * 5000, STARTED) is None
+
+
+def test_the_end_of_a_rest_starts_the_clock_anew() -> None:
+    rested = play([{0: at(5), 1: at(5, 0, RESTING)}] * 500, STARTED)
+    found = first_hang([{0: at(5), 1: at(5, 1)}] * 70, rested)
+    assert found is not None
+    assert found[0] == 62
+
+
+def test_a_rank_outside_of_training_holds_nobody_back() -> None:
+    assert first_hang([{0: at(5), 1: at(5, 0, OUTSIDE)}] * 70, STARTED) is not None
+
+
+def test_slow_steps_raise_the_limit_and_are_forgotten() -> None:
+    slow = play([{0: at(2)}] * 30 + [{0: at(3)}], STARTED)
+    assert limit_of(slow, RULE) == 5 * 30
+    fast = play([{0: at(batch)} for batch in range(4, 4 + NUM_RECENT)], slow)
+    assert limit_of(fast, RULE) == 60
+
+
+def test_the_first_step_tells_how_long_steps_may_take() -> None:
+    compiled = play([{0: at(0, 0, RESTING)}] * 41 + [{0: at(1)}])
+    assert limit_of(compiled, RULE) == 5 * 41
+
+
+def test_a_long_rest_does_not_raise_the_limit() -> None:
+    rested = play([{0: at(5, 0, RESTING)}] * 500 + [{0: at(5, 1)}, {0: at(6)}], STARTED)
+    assert limit_of(rested, RULE) == 60
+
+
+def test_a_runner_that_was_held_up_blames_nobody() -> None:
+    vigil = look(play([{0: at(5)}], STARTED), {0: at(5)}, 3600.0)
+    assert vigil.still_seconds == MAX_LOOK_SECONDS
+    assert find_hang(vigil, RULE) is None
+
+
+def test_a_rank_that_ended_is_left_out() -> None:
+    found = first_hang([{0: at(5), 1: at(3)}] * 20 + [{0: at(5)}] * 70, STARTED)
+    assert found is not None
+    assert (found[0], found[1].rank) == (82, 0)
+
+
+def test_a_rank_that_rests_further_on_waits_for_the_one_that_hangs() -> None:
+    found = first_hang([{0: at(6, 0, RESTING), 1: at(5, 3)}] * 70, STARTED)
+    assert found is not None
+    assert (found[1].rank, found[1].batches) == (1, 5)
+    assert first_hang([{0: at(5, 0, RESTING), 1: at(6)}] * 5000, STARTED) is None
