@@ -333,7 +333,7 @@ class TrialRunner:
         if failure.rank not in self._place.ranks:
             self._on_peer_failure(failure)
             return
-        lines = found[failure.rank].main_thread[:LAST_LINES] if failure.rank in found else ()
+        lines = found[failure.rank].main_thread[-LAST_LINES:] if failure.rank in found else ()
         self._hang = replace(failure, details="\n".join(lines))
         crew.on_peer_failure()
 

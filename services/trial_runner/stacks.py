@@ -35,9 +35,9 @@ class Stacks:
 
     @property
     def main_thread(self) -> tuple[str, ...]:
-        """The newest call first."""
+        """The newest call last, as in a traceback: whoever shows the last lines of a failure shows where it stands."""
         headers = [number for number, line in enumerate(self.lines) if "(most recent call first)" in line]
-        return self.lines[headers[-1] + 1 :] if headers else self.lines
+        return tuple(reversed(self.lines[headers[-1] + 1 :] if headers else self.lines))
 
 
 async def dump_stacks(files: Mapping[int, BeatFile], family: Collection[int]) -> dict[int, Stacks]:
