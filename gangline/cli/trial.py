@@ -9,7 +9,7 @@ import typer
 
 from gangline.cli import experiment
 from gangline.cli.shared import Json, connect, new_group, show
-from gangline.errors import not_found
+from gangline.domain.absence import absent
 
 if TYPE_CHECKING:
     from gangline.client import TrialView
@@ -26,9 +26,7 @@ def describe(trial_id: TrialArgument, is_json: Json = False) -> None:
         view = client.get_experiment(_experiment_of(trial_id))
     trial = next((trial for trial in view.trials if trial.trial.id == trial_id), None)
     if trial is None:
-        raise not_found(
-            "trial.not_found", f"there is no trial {trial_id}; list them with: gangline experiment trials ID"
-        )
+        raise absent("trial", trial_id)
     show(trial, is_json, lambda: _description(trial))
 
 

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast, get_args
 
+from gangline.domain.absence import absent
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import allocation_id
 from gangline.domain.resource import Agent, Cluster, Counter, User
 from gangline.domain.search import Search, SearchLog
-from gangline.errors import not_found
 
 Record = (
     Experiment
@@ -108,8 +108,7 @@ def get(records: Records, kind: type[R], record_id: Id) -> R:
     """Raises GanglineError `<kind>.not_found`."""
     record = records.find(kind, record_id)
     if record is None:
-        name = kind.__name__.lower()
-        raise not_found(f"{name}.not_found", f"there is no {name} {record_id}")
+        raise absent(kind.__name__.lower(), record_id)
     return record
 
 

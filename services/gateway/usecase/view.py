@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gangline.domain.absence import absent
 from gangline.domain.allocation import Reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import CheckpointState, State
-from gangline.errors import GanglineError, not_found
 from services.common import keys
 from services.gateway.history.reader import Reader
 from services.gateway.mirror import Watched
@@ -29,14 +29,14 @@ class Views:
         """Raises GanglineError `experiment.not_found`."""
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         if experiment is None:
-            raise unknown_experiment(experiment_id)
+            raise absent("experiment", experiment_id)
         return experiment
 
     def trial(self, trial_id: str) -> Trial:
         """Raises GanglineError `trial.not_found`."""
         trial = self._mirror.state.trials.find(keys.trial(trial_id))
         if trial is None:
-            raise not_found("trial.not_found", f"there is no trial {trial_id}; list them with: gangline task list")
+            raise absent("trial", trial_id)
         return trial
 
     async def view_experiment(self, experiment_id: int) -> ExperimentView:
@@ -72,9 +72,3 @@ class Views:
             reason=reasons.get(trial.id) if trial.state is State.QUEUED else None,
             newest=newest.get(trial.id, NOTHING),
         )
-
-
-def unknown_experiment(experiment_id: int) -> GanglineError:
-    return not_found(
-        "experiment.not_found", f"there is no experiment {experiment_id}; list them with: gangline experiment list"
-    )

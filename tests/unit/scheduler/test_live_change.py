@@ -172,7 +172,7 @@ def test_moves_that_make_no_sense_are_named() -> None:
         "queue.same: experiment 1 cannot be moved relative to itself; name another one",
         "queue.no_order: pool 'shared' gives slots by shares (fair_share), so its queue has no order; change the "
         "weight instead",
-        "experiment.not_found: there is no experiment 9",
+        "experiment.not_found: there is no experiment 9; list them with: gangline experiment list",
     ]
 
 
