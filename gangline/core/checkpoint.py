@@ -24,6 +24,7 @@ from gangline.core.link import Link
 from gangline.core.scratch import temporary_folder
 from gangline.core.storage import CheckpointStore, StoredFile, checkpoint_url, describe_files, list_files, verify
 from gangline.domain.experiment import VALIDATION_METRICS
+from gangline.domain.id import check_checkpoint_id
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
@@ -142,8 +143,9 @@ class CheckpointContext:
     def delete(self, storage_id: str) -> None:
         """Chief only. On the cluster the files go soon after, by the scheduler's word.
 
-        Raises GanglineError `checkpoint.needed` for the one that this trial would go on from.
+        Raises GanglineError `checkpoint.needed` for the one that this trial would go on from, and `checkpoint.id`.
         """
+        check_checkpoint_id(storage_id)
         if self._cluster is None:
             self._store.delete(storage_id)
             return

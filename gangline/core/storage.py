@@ -108,8 +108,18 @@ class CheckpointStore:
         self._check_whole(filesystem, staging, files)
         manifest = {"format": MANIFEST_FORMAT, "files": {path: asdict(file) for path, file in files.items()}}
         document = json.dumps({**metadata, MANIFEST_KEY: manifest}, indent=2, sort_keys=True)
-        filesystem.makedirs(staging, exist_ok=True)
-        filesystem.pipe_file(f"{staging}/{METADATA_FILE}", document.encode())
+        if not files:
+            filesystem.makedirs(staging, exist_ok=True)
+        try:
+            self._seal(filesystem, staging, storage_id, document.encode())
+        except FileNotFoundError:
+            # The folder must not be made anew: it would lack what was in it.
+            raise _swept(staging) from None
+        self._end(filesystem, storage_id)
+        return checkpoint_url(self.url, storage_id)
+
+    def _seal(self, filesystem: Any, staging: str, storage_id: str, document: bytes) -> None:
+        filesystem.pipe_file(f"{staging}/{METADATA_FILE}", document)
         if self._can_rename(filesystem):
             # A checkpoint that is named in the cluster's state must be there after the loss of power as well.
             target = Path(self._open(checkpoint_url(self.url, storage_id))[1])
@@ -121,8 +131,6 @@ class CheckpointStore:
             _sync(target.parent)
         elif self._writer is not None:
             self._check_unswept(filesystem, staging, storage_id)
-        self._end(filesystem, storage_id)
-        return checkpoint_url(self.url, storage_id)
 
     def download(self, storage_id: str, directory: Path, paths: Iterable[str] | None = None) -> None:
         """Copies a checkpoint's files, all or the given ones, and compares each with the manifest."""

@@ -41,6 +41,12 @@ def parse_job_id(text: str) -> tuple[int, str]:
         raise invalid("id.job", f"{text!r} is no id of an experiment, as '7', and none of a trial, as '7.1'") from error
 
 
+def check_checkpoint_id(text: str) -> None:
+    """A folder of this name is deleted one day, so it must name no other. Raises GanglineError `checkpoint.id`."""
+    if not text or text.startswith(".") or not set(text).isdisjoint("/\\"):
+        raise invalid("checkpoint.id", f"{text!r} is no id of a checkpoint; give the one that saving it returned")
+
+
 def _parse_numbers(text: str, count: int, what: str, example: str) -> tuple[int, ...]:
     parts = text.split(".")
     if len(parts) != count or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):

@@ -74,6 +74,7 @@ class TrainingLoop:
         self._records = self._reported_at = 0
         self._newest_checkpoint = self._newest_validation = -1
         self._newest_metrics: dict[str, float] = {}
+        self._has_its_validation = False
         self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size)
         context.position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
 
@@ -93,6 +94,7 @@ class TrainingLoop:
         self._best.value = progress["best_validation"]
         self._saved_fusion = progress.get("fusion", {})
         self._newest_checkpoint, self._newest_validation = position.batches, progress["newest_validation"]
+        self._has_its_validation = self._newest_validation == position.batches
 
     def run(self, source: Source | None = None, validate_first: bool = False) -> None:
         """source: what was restored, for its random numbers; they start when everything else is in place."""
@@ -314,12 +316,13 @@ class TrainingLoop:
         )
 
     def _save(self) -> None:
-        if self._newest_checkpoint == self._position.batches:
+        is_validated = self._newest_validation == self._position.batches
+        # One that was saved before its validation is saved again: without its metrics it would be nobody's best.
+        if self._newest_checkpoint == self._position.batches and (self._has_its_validation or not is_validated):
             return
         self._check_finite(self._sums.nonfinite_loss())
-        is_validated = self._newest_validation == self._position.batches
         self._keeper.save(self._position.batches, self._progress(), self._newest_metrics if is_validated else {})
-        self._newest_checkpoint = self._position.batches
+        self._newest_checkpoint, self._has_its_validation = self._position.batches, is_validated
 
     def _progress(self) -> dict[str, Any]:
         position = self._position

@@ -63,10 +63,11 @@ class MetricSums:
 
 
 def _start_of_sum(number: Any) -> Any:
-    """A copy, as the trial may go on with its own tensor; wide enough for the sum of many halves."""
+    """A copy, as the trial may go on with its own tensor; wide enough for the sum of many halves or counts."""
     if not isinstance(number, torch.Tensor):
         return number
-    return number.to(torch.promote_types(number.dtype, torch.float32), copy=True)
+    is_whole = not number.is_floating_point()
+    return number.to(torch.int64 if is_whole else torch.promote_types(number.dtype, torch.float32), copy=True)
 
 
 def average(by_rank: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.fusion import FusionRecord
-from gangline.domain.id import parse_allocation_id
+from gangline.domain.id import check_checkpoint_id, parse_allocation_id
 from gangline.domain.state import CheckpointState
 from gangline.errors import GanglineError
 from gangline.v1 import runner_pb2
@@ -26,7 +26,7 @@ from services.scheduler.estimate import Progress
 from services.scheduler.records import Change
 from services.scheduler.session import Session, Sessions
 from services.scheduler.store import Store
-from services.scheduler.transition.checkpoint import check_checkpoint_id, delete_checkpoints
+from services.scheduler.transition.checkpoint import delete_checkpoints
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.report import checkpointed, progressed, validated

@@ -8,7 +8,7 @@ more are made; so it may go while the experiment still runs.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -66,6 +66,7 @@ def _latest(checkpoints: Sequence[Checkpoint], count: int) -> list[str]:
 def _value_of(metadata_json: str, metric: str) -> float | None:
     found = json.loads(metadata_json or "{}").get(VALIDATION_METRICS)
     value = found.get(metric) if isinstance(found, dict) else None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    # Compared, because a whole number may be too large to be made a float.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)

@@ -214,7 +214,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> pb.GatewayServiceGetSnapshotResponse:
         def handle() -> pb.GatewayServiceGetSnapshotResponse:
             if request.pool not in ("", "default"):
-                raise not_found("pool.unknown", f"there is no pool {request.pool!r}")
+                raise not_found("pool.not_found", f"there is no pool {request.pool!r}")
             return pb.GatewayServiceGetSnapshotResponse(snapshot_json=self.snapshot_json)
 
         return self._answer("GetSnapshot", context, handle)
@@ -245,7 +245,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> Iterator[pb.DownloadCheckpointResponse]:
         def handle() -> Iterator[pb.DownloadCheckpointResponse]:
             if all(checkpoint.id != request.checkpoint_id for checkpoint in self.checkpoints):
-                raise not_found("checkpoint.unknown", f"there is no checkpoint {request.checkpoint_id}")
+                raise not_found("checkpoint.not_found", f"there is no checkpoint {request.checkpoint_id}")
             return self._chunks()
 
         yield from self._stream("DownloadCheckpoint", context, handle)

@@ -38,12 +38,12 @@ class Checkpoints:
         return sorted(found, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
 
     def find(self, principal: Principal, checkpoint_id: str) -> Checkpoint:
-        """Raises GanglineError `checkpoint.unknown`."""
+        """Raises GanglineError `checkpoint.not_found`."""
         check_user(principal)
         checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))
         if checkpoint is None:
             raise not_found(
-                "checkpoint.unknown",
+                "checkpoint.not_found",
                 f"there is no checkpoint {checkpoint_id}; list them with: gangline checkpoint list",
             )
         return checkpoint

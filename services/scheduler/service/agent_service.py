@@ -18,8 +18,8 @@ from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import State
-from gangline.errors import conflict, invalid
-from gangline.v1 import agent_pb2, agent_pb2_grpc
+from gangline.errors import ErrorKind, GanglineError, conflict, invalid
+from gangline.v1 import agent_pb2, agent_pb2_grpc, runner_pb2
 from services.scheduler.reconcile import Difference, Reported, compare
 from services.scheduler.seat import Seat
 from services.scheduler.service.access import require_cluster
@@ -179,9 +179,19 @@ def _take_undelivered(term: Term, status: agent_pb2.AllocationStatus) -> list[Co
     allocation = term.state.find(Allocation, status.allocation_id)
     ranks = [member.node_rank for member in allocation.members] if allocation else []
     return [
-        term.intake.report(status.allocation_id, ranks[0] if ranks else 0, report)
+        _take(term, status.allocation_id, ranks[0] if ranks else 0, report)
         for report in sorted(status.undelivered, key=lambda report: report.sequence)
     ]
+
+
+async def _take(term: Term, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> None:
+    """What nobody will ever take is dropped, as its runner would have done: the agent would tell it again for ever."""
+    try:
+        await term.intake.report(allocation_id, node_rank, report)
+    except GanglineError as error:
+        if error.kind is not ErrorKind.INVALID:
+            raise
+        _log.warning("a report is refused", allocation_id=allocation_id, reason=error.message)
 
 
 def _reported(session: Session, status: agent_pb2.AllocationStatus) -> Reported:

@@ -82,12 +82,6 @@ def checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> Chan
     return draft.change
 
 
-def check_checkpoint_id(checkpoint_id: str) -> None:
-    """A folder of this name is deleted one day, so it must name no other. Raises GanglineError `checkpoint.id`."""
-    if not checkpoint_id or checkpoint_id.startswith(".") or not set(checkpoint_id).isdisjoint("/\\"):
-        raise invalid("checkpoint.id", f"{checkpoint_id!r} is no id of a checkpoint: it names a folder")
-
-
 def _marked(checkpoint: Checkpoint, request_id: str = "") -> Checkpoint:
     """Only with what a gateway deletes it by: large records would not fit into the transaction of a report."""
     return replace(

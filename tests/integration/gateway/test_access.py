@@ -141,7 +141,7 @@ async def test_cluster_token_reads_as_an_operator(client: Client) -> None:
         ("GET", "/api/v1/experiments?limit=1001", "request.limit"),
         ("GET", "/api/v1/trials/seven/logs", "id.trial"),
         ("PUT", "/api/v1/code/abc", "code.bad_sha256"),
-        ("GET", "/api/v1/checkpoints/none/files/x", "checkpoint.unknown"),
+        ("GET", "/api/v1/checkpoints/none/files/x", "checkpoint.not_found"),
     ],
 )
 async def test_every_refusal_is_a_problem_document(client: Client, method: str, path: str, code: str) -> None:

@@ -16,7 +16,7 @@ from services.common.etcd import Put
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import Caller, config_json
 from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
-from tests.support.wait import until_async
+from tests.support.wait import until, until_async
 
 
 async def _states(bench: Bench) -> dict[str, str]:
@@ -81,6 +81,27 @@ async def test_script_deletes_what_its_trial_does_not_need(bench: Bench) -> None
     assert await _states(bench) == {"c1": "COMPLETED", "c2": "COMPLETED"}
     await _save(first, "c1", 0, state=types_pb2.CHECKPOINT_STATE_DELETING)
     assert await _states(bench) == {"c1": "DELETING", "c2": "COMPLETED"}
+
+
+async def test_refused_report_does_not_keep_its_agent_away(bench: Bench) -> None:
+    """A script names nonsense, and its runner ends before it could say so itself: its agent tells it until it is
+    taken."""
+    await bench.scheduler()
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json())
+    [spec] = await agent.started()
+    nonsense = types_pb2.Checkpoint(id="../c1", state=types_pb2.CHECKPOINT_STATE_DELETING)
+    saved = types_pb2.Checkpoint(id="c1", batches_completed=1, url="/x/c1", created_at=1)
+    agent.journal[spec.allocation.id].undelivered.extend(
+        runner_pb2.TrialReport(sequence=number, checkpoint=checkpoint)
+        for number, checkpoint in enumerate((saved, nonsense), start=1)
+    )
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
+    assert await _states(bench) == {"c1": "COMPLETED"}
+    await until(lambda: not agent.journal, "the agent being told to forget")
+    await bench.caller.submit(config_json())
+    assert [spec.allocation.id for spec in await agent.started()] == ["2.1.1"]
 
 
 async def test_user_deletes_all_that_are_named_or_none(bench: Bench) -> None:

@@ -143,6 +143,17 @@ def test_deleted_checkpoint_is_gone(url: str) -> None:
         context.get_metadata(storage_id)
 
 
+@pytest.mark.parametrize("storage_id", ["", ".", "..", ".partial-x", "../code", "a/b", "a\\b"])
+def test_what_names_another_folder_is_not_deleted(url: str, storage_id: str) -> None:
+    """Nor all checkpoints, by an id that is empty."""
+    context = CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), None)
+    saved = _save(context)
+    with pytest.raises(GanglineError) as caught:
+        context.delete(storage_id)
+    assert caught.value.code == "checkpoint.id"
+    assert context.get_metadata(saved)["who"] == "me"
+
+
 def test_on_the_cluster_files_go_by_the_schedulers_word(url: str) -> None:
     trial = TrialInfo("7.1", 7, 1, {}, {})
     latest = CheckpointInfo("old", f"{url}/checkpoints/old", 1)

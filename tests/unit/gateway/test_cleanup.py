@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gangline.core.storage import CheckpointStore, describe_files
@@ -300,7 +302,38 @@ def test_sweep_and_commit_at_the_same_time_leave_a_whole_checkpoint_or_none(
             store.load_metadata("half")
 
 
-def _interpose(monkeypatch: pytest.MonkeyPatch, step: int, work: Callable[[], None]) -> list[int]:
+@pytest.mark.parametrize("step", range(5))
+def test_sweep_in_the_middle_of_a_commit_by_renaming_leaves_a_whole_checkpoint_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    url = str(tmp_path / "storage")
+    store = CheckpointStore(url, _WRITER)
+    _upload(store, tmp_path, "half")
+    files = describe_files(tmp_path / "files")
+    has_run = _interpose(
+        monkeypatch, step, lambda: clear(Storage(url), Partial(_WRITER, "half")), LocalFileSystem, _RENAMING_CALLS
+    )
+    if step < 4:
+        with pytest.raises(GanglineError) as caught:
+            store.commit("half", {}, files)
+        assert (caught.value.code, has_run) == ("checkpoint.swept", [step])
+        assert _names(url) == []
+    else:
+        store.commit("half", {}, files)
+        store.download("half", tmp_path / "copy")
+
+
+_CALLS = ("info", "pipe_file", "exists", "rm_file", "rm", "find")
+_RENAMING_CALLS = ("info", "makedirs", "pipe_file", "mv")
+
+
+def _interpose(
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    work: Callable[[], None],
+    filesystem: type[AbstractFileSystem] = MemoryFileSystem,
+    names: Sequence[str] = _CALLS,
+) -> list[int]:
     """work: done once, before the call of that number to the file system. Returns that number once it was done."""
     calls, done = itertools.count(), list[int]()
 
@@ -313,8 +346,8 @@ def _interpose(monkeypatch: pytest.MonkeyPatch, step: int, work: Callable[[], No
 
         return call
 
-    for name in ("info", "pipe_file", "exists", "rm_file", "rm", "find"):
-        monkeypatch.setattr(MemoryFileSystem, name, wrap(getattr(MemoryFileSystem, name)))
+    for name in names:
+        monkeypatch.setattr(filesystem, name, wrap(getattr(filesystem, name)))
     return done
 
 

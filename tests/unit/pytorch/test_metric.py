@@ -30,6 +30,13 @@ def test_sum_of_halves_is_as_good_as_one_of_floats() -> None:
     assert one == 1
 
 
+def test_sum_of_counts_is_exact() -> None:
+    sums = MetricSums()
+    for count in (2**25, 1):
+        sums.add({"records": torch.tensor(count, dtype=torch.int32)})
+    assert sums.take() == {"records": (2.0**25 + 1, 2)}
+
+
 def test_sums_do_not_keep_the_graph() -> None:
     sums = MetricSums()
     weight = torch.ones(1, requires_grad=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,21 @@ def test_trial_may_end_early() -> None:
     trial = _fit(Stopping, max_length=pytorch.Batch(100_000))
     assert 3 <= len(trial.seen) < 100
     assert _checkpoints() == [len(trial.seen)]
+
+
+def test_the_checkpoint_of_an_early_end_has_its_validation() -> None:
+    """Also where one of the same batch was saved before anybody knew that it is the end."""
+
+    class Stopping(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.context.set_stop_requested(batch_idx >= 2)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    _fit(Stopping, max_length=pytorch.Batch(500), checkpoint_period=pytorch.Batch(1))
+    saved = [json.loads(path.read_text()) for path in Path("checkpoints").glob("*/metadata.json")]
+    last = max(one["steps_completed"] for one in saved)
+    assert 3 <= last < 500
+    assert [one for one in saved if one["steps_completed"] == last and "error" in one["validation_metrics"]]
 
 
 def test_full_dataset_is_evaluated_at_once(capsys: pytest.CaptureFixture[str]) -> None:

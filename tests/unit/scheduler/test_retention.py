@@ -56,7 +56,9 @@ def test_what_somebody_goes_on_from_stays() -> None:
 
 
 def test_metadata_of_other_makers_is_nobody_s_best() -> None:
-    strange = [replace(_ALL[0], metadata_json=text) for text in ("{}", '{"validation_metrics": {"loss": "low"}}', "")]
+    losses = ('"low"', "true", "NaN", "-Infinity", "1" + 400 * "0")
+    texts = ("{}", "", *(f'{{"validation_metrics": {{"loss": {loss}}}}}' for loss in losses))
+    strange = [replace(_ALL[0], metadata_json=text) for text in texts]
     only_best = replace(_RETENTION, trial_latest=0)
     for checkpoint in strange:
         assert find_superfluous([checkpoint], only_best) == [checkpoint]
