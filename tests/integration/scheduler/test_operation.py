@@ -230,7 +230,10 @@ async def test_every_request_that_waits_has_a_reason(bench: Bench) -> None:
         await bench.caller.submit(config_json(slots=2))
     await bench.caller.submit(config_json(resources={"slots_per_trial": 1, "is_single_node": True}))
     await bench.caller.change(2, ExperimentAction.PAUSE)
-    agent.finish("1.1.1", ExitKind.USER_ERROR, "boom", rank=0)
+    # The first failure is tried again at once.
+    for allocation_id in ("1.1.1", "1.1.2"):
+        await until(lambda: allocation_id in agent.specs, f"the start of {allocation_id}", SECONDS)  # noqa: B023 - called at once
+        agent.finish(allocation_id, ExitKind.USER_ERROR, "boom", rank=0)
 
     async def backs_off() -> bool:
         found = {one.request.trial_id: one.reason.code for one in await bench.caller.list_pending()}
