@@ -68,6 +68,7 @@ class TrainingLoop:
         self._keeper = Keeper(context, callbacks)
         self._fusion: Fusion = Untuned()
         self._saved_fusion: dict[str, Any] = {}
+        self._next_event = 0
         self._pace = Pace()
         self._question: Callable[[], list[int]] | None = None
         self._looked_at = self._told_at = (0, 0.0)
@@ -123,10 +124,18 @@ class TrainingLoop:
         if schedule.is_over(position):
             return
         batches = self._batches()
-        while not schedule.is_over(position):
+        is_profiled = self._context.profile_setting.is_enabled
+        while True:
+            if position.batches >= self._next_event:
+                if schedule.is_over(position):
+                    break
+                self._next_event = schedule.next_event(position)
             self._beat.tick()
-            self._profile.begin_batch(position.batches)
-            with clock.phase("data"):
+            if is_profiled:
+                self._profile.begin_batch(position.batches)
+                with clock.phase("data"):
+                    batch = next(batches)
+            else:
                 batch = next(batches)
             self._train_batch(batch)
             self._after_batch()
@@ -156,7 +165,8 @@ class TrainingLoop:
             self._batch_metrics.append(metrics)
         records = self._trial.get_batch_length(batch)
         self._records += records
-        self._profile.end_batch(records, is_step)
+        if self._profile.is_measuring:
+            self._profile.end_batch(records, is_step)
         if self._context.trace.is_configured:
             # Now and then it writes a trace, for which there is no bound.
             self._beat.rest()
@@ -170,13 +180,18 @@ class TrainingLoop:
         """What train_batch returns."""
         context, position = self._context, self._position
         context.update.begin_batch(is_step)
-        if context.experimental.moves_batches:
+        if context.experimental.moves_batches and context.clock.is_running:
             with context.clock.phase("data"):
                 batch = context.to_device(batch)
-        exchange = _NOTHING if is_step else context.strategy.accumulate()
+        elif context.experimental.moves_batches:
+            batch = context.to_device(batch)
         try:
-            with exchange, context.clock.phase("forward"), context.autocast():
+            if is_step and not context.clock.is_running and context.precision.kind is None:
                 result = self._trial.train_batch(batch, position.epoch, position.batches)
+            else:
+                exchange = _NOTHING if is_step else context.strategy.accumulate()
+                with exchange, context.clock.phase("forward"), context.autocast():
+                    result = self._trial.train_batch(batch, position.epoch, position.batches)
         except RuntimeError as error:
             meaning = explain(error)
             if meaning is None:
@@ -194,6 +209,8 @@ class TrainingLoop:
         self._beat.step(position.batches)
         if position.is_epoch_start:
             self._call(lambda callback: callback.on_training_epoch_end(position.epoch - 1))
+        if position.batches < self._next_event:
+            return
         if self._schedule.has_report(position):
             self._report()
         if self._schedule.has_validation(position) and not self._schedule.is_over(position):

@@ -33,6 +33,12 @@ class Schedule:
     def is_over(self, position: Position) -> bool:
         return self.max_length.is_reached(position)
 
+    def next_event(self, position: Position) -> int:
+        """A count of batches, above the position's, before which nothing is due and training is not over."""
+        periods = (self.reporting_period, self.validation_period, self.checkpoint_period)
+        nearest = min(period.next_due(position) for period in periods if period is not None)
+        return max(position.batches + 1, min(nearest, self.max_length.total_batches(position)))
+
     def total_batches(self, position: Position) -> int:
         return self.max_length.total_batches(position)
 

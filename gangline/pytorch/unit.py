@@ -80,6 +80,10 @@ class TrainUnit:
         """Whether the newest batch completed a unit at which this is due."""
         raise TypeError(f"{type(self).__name__} is no unit; use Batch, Epoch or Record")
 
+    def next_due(self, position: Position) -> int:
+        """A count of batches, above the position's, before which this is not due again."""
+        return position.batches + 1
+
     def total_batches(self, position: Position) -> int:
         """How many batches training has when it has reached this length, seen from a position before that."""
         raise TypeError(f"{type(self).__name__} is no unit; use Batch, Epoch or Record")
@@ -100,6 +104,10 @@ class Batch(TrainUnit):
     def is_due(self, position: Position) -> bool:
         return position.batches > 0 and self._matches(position.batches)
 
+    def next_due(self, position: Position) -> int:
+        distance = self.value - position.batches % self.value if isinstance(self.value, int) else 1
+        return position.batches + distance
+
     def total_batches(self, position: Position) -> int:
         return self.length
 
@@ -112,6 +120,9 @@ class Epoch(TrainUnit):
 
     def is_due(self, position: Position) -> bool:
         return position.epoch > 0 and position.offset == 0 and self._matches(position.epoch)
+
+    def next_due(self, position: Position) -> int:
+        return position.batches + position.epoch_length - position.offset
 
     def total_batches(self, position: Position) -> int:
         left = (self.length - position.epoch) * position.epoch_length - position.offset

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gangline.pytorch.pace import Pace
 from gangline.pytorch.schedule import BestValidation, Schedule
-from gangline.pytorch.unit import Batch, Epoch, Position
+from gangline.pytorch.unit import Batch, Epoch, Position, Record, TrainUnit
 
 
 def test_period_of_none_is_never_due() -> None:
@@ -54,3 +56,32 @@ def test_ranks_look_seldom_when_batches_are_short() -> None:
 def test_ranks_look_after_every_batch_when_batches_are_long() -> None:
     pace = Pace(seconds=0.25, distance=64)
     assert pace.suggest(64, 64 * 2.0) == 1
+
+
+@given(
+    epoch_length=st.integers(1, 12),
+    periods=st.lists(
+        st.one_of(
+            st.builds(Batch, st.integers(1, 9)),
+            st.builds(Epoch, st.integers(1, 3)),
+            st.builds(Record, st.integers(1, 40)),
+            st.builds(Batch, st.frozensets(st.integers(1, 30))),
+        ),
+        min_size=3,
+        max_size=3,
+    ),
+    length=st.one_of(st.builds(Batch, st.integers(1, 40)), st.builds(Epoch, st.integers(1, 4))),
+)
+def test_nothing_is_due_before_the_next_event(epoch_length: int, periods: list[TrainUnit], length: TrainUnit) -> None:
+    schedule = Schedule(length, periods[0], periods[1], periods[2])
+    position = Position(epoch_length, records_per_batch=4)
+    while not schedule.is_over(position):
+        event = schedule.next_event(position)
+        assert event > position.batches
+        while position.batches < event - 1:
+            position.advance()
+            assert not schedule.is_over(position)
+            assert not schedule.has_report(position)
+            assert not schedule.has_validation(position)
+            assert not schedule.has_checkpoint(position)
+        position.advance()
