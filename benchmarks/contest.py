@@ -1,49 +1,92 @@
-"""Training programs at one turnstile: block by block in random order, until their ratios are known well enough.
+"""Training programs at one turnstile: block by block in random order, in several runs, until ratios are known.
 
-Owns the rounds and what is printed of them. All programs are up all the time, and exactly one of them runs.
+Owns the rounds of a run, what all runs have measured, and what is printed of it. In a run all programs are up, and
+exactly one of them steps at any time. Two processes of one and the same program differ by several percent for as long
+as they live, by where their memory happens to lie; so every run starts all programs anew, and the interval is that of
+the runs' means.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from benchmarks.statistic import Ratio, fastest, paired_ratio, summarise
+from benchmarks.statistic import Ratio, fastest, mean_of_runs, paired_ratio, summarise
 from benchmarks.turnstile import Side
 
-WARM_UP_ROUNDS = 3
-FEWEST_ROUNDS = 20
+WARM_UP_ROUNDS = 2
+FEWEST_RUNS = 5
 HALF_WIDTH = 0.02
 
 
-def run_rounds(sides: Mapping[str, Side], most_rounds: int) -> None:
-    """Until every 95 % interval of a side's wall time over the fastest one's lies within 2 %, at most so many rounds.
-    Each side keeps its blocks of all rounds but the first three."""
-    rng = random.Random(0)
-    for count in range(WARM_UP_ROUNDS + most_rounds):
-        if count == WARM_UP_ROUNDS:
-            for side in sides.values():
-                side.wall_seconds.clear()
-                side.cpu_seconds.clear()
-        for side in rng.sample(list(sides.values()), len(sides)):
-            side.run_block()
-        is_enough = count + 1 >= WARM_UP_ROUNDS + FEWEST_ROUNDS
-        if is_enough and all(ratio.half_width <= HALF_WIDTH for ratio in ratios_to_fastest(sides).values()):
-            return
+@dataclass(slots=True)
+class Samples:
+    """Seconds of each block of one program, run by run."""
+
+    wall: list[list[float]] = field(default_factory=list)
+    cpu: list[list[float]] = field(default_factory=list)
 
 
-def ratios_to_fastest(sides: Mapping[str, Side]) -> dict[str, Ratio]:
-    """Of wall time; the fastest one's own is 1."""
-    first = fastest({name: side.wall_seconds for name, side in sides.items()})
-    return {name: paired_ratio(side.wall_seconds, sides[first].wall_seconds) for name, side in sides.items()}
+class Contest:
+    """steps_per_block: as the programs were told."""
+
+    def __init__(self, steps_per_block: int) -> None:
+        self._steps_per_block = steps_per_block
+        self._rng = random.Random(0)
+        self.samples: dict[str, Samples] = {}
+
+    def run(self, sides: Mapping[str, Side], rounds: int) -> None:
+        """One more run with freshly started programs, the same ones each time."""
+        for count in range(WARM_UP_ROUNDS + rounds):
+            if count == WARM_UP_ROUNDS:
+                for side in sides.values():
+                    side.wall_seconds.clear()
+                    side.cpu_seconds.clear()
+            for side in self._rng.sample(list(sides.values()), len(sides)):
+                side.run_block()
+        for name, side in sides.items():
+            samples = self.samples.setdefault(name, Samples())
+            samples.wall.append(list(side.wall_seconds))
+            samples.cpu.append(list(side.cpu_seconds))
+
+    def is_enough(self) -> bool:
+        """Whether every interval of a program's wall time over the fastest one's lies within 2 %."""
+        num_runs = len(next(iter(self.samples.values())).wall) if self.samples else 0
+        return num_runs >= FEWEST_RUNS and all(
+            self.wall_ratio(name, self.fastest()).half_width <= HALF_WIDTH for name in self.samples
+        )
+
+    def fastest(self) -> str:
+        return fastest({name: _flat(samples.wall) for name, samples in self.samples.items()})
+
+    def wall_ratio(self, name: str, other: str) -> Ratio:
+        return _ratio(self.samples[name].wall, self.samples[other].wall)
+
+    def cpu_ratio(self, name: str, other: str) -> Ratio:
+        return _ratio(self.samples[name].cpu, self.samples[other].cpu)
+
+    def print_steps(self) -> None:
+        """What a step of each program took, and how many runs and rounds there were."""
+        scale = 1000 / self._steps_per_block
+        for name, samples in self.samples.items():
+            wall, cpu = summarise(_flat(samples.wall)), summarise(_flat(samples.cpu))
+            spread = f"(min {wall.minimum * scale:.3f}, p95 {wall.p95 * scale:.3f})"
+            cost = f"processor time a step p50 {cpu.p50 * scale:6.3f} ms"
+            print(f"{name:10} step p50 {wall.p50 * scale:6.3f} ms {spread}   {cost}")
+        runs = next(iter(self.samples.values())).wall
+        print(f"{len(runs)} runs of {len(runs[0])} rounds of {self._steps_per_block} steps each")
+
+    def print_runs(self, name: str, other: str) -> None:
+        """The ratio of each run."""
+        pairs = zip(self.samples[name].wall, self.samples[other].wall, strict=True)
+        ratios = [paired_ratio(own, others).mean for own, others in pairs]
+        print(f"{name} / {other}, run by run: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
 
 
-def print_steps(sides: Mapping[str, Side], steps_per_block: int) -> None:
-    """What a step of each side took, and how many rounds there were."""
-    scale = 1000 / steps_per_block
-    for name, side in sides.items():
-        wall, cpu = summarise(side.wall_seconds), summarise(side.cpu_seconds)
-        spread = f"(min {wall.minimum * scale:.3f}, p95 {wall.p95 * scale:.3f})"
-        cost = f"processor time a step p50 {cpu.p50 * scale:6.3f} ms"
-        print(f"{name:10} step p50 {wall.p50 * scale:6.3f} ms {spread}   {cost}")
-    print(f"rounds {len(next(iter(sides.values())).wall_seconds)} of {steps_per_block} steps each")
+def _ratio(own: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> Ratio:
+    return mean_of_runs([paired_ratio(mine, theirs).mean for mine, theirs in zip(own, others, strict=True)])
+
+
+def _flat(runs: Sequence[Sequence[float]]) -> list[float]:
+    return [seconds for run in runs for seconds in run]

@@ -1,8 +1,9 @@
 """What a training step costs under Gangline, beside the same model in a plain torchrun loop.
 
-Both trainings are up at once and take turns, a block of 100 steps each, so that both meet the same machine; as many
-pairs of blocks as bring the 95 % interval of the ratio within 2 %, at most --pairs. Processor time of all ranks is
-counted beside the wall clock. Run it with `python -m benchmarks.overhead`.
+Both trainings are up at once and take turns, a block of 100 steps each, so that both meet the same machine. Every run
+starts both anew (contest.py says why); as many runs as bring the 95 % interval of the ratio within 2 %, five at least
+and --runs at most. Processor time of all ranks is counted beside the wall clock. Run it with
+`python -m benchmarks.overhead`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.cluster import running_cluster
-from benchmarks.contest import print_steps, run_rounds
+from benchmarks.contest import Contest
 from benchmarks.machine import describe_machine
-from benchmarks.statistic import paired_ratio
 from benchmarks.turnstile import Side, Turnstile
+from gangline.client import Client
 
 WORKLOAD = Path(__file__).parent / "workload"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
@@ -36,42 +39,41 @@ max_restarts: 0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=12)
     arguments = parser.parse_args()
     print(describe_machine())
-    with tempfile.TemporaryDirectory(prefix="gl-") as folder, running_cluster(agents=1, slots=2) as (client, _):
+    contest = Contest(STEPS_PER_BLOCK)
+    with running_cluster(agents=1, slots=2) as (client, _):
+        for _ in range(arguments.runs):
+            with _both(client) as sides:
+                contest.run(sides, arguments.rounds)
+            if contest.is_enough():
+                break
+    contest.print_steps()
+    contest.print_runs("gangline", "torchrun")
+    print(f"step time, gangline / torchrun: {contest.wall_ratio('gangline', 'torchrun')}")
+    print(f"processor time, the same:       {contest.cpu_ratio('gangline', 'torchrun')}")
+
+
+@contextmanager
+def _both(client: Client) -> Iterator[dict[str, Side]]:
+    """Both trainings, each in front of its first block; they are ended with the block."""
+    with tempfile.TemporaryDirectory(prefix="gl-") as folder:
         turnstile = Turnstile(Path(folder, "turn"), deadline_seconds=60)
         config = CONFIG.format(turnstile=turnstile.path, steps=STEPS_PER_BLOCK, most=MOST_STEPS)
         created = client.create_experiment(config, WORKLOAD)
-        bare = [
-            "bare.py",
-            "overhead",
-            "--turnstile",
-            str(turnstile.path),
-            "--blocks",
-            str(MOST_STEPS // STEPS_PER_BLOCK),
-        ]
-        peer = subprocess.Popen([*TORCHRUN, *bare], cwd=WORKLOAD, stdout=subprocess.DEVNULL)
+        options = ["--turnstile", str(turnstile.path), "--blocks", str(MOST_STEPS // STEPS_PER_BLOCK)]
+        bare = [*TORCHRUN, "bare.py", "overhead", *options]
+        peer = subprocess.Popen(bare, cwd=WORKLOAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            sides = dict(turnstile.admit() for _ in range(2))
-            measure(sides["gangline"], sides["torchrun"], arguments.pairs)
+            yield dict(turnstile.admit() for _ in range(2))
         finally:
             peer.terminate()
             peer.wait()
             client.kill_experiment(created.experiment.id)
             client.wait_experiment(created.experiment.id)
             turnstile.close()
-
-
-def measure(ours: Side, theirs: Side, most_pairs: int) -> None:
-    """Runs pairs of blocks until the interval is narrow enough, and prints what they say."""
-    sides = {"gangline": ours, "torchrun": theirs}
-    run_rounds(sides, most_pairs)
-    print_steps(sides, STEPS_PER_BLOCK)
-    wall_ratio = paired_ratio(ours.wall_seconds, theirs.wall_seconds)
-    cpu_ratio = paired_ratio(ours.cpu_seconds, theirs.cpu_seconds)
-    print(f"step time, gangline / torchrun: {wall_ratio}")
-    print(f"processor time, the same:       {cpu_ratio}")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,19 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return Ratio(math.exp(mean), math.exp(mean - error), math.exp(mean + error), len(logs))
 
 
+# Student's t for 97.5 %, by degrees of freedom; beyond them the normal distribution's value is near enough.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+
+def mean_of_runs(ratios: Sequence[float]) -> Ratio:
+    """The geometric mean of one ratio from each of a few runs; the interval is Student's."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, freedom = statistics.fmean(logs), len(logs) - 1
+    quantile = math.inf if freedom < 1 else _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.96
+    error = quantile * statistics.stdev(logs) / math.sqrt(len(logs)) if freedom else math.inf
+    return Ratio(math.exp(mean), math.exp(mean - error), math.exp(mean + error), len(logs))
+
+
 def fastest(samples: Mapping[str, Sequence[float]]) -> str:
     """The name of the samples with the smallest geometric mean; they are all above 0."""
     return min(samples, key=lambda name: statistics.fmean(map(math.log, samples[name])))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.statistic import fastest, paired_ratio
+from benchmarks.statistic import fastest, mean_of_runs, paired_ratio
 
 
 def test_ratio_is_the_geometric_mean_within_its_interval() -> None:
@@ -22,6 +22,13 @@ def test_one_pair_tells_nothing_of_its_interval() -> None:
     assert ratio.mean == pytest.approx(1.5)
     assert (ratio.low, ratio.high) == (0.0, math.inf)
     assert not ratio.half_width <= 0.02
+
+
+def test_interval_of_a_few_runs_is_student_s() -> None:
+    ratio = mean_of_runs([2.0, 8.0])
+    assert ratio.mean == pytest.approx(4.0)
+    assert ratio.high == pytest.approx(4.0 * 2**12.706)
+    assert mean_of_runs([2.0]).high == math.inf
 
 
 def test_fastest_is_chosen_over_all_samples() -> None:
