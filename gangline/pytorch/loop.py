@@ -124,18 +124,14 @@ class TrainingLoop:
         if schedule.is_over(position):
             return
         batches = self._batches()
-        is_profiled = self._context.profile_setting.is_enabled
         while True:
             if position.batches >= self._next_event:
                 if schedule.is_over(position):
                     break
                 self._next_event = schedule.next_event(position)
             self._beat.tick()
-            if is_profiled:
-                self._profile.begin_batch(position.batches)
-                with clock.phase("data"):
-                    batch = next(batches)
-            else:
+            self._profile.begin_batch(position.batches)
+            with clock.phase("data"):
                 batch = next(batches)
             self._train_batch(batch)
             self._after_batch()
@@ -165,8 +161,7 @@ class TrainingLoop:
             self._batch_metrics.append(metrics)
         records = self._trial.get_batch_length(batch)
         self._records += records
-        if self._profile.is_measuring:
-            self._profile.end_batch(records, is_step)
+        self._profile.end_batch(records, is_step)
         if self._context.trace.is_configured:
             # Now and then it writes a trace, for which there is no bound.
             self._beat.rest()
@@ -180,18 +175,13 @@ class TrainingLoop:
         """What train_batch returns."""
         context, position = self._context, self._position
         context.update.begin_batch(is_step)
-        if context.experimental.moves_batches and context.clock.is_running:
+        if context.experimental.moves_batches:
             with context.clock.phase("data"):
                 batch = context.to_device(batch)
-        elif context.experimental.moves_batches:
-            batch = context.to_device(batch)
         try:
-            if is_step and not context.clock.is_running and context.precision.kind is None:
+            exchange = _NOTHING if is_step else context.strategy.accumulate()
+            with exchange, context.clock.phase("forward"), context.autocast():
                 result = self._trial.train_batch(batch, position.epoch, position.batches)
-            else:
-                exchange = _NOTHING if is_step else context.strategy.accumulate()
-                with exchange, context.clock.phase("forward"), context.autocast():
-                    result = self._trial.train_batch(batch, position.epoch, position.batches)
         except RuntimeError as error:
             meaning = explain(error)
             if meaning is None:

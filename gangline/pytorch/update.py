@@ -35,35 +35,24 @@ class ParameterUpdate:
         frequency = optimizations.aggregation_frequency
         self._loss_divisor = frequency if optimizations.average_aggregated_gradients else 1
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether nothing has to be entered around the work: on short steps every call on the way counts."""
-        return not self._clock.is_running and self._precision.kind is None
-
     def begin_batch(self, is_step_batch: bool) -> None:
         self.is_step_batch = is_step_batch
 
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
-        if self._is_plain:
-            self._backward(loss, gradient, retain_graph, create_graph)
-            return
         with self._clock.phase("backward"), self._precision.without_autocast():
-            self._backward(loss, gradient, retain_graph, create_graph)
-
-    def _backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
-        if self._loss_divisor > 1:
-            loss = loss / self._loss_divisor
-        if self.own_scaler is not None:
-            loss = self.own_scaler.scale(loss)
-        if self.is_step_batch:
-            self._strategy.before_backward()
-        try:
-            loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        except RuntimeError as error:
-            meaning = explain(error)
-            if meaning is None:
-                raise
-            raise meaning from error
+            if self._loss_divisor > 1:
+                loss = loss / self._loss_divisor
+            if self.own_scaler is not None:
+                loss = self.own_scaler.scale(loss)
+            if self.is_step_batch:
+                self._strategy.before_backward()
+            try:
+                loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            except RuntimeError as error:
+                meaning = explain(error)
+                if meaning is None:
+                    raise
+                raise meaning from error
 
     def step(
         self,
@@ -75,31 +64,18 @@ class ParameterUpdate:
     ) -> None:
         if not self.is_step_batch:
             return
-        scaler = scaler if scaler is not None else self.own_scaler
-        if self._is_plain:
-            self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
-            return
         with self._clock.phase("optimizer"), self._precision.without_autocast():
-            self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
-
-    @staticmethod
-    def _step(
-        optimizer: Optimizer,
-        clip_grads: Callable[[Iterable[nn.Parameter]], Any] | None,
-        auto_zero_grads: bool,
-        scaler: Any,
-        closure: Callable[[], Any] | None,
-    ) -> None:
-        if clip_grads is not None:
+            scaler = scaler if scaler is not None else self.own_scaler
+            if clip_grads is not None:
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
+                clip_grads(parameter for group in optimizer.param_groups for parameter in group["params"])
             if scaler is not None:
-                scaler.unscale_(optimizer)
-            clip_grads(parameter for group in optimizer.param_groups for parameter in group["params"])
-        if scaler is not None:
-            scaler.step(optimizer)
-        else:
-            optimizer.step(closure) if closure is not None else optimizer.step()
-        if auto_zero_grads:
-            optimizer.zero_grad()
+                scaler.step(optimizer)
+            else:
+                optimizer.step(closure) if closure is not None else optimizer.step()
+            if auto_zero_grads:
+                optimizer.zero_grad()
 
     def end_batch(self) -> None:
         """A scaler learns once from all optimizers that it stepped, unless the trial has updated it already: an update
