@@ -2,8 +2,9 @@
 
 It is itself forked from a process that has torch loaded (the rank template), from the trial runner when other programs
 take the ranks' places, or started cold, see cold_nursery.py. It has one thread, runs no grpc and has one socket, to its
-trial runner; when that socket closes it kills all it started, to the last grandchild, and ends. All of them stay in its
-process group and all ranks die with it, so whoever kills that group is rid of them too. It decides nothing.
+trial runner; when that socket closes it kills all it started, to the last grandchild, and ends. All ranks die with it.
+Each leads a session of its own, with its children in it, as under torchrun: where the kernel divides processors between
+sessions (autogroup), ranks in one session would share one part among them. It decides nothing.
 
 From the runner: {"do": "host_store"}; {"do": "start", "rank", "environment", "directory", "num_threads", "program",
 "target"} with the write ends of the rank's standard output and error, where a program takes the rank's place and a
@@ -121,6 +122,7 @@ class Nursery:
     def _become_rank(self, parent_pid: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
         try:
             child.die_with_parent(parent_pid)
+            os.setsid()
             child.reset_signals()
             self._control.close()
             for fd in self._pid_by_pidfd:

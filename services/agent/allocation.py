@@ -215,7 +215,9 @@ class AllocationStory:
 
     def _kill_groups(self, runner: Process | None) -> bool:
         has_killed_runner = runner is not None and process.kill_group(runner)
-        return process.kill_recorded_group(self.folder.nursery_path) or has_killed_runner
+        # The nursery goes first: nobody starts another rank then.
+        killed = [process.kill_recorded_groups(path) for path in (self.folder.nursery_path, self.folder.rank_pids_path)]
+        return has_killed_runner or any(killed)
 
     def _move(self, record: Record) -> None:
         """A record that cannot be written is still obeyed: after a crash the folder's locks tell as much."""

@@ -7,7 +7,8 @@
 | alive        | agent      | flock'ed from before the runner is forked until the runner ends           |
 | lock         | runner     | flock'ed by the runner while it lives                                     |
 | exit.json    | runner     | AllocationStatus as proto JSON, atomically, as its last act               |
-| nursery.pid  | runner     | the leader of the ranks' process group                                    |
+| nursery.pid  | runner     | the process that the ranks die with; it leads a process group             |
+| ranks.pid    | runner     | the ranks; each leads a process group                                     |
 | runner.log   | agent      | what a cold-started runner prints                                         |
 | code/        | runner     | the experiment's code, which the ranks run in                             |
 | ranks/       | runner     | its socket to the ranks, and their temporary folders; gone when it ends   |
@@ -58,6 +59,10 @@ class AllocationFolder:
     @property
     def nursery_path(self) -> Path:
         return self.path / "nursery.pid"
+
+    @property
+    def rank_pids_path(self) -> Path:
+        return self.path / "ranks.pid"
 
     @property
     def log_path(self) -> Path:

@@ -101,20 +101,25 @@ def kill_group(leader: Process) -> bool:
     return _has_living_members(leader.pid) and _kill(-leader.pid)
 
 
-def kill_recorded_group(pid_file: Path) -> bool:
-    """SIGKILL for the group whose leader's pid is the first word of this file. True when there was anybody.
+def kill_recorded_groups(pid_file: Path) -> bool:
+    """SIGKILL for the groups whose leaders' pids are the words of this file. True when there was anybody.
 
-    The leader must be older than the file: a younger process has only inherited the number.
+    A leader must be older than the file: a younger process has only inherited the number.
     """
     try:
-        pid = int(pid_file.read_text().split()[0])
+        pids = [int(word) for word in pid_file.read_text().split()]
         written_at = pid_file.stat().st_mtime
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError):
         return False
+    if written_at < _booted_at():
+        return False
+    killed = [_kill_recorded_group(pid, written_at) for pid in pids if pid > 1]
+    return any(killed)
+
+
+def _kill_recorded_group(pid: int, written_at: float) -> bool:
     leader = Process(pid, 0, _boot_id())
     fields = _read_stat(pid)
-    if pid <= 1 or written_at < _booted_at():
-        return False
     if fields is not None:
         ticks = int(fields[_START_FIELD])
         if _booted_at() + ticks / os.sysconf("SC_CLK_TCK") > written_at + 1:

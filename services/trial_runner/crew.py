@@ -42,7 +42,7 @@ class _Rank:
     failed_at: float = 0.0
     killed_at: float = 0.0
     was_asked: bool = False
-    is_up: bool = False
+    pid: int = 0
 
 
 @dataclass(slots=True)
@@ -103,6 +103,11 @@ class Crew:
         """Ranks that have not ended, with those that say that their training is over left out."""
         return [rank for rank, state in self._ranks.items() if state.is_alive and not state.finished_at]
 
+    @property
+    def pids(self) -> list[int]:
+        """Of all ranks, also ended ones; 0 where one is not up yet."""
+        return [rank.pid for rank in self._ranks.values()]
+
     def ends(self) -> list[RankEnd]:
         """How each rank ended, with its last lines; complete once the log pump is drained."""
         return [
@@ -152,8 +157,8 @@ class Crew:
         state = self._ranks[event["rank"]]
         match event["event"]:
             case "started":
-                state.is_up = True
-                if self._up is not None and not self._up.done() and all(rank.is_up for rank in self._ranks.values()):
+                state.pid = event["pid"]
+                if self._up is not None and not self._up.done() and all(self.pids):
                     self._finish_start()
             case "start_failed":
                 state.is_alive = False

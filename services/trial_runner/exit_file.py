@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -46,8 +46,18 @@ def write_exit(
 
 
 def write_nursery_pid(directory: Path, pid: int) -> None:
-    """By this the agent finds the ranks' process group when the runner is gone."""
-    write_atomic(directory / "nursery.pid", f"{pid}\n", mode=0o600, is_durable=False)
+    """By this the agent finds the nursery, and with it the store, when the runner is gone."""
+    _write_pids(directory / "nursery.pid", [pid])
+
+
+def write_rank_pids(directory: Path, pids: Iterable[int]) -> None:
+    """By this the agent finds what the ranks have started when runner and nursery are gone: each leads a process
+    group."""
+    _write_pids(directory / "ranks.pid", pids)
+
+
+def _write_pids(path: Path, pids: Iterable[int]) -> None:
+    write_atomic(path, "".join(f"{pid}\n" for pid in pids), mode=0o600, is_durable=False)
 
 
 def load_stop_deadline(directory: Path) -> float:

@@ -123,10 +123,10 @@ class AgentProcess:
         (self.folder(allocation_id) / "finish").touch()
 
     def close(self) -> None:
-        """Ends the agent, then every runner and nursery whose pid lies in its state directory."""
+        """Ends the agent, then every runner, nursery and rank whose pid lies in its state directory."""
         if self.process is not None and self.process.poll() is None:
             self.end()
-        for path in [*self.state.glob("*/*/starts"), *self.state.glob("*/*/nursery.pid")]:
+        for path in [*self.state.glob("*/*/starts"), *self.state.glob("*/*/*.pid")]:
             for pid in path.read_text().split():
                 with suppress(ProcessLookupError):
                     os.killpg(int(pid), signal.SIGKILL)

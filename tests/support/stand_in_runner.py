@@ -33,8 +33,9 @@ def _run(folder: Path) -> int:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if plan.get("nursery"):
-        nursery = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
-        (folder / "nursery.pid").write_text(f"{nursery.pid}\n")
+        for name in ("nursery.pid", "ranks.pid"):
+            leader = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+            (folder / name).write_text(f"{leader.pid}\n")
     with (folder / "starts").open("a") as starts:
         starts.write(f"{os.getpid()}\n")
     print("the stand-in runs", flush=True)

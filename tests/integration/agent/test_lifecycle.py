@@ -115,15 +115,17 @@ async def test_second_signal_shortens_the_grace(scheduler: StandInScheduler, age
 async def test_runner_killed(scheduler: StandInScheduler, agent: AgentProcess, flags: tuple[str, ...]) -> None:
     await agent.start(*flags)
     pid = await _start(scheduler, agent, {"nursery": True})
-    nursery = int((agent.folder("1.1.1") / "nursery.pid").read_text())
+    nursery, rank = (int((agent.folder("1.1.1") / name).read_text()) for name in ("nursery.pid", "ranks.pid"))
     assert is_running(nursery)
+    assert is_running(rank)
     os.kill(pid, signal.SIGKILL)
     status = await scheduler.wait_status("1.1.1", TERMINAL)
     assert status.exit.kind == types_pb2.EXIT_KIND_RUNNER_LOST
     assert f"pid {pid}" in status.exit.message
     assert "runner.log" in status.exit.message
     assert status.exit.signal in {0, signal.SIGKILL}, "known where the kernel tells"
-    assert not is_running(nursery), "no rank may use slots that are given back"
+    assert not is_running(nursery)
+    assert not is_running(rank), "no rank may use slots that are given back"
     warm_or_cold = "cold" if flags else "warm"
     assert f'gangline_agent_runner_starts_total{{kind="{warm_or_cold}"}} 1.0' in agent.scrape()
 
@@ -185,13 +187,14 @@ async def test_stop_escalates_after_the_grace(
 ) -> None:
     await agent.start()
     pid = await _start(scheduler, agent, {"deaf": True, "nursery": True})
-    nursery = int((agent.folder("1.1.1") / "nursery.pid").read_text())
+    nursery, rank = (int((agent.folder("1.1.1") / name).read_text()) for name in ("nursery.pid", "ranks.pid"))
     scheduler.stop_allocation("1.1.1", kind, grace_seconds=0.3)
     status = await scheduler.wait_status("1.1.1", TERMINAL)
     assert status.exit.kind == expected
     assert "the test says so" in status.exit.message
     assert not is_running(pid)
     assert not is_running(nursery)
+    assert not is_running(rank)
 
 
 async def test_stop_survives_the_agent(scheduler: StandInScheduler, agent: AgentProcess) -> None:

@@ -117,6 +117,9 @@ async def test_no_rank_survives_the_kill_of_its_runner(world: World) -> None:
     nursery = runner.nursery_pid()
     below = [nursery, *descendants(nursery), *pids]
     assert set(pids) <= set(descendants(nursery))
+    recorded = [int(pid) for pid in (runner.directory / "ranks.pid").read_text().split()]
+    assert len(recorded) == 2
+    assert all(os.getpgid(pid) == pid for pid in recorded), "the agent ends them by their groups"
     runner.kill(signal.SIGKILL)
     await until(lambda: not living(below), "the end of all ranks", 5)
 
