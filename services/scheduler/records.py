@@ -7,7 +7,6 @@ after etcd accepted the change. Occupied slots are derived from the live allocat
 
 from __future__ import annotations
 
-from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -127,10 +126,7 @@ def _sets() -> defaultdict[Any, set[Any]]:
 
 @dataclass
 class State:
-    """All records at one revision. Only `apply` changes it.
-
-    versions: by experiment, how often a record of it has changed since the state was made.
-    """
+    """All records at one revision. Only `apply` changes it. num_changes: of experiments' records, since it was made."""
 
     revision: int = 0
     tables: dict[type[Any], dict[Id, Any]] = field(default_factory=_tables)
@@ -138,7 +134,8 @@ class State:
     _allocation_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _checkpoint_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _experiment_ids: dict[str, int] = field(default_factory=dict)
-    versions: Counts[int] = field(default_factory=Counts)
+    num_changes: int = 0
+    _changed: dict[int, int] = field(default_factory=dict)
 
     @staticmethod
     def of(records: Iterable[Record], revision: int = 0) -> State:
@@ -169,15 +166,22 @@ class State:
         experiment_id = self._experiment_ids.get(request_id)
         return None if experiment_id is None else self.find(Experiment, experiment_id)
 
+    def changed_since(self, num_changes: int) -> Iterator[int]:
+        """The experiments of which a record has changed since num_changes were that many, the latest first."""
+        for experiment_id in reversed(self._changed):
+            if self._changed[experiment_id] <= num_changes:
+                return
+            yield experiment_id
+
     def apply(self, change: Change, revision: int) -> None:
         """revision: at which etcd holds the change."""
         for record in change.puts:
             self.tables[type(record)][id_of(record)] = record
-            self._count_version(record)
+            self._note_change(record)
             self._index(record)
         for kind, record_id in change.deletes:
             record = self.tables[kind].pop(record_id, None)
-            self._count_version(record)
+            self._note_change(record)
             if isinstance(record, Allocation):
                 for member in record.members:
                     self._allocation_ids[member.agent_id].discard(record.id)
@@ -185,10 +189,13 @@ class State:
                 self._checkpoint_ids[record.trial_id].discard(record.id)
         self.revision = max(self.revision, revision)
 
-    def _count_version(self, record: Record | None) -> None:
+    def _note_change(self, record: Record | None) -> None:
+        """The latest stand last."""
         experiment_id = record.id if isinstance(record, Experiment) else getattr(record, "experiment_id", None)
         if experiment_id is not None:
-            self.versions[experiment_id] += 1
+            self.num_changes += 1
+            self._changed.pop(experiment_id, None)
+            self._changed[experiment_id] = self.num_changes
 
     def _index(self, record: Record) -> None:
         match record:

@@ -50,13 +50,12 @@ def take_snapshot(
         now,
         memory or Memory(),
     )
+    look.refresh()
     running = tuple(look.running(allocation) for allocation in state.all_of(Allocation))
-    requests = tuple(look.pending(request) for request in state.all_of(Request))
-    look.remember()
     return Snapshot(
         pools=known_pools,
         agents=tuple(look.room(agent, problem_by_agent.get(agent.id, "")) for agent in agents),
-        requests=requests,
+        requests=tuple(look.memory.pending.values()),
         running=running,
         groups=look.groups(),
         revision=state.revision,
@@ -65,21 +64,30 @@ def take_snapshot(
 
 
 class Memory:
-    """What the last snapshot said of experiments and of their trials that wait. It holds as long as no record of the
-    experiment has changed, so a cycle costs little for those that nothing happened to."""
+    """What the last snapshot said of experiments that run or wait, and of their trials that wait. Only what has changed
+    since is looked at again, so a cycle costs little for those that nothing happened to.
+
+    pending: by trial id. num_changes: of the state, as far as this holds.
+    """
 
     def __init__(self) -> None:
+        self.num_changes = 0
         self.experiments: dict[int, _Known] = {}
+        self.pending: dict[str, PendingRequest] = {}
+
+    def forget(self, experiment_id: int) -> None:
+        known = self.experiments.pop(experiment_id, None)
+        for trial_id in known.waiting if known else ():
+            del self.pending[trial_id]
 
 
 @dataclass(slots=True)
 class _Known:
-    """One experiment. version: of its records in the state. pending: by trial id, as far as it was asked for."""
+    """One experiment. waiting: its trials that wait."""
 
-    version: int
     record: Experiment
     group: Group
-    pending: dict[str, PendingRequest]
+    waiting: tuple[str, ...] = ()
 
 
 def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tuple[PoolConfig, ...]:
@@ -97,7 +105,8 @@ def group_of(experiment_id: int) -> str:
 
 @dataclass
 class _Look:
-    """One pass over the records: allocations first, then what depends on them. open_ids: of each agent's slots.
+    """One pass over the records: what has changed, then allocations, then what depends on them. open_ids: of each
+    agent's slots.
 
     used, closed, auxiliary: by agent, what live allocations hold: open slots, other slots, places without slots.
     """
@@ -111,7 +120,18 @@ class _Look:
     used: Counter[str] = field(default_factory=Counter)
     closed: Counter[str] = field(default_factory=Counter)
     auxiliary: Counter[str] = field(default_factory=Counter)
-    _experiments: dict[int, _Known] = field(default_factory=dict)
+
+    def refresh(self) -> None:
+        """Brings the memory up to date."""
+        changed = list(self.state.changed_since(self.memory.num_changes))
+        self.memory.num_changes = self.state.num_changes
+        for experiment_id in changed:
+            self.memory.forget(experiment_id)
+        for experiment_id in reversed(changed):
+            trials = self.state.trials_of(experiment_id)
+            requests = [request for trial in trials if (request := self.state.find(Request, trial.id))]
+            if requests:
+                self._remember(requests, self._experiment(experiment_id))
 
     def running(self, allocation: Allocation) -> Running:
         known, trial = self._experiment(allocation.experiment_id), get(self.state, Trial, allocation.trial_id)
@@ -133,12 +153,10 @@ class _Look:
             is_on_call=allocation.is_on_call,
         )
 
-    def pending(self, request: Request) -> PendingRequest:
-        known = self._experiment(request.experiment_id)
-        found = known.pending.get(request.trial_id)
-        if found is None:
-            found = known.pending[request.trial_id] = self._pending(request, known)
-        return found
+    def _remember(self, requests: Iterable[Request], known: _Known) -> None:
+        pending = {request.trial_id: self._pending(request, known) for request in requests}
+        self.memory.pending.update(pending)
+        known.waiting = tuple(pending)
 
     def _pending(self, request: Request, known: _Known) -> PendingRequest:
         return PendingRequest(
@@ -174,13 +192,10 @@ class _Look:
             labels=agent.labels,
         )
 
-    def remember(self) -> None:
-        """For the next snapshot; what was not looked at has ended."""
-        self.memory.experiments = self._experiments
-
     def groups(self) -> tuple[Group, ...]:
-        """Of the experiments that were looked at."""
-        return tuple(self._experiments[experiment_id].group for experiment_id in sorted(self._experiments))
+        """Of the experiments that run or wait."""
+        known = self.memory.experiments
+        return tuple(known[experiment_id].group for experiment_id in sorted(known))
 
     def _occupy(self, allocation: Allocation) -> dict[str, int]:
         """Of its slots those that nobody gets after it, by agent."""
@@ -197,12 +212,9 @@ class _Look:
         return closed_by_agent
 
     def _experiment(self, experiment_id: int) -> _Known:
-        known = self._experiments.get(experiment_id)
+        known = self.memory.experiments.get(experiment_id)
         if known is None:
-            known = self.memory.experiments.get(experiment_id)
-            if known is None or known.version != self.state.versions[experiment_id]:
-                known = self._read(experiment_id)
-            self._experiments[experiment_id] = known
+            known = self.memory.experiments[experiment_id] = self._read(experiment_id)
         return known
 
     def _read(self, experiment_id: int) -> _Known:
@@ -211,7 +223,7 @@ class _Look:
         default = self.default_priorities.get(facts.pool_name, DEFAULT_PRIORITY)
         priority = facts.priority if facts.priority is not None else default
         group = Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
-        return _Known(self.state.versions[experiment_id], experiment, group, {})
+        return _Known(experiment, group)
 
     def _checkpoint_age(self, allocation: Allocation, trial: Trial) -> float | None:
         """None when this attempt has saved nothing yet."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
@@ -23,6 +25,7 @@ from services.scheduler.placement import (
     plan,
 )
 from services.scheduler.placement.fit import find_fit
+from services.scheduler.placement.ledger import Ledger, Victims, no_victims
 from services.scheduler.placement.order import by_priority
 from services.scheduler.placement.outlook import expected_end, freed_by
 from services.scheduler.placement.policy.fair_share import fair_shares
@@ -394,3 +397,34 @@ def test_shares_are_max_min_fair(snapshot: Snapshot, capacity: int) -> None:
         if share < wanted[group] - 1e-9:
             mine = share / groups[group].weight
             assert all(shares[other] / groups[other].weight <= mine + 1e-6 for other in shares)
+
+
+@given(snapshots())
+@settings(max_examples=300)
+def test_the_rest_of_a_queue_is_answered_as_if_at_once(snapshot: Snapshot) -> None:
+    decided = plan(snapshot, NOW)
+    with patch.object(Ledger, "consider_in_order", _consider_each):
+        at_once = plan(snapshot, NOW)
+    assert (decided.assignments, decided.preemptions) == (at_once.assignments, at_once.preemptions)
+    assert list(decided.reasons.items()) == list(at_once.reasons.items())
+    assert decided.reservations == at_once.reservations
+
+
+def _consider_each(
+    ledger: Ledger, queue: Sequence[PendingRequest], victims_for: Callable[[PendingRequest], Victims] | None = None
+) -> None:
+    for request in queue:
+        ledger.consider(request, victims_for(request) if victims_for else no_victims)
+
+
+def test_a_plan_of_a_full_pool_looks_at_the_first_of_each_kind_only() -> None:
+    """However long the queue is."""
+    requests = [PendingRequest(f"{n}.1", f"g{n}", POOL, 1 + n % 3, submitted_at=float(n)) for n in range(3000)]
+    busy = Running("0.1.1", "0.1", "g", POOL, {"a": 8}, started_at=NOW - 9)
+    snapshot = Snapshot((PoolConfig(POOL),), (AgentRoom("a", POOL, 8, 8),), tuple(requests), (busy,))
+    with patch.object(Ledger, "consider", autospec=True, side_effect=Ledger.consider) as considered:
+        decided = plan(snapshot, NOW)
+        assert considered.call_count < 10
+        assert [*decided.reasons] == [request.trial_id for request in requests]
+        assert all(reason.message for reason in decided.reasons.values())
+    assert considered.call_count == len(requests)

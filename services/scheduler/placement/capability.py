@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from services.scheduler.placement.feasibility import can_hold
-from services.scheduler.placement.fit import Shape, shape_of
-from services.scheduler.placement.snapshot import PendingRequest, PoolView
+from services.scheduler.placement.snapshot import PendingRequest, PoolView, Shape
 
 Verdict = Literal["fits", "unhealthy", "never"]
 
@@ -18,7 +17,7 @@ class Capability:
 
     def of(self, request: PendingRequest) -> Verdict:
         """never: not even with all its agents well and idle. unhealthy: only with agents or slots that are away."""
-        shape = shape_of(request)
+        shape = request.shape
         verdict = self._verdicts.get(shape)
         if verdict is None:
             verdict = self._verdicts[shape] = self._judge(request)

@@ -21,11 +21,11 @@ from services.scheduler.placement.change import (
     Release,
     enabled,
 )
-from services.scheduler.placement.fit import Shape, find_fit, shape_of
+from services.scheduler.placement.fit import find_fit
 from services.scheduler.placement.ledger import Ledger, Waiting
 from services.scheduler.placement.outlook import Opening
 from services.scheduler.placement.room import Room
-from services.scheduler.placement.snapshot import AgentRoom, PendingRequest
+from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Shape
 
 
 class Counterfactual:
@@ -50,7 +50,7 @@ class Counterfactual:
 
     def opening(self, request: PendingRequest) -> Opening | None:
         """When the ends of running work would make room for it, if nobody else waited."""
-        shape = shape_of(request)
+        shape = request.shape
         if shape not in self._openings:
             self._openings[shape] = self._ledger.outlook.opening(request)
         return self._openings[shape]
@@ -65,7 +65,7 @@ class Counterfactual:
         return (RaiseMaxSlots(request.group, self._used[request.group] + request.slots),)
 
     def _room_for(self, request: PendingRequest) -> tuple[Change, ...]:
-        shape = shape_of(request)
+        shape = request.shape
         if shape not in self._by_shape:
             self._by_shape[shape] = self._changes_for(request)
         return self._by_shape[shape]

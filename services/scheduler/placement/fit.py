@@ -12,8 +12,6 @@ from services.scheduler.placement.gang import find_gang
 from services.scheduler.placement.room import Room, Slots, hash_of
 from services.scheduler.placement.snapshot import PendingRequest
 
-Shape = tuple[int, bool, tuple[str, ...]]
-
 
 def find_fit(request: PendingRequest, room: Room, avoid: Collection[str] = ()) -> Slots | None:
     """Where the request fits now; None when it does not. avoid: agents to leave out besides its own blocklist."""
@@ -30,8 +28,3 @@ def find_fit(request: PendingRequest, room: Room, avoid: Collection[str] = ()) -
     if request.is_single_agent or request.slots == 1:
         return None
     return find_gang(request.slots, request_hash, room, blocked)
-
-
-def shape_of(request: PendingRequest) -> Shape:
-    """Requests of one shape fit, or do not fit, into the same room."""
-    return request.slots, request.is_single_agent, request.blocklist

@@ -9,15 +9,17 @@ holder start. A policy decides in which order requests are put here, and whom th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
 from services.scheduler.placement.capability import Capability
-from services.scheduler.placement.fit import Shape, find_fit, shape_of
+from services.scheduler.placement.fit import find_fit
+from services.scheduler.placement.kind import Members, members_by_kind
 from services.scheduler.placement.outlook import Outlook, sum_of_freed
 from services.scheduler.placement.quota import Quota
 from services.scheduler.placement.room import Room, Slots
-from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest, PoolView, Running
+from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest, PoolView, Running, Shape
 from services.scheduler.placement.victim import find_victims
 
 Victims = Callable[[], Sequence[Running]]
@@ -60,11 +62,12 @@ class Ledger:
         self.quota = Quota(view)
         self.assignments: list[Assignment] = []
         self.preemptions: list[Preemption] = []
-        self.waiting: list[Waiting] = []
         self.claims: dict[str, tuple[str, ...]] = {}
         self.reservation: Reservation | None = None
         self.stoppable: Sequence[Running] = ()
         self.waited_for: tuple[str, ...] = ()
+        self._waiting: list[Waiting] = []
+        self._rest: Sequence[PendingRequest] = ()
         self._promised: list[Running] = []
         self._stopping = [work for work in view.running if work.is_stopping and work.slots]
         self._coming = sum_of_freed(self._stopping, self.room)
@@ -78,6 +81,50 @@ class Ledger:
         self._behind: dict[Shape, bool] = {}
         self._victims_seen = 0
 
+    @property
+    def waiting(self) -> list[Waiting]:
+        """In the order in which they were considered. What was left for later is answered now."""
+        rest, self._rest = self._rest, ()
+        for request in rest:
+            self.consider(request)
+        return self._waiting
+
+    @property
+    def waiting_ids(self) -> list[str]:
+        """Their trials, without any answers."""
+        return [one.request.trial_id for one in self._waiting] + [request.trial_id for request in self._rest]
+
+    def consider_in_order(
+        self, queue: Sequence[PendingRequest], victims_for: Callable[[PendingRequest], Victims] = lambda _: no_victims
+    ) -> None:
+        """A whole queue, where a plan ends with it. Once every kind of request that is left has been refused, so will
+        all of them be; then the rest is answered when somebody asks, for the queue may be long."""
+        kinds = sorted(members_by_kind(queue).values(), key=attrgetter("last"), reverse=True)
+        num_refused = num_settled = num_preemptions = 0
+        for place, request in enumerate(queue):
+            self.consider(request, victims_for(request))
+            if len(self.preemptions) > num_preemptions:
+                # Who was refused may get what they leave over.
+                num_refused, num_preemptions = 0, len(self.preemptions)
+            if len(self._settled) == num_settled and place < kinds[num_refused].last:
+                continue
+            num_settled = len(self._settled)
+            while num_refused < len(kinds) and self._are_refused(kinds[num_refused]):
+                num_refused += 1
+            if num_refused == len(kinds) or kinds[num_refused].last <= place:
+                self._rest = queue[place + 1 :]
+                return
+
+    def _are_refused(self, kind: Members) -> bool:
+        """What is neither the shortest nor the longest is like one of the two."""
+        return self._is_refused(kind.shortest) and self._is_refused(kind.longest)
+
+    def _is_refused(self, request: PendingRequest) -> bool:
+        """Whether it would change nothing to consider it."""
+        if request.hold is not None or self.capability.of(request) != "fits":
+            return True
+        return (request.shape, self._may_take_all(request), "") in self._settled
+
     def consider(self, request: PendingRequest, victims: Victims = no_victims, league: str = "") -> bool:
         """Whether it starts or has slots promised. Else it is put among those that wait.
 
@@ -86,7 +133,7 @@ class Ledger:
         cause = self._obstacle(request)
         is_behind = self._count(request, cause)
         if cause is None:
-            kind = shape_of(request), self._may_take_all(request), league
+            kind = request.shape, self._may_take_all(request), league
             cause = self._settled.get(kind)
             if cause is None:
                 slots_by_agent = self._find_now(request)
@@ -96,7 +143,7 @@ class Ledger:
                 cause = self._secure(request, victims, league)
                 if cause != "claim":
                     self._settled[kind] = cause
-        self.waiting.append(Waiting(request, cause, is_behind))
+        self._waiting.append(Waiting(request, cause, is_behind))
         return cause == "claim"
 
     def _count(self, request: PendingRequest, cause: Cause | None) -> bool:
@@ -123,7 +170,7 @@ class Ledger:
             return find_fit(request, self.room)
         if self._is_closed:
             return None
-        shape, may_take_all = shape_of(request), self._may_take_all(request)
+        shape, may_take_all = request.shape, self._may_take_all(request)
         if (shape, may_take_all) in self._refused:
             return None
         found = None
@@ -191,7 +238,7 @@ class Ledger:
 
     def _claim(self, request: PendingRequest) -> bool:
         """Slots of stopping work that nobody more urgent waits for."""
-        shape = shape_of(request)
+        shape = request.shape
         if not self._coming or shape in self._refused_claims:
             return False
         for agent_id, slots in self._coming.items():
@@ -206,7 +253,7 @@ class Ledger:
 
     def _stoppable_for(self, request: PendingRequest, victims: Victims, league: str) -> Sequence[Running]:
         """Nobody, where they are not to be looked at."""
-        is_hopeless = (shape_of(request), league) in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN
+        is_hopeless = (request.shape, league) in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN
         if self._is_closed or (is_hopeless and self.reservation is not None):
             return ()
         found = victims()
@@ -216,7 +263,7 @@ class Ledger:
         return [work for work in found if work.allocation_id not in gone]
 
     def _preempt(self, request: PendingRequest, stoppable: Sequence[Running], league: str) -> bool:
-        shape = shape_of(request), league
+        shape = request.shape, league
         if shape in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN:
             return False
         candidates = stoppable[: MAX_VICTIMS_SEEN - self._victims_seen]
@@ -296,7 +343,7 @@ class Ledger:
         return Outlook(self.room, [*self._promised, *coming], self.now, ends)
 
     def _fits_without_reservation(self, request: PendingRequest) -> bool:
-        shape = shape_of(request)
+        shape = request.shape
         if shape not in self._behind:
             self._behind[shape] = find_fit(request, self.room) is not None
         return self._behind[shape]

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from math import inf
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import Protocol
+
+from services.scheduler.placement.snapshot import PendingRequest
 
 _NUMBER = re.compile(r"(\d+)")
 
@@ -25,28 +27,28 @@ class Queued(Protocol):
     def submitted_at(self) -> float: ...
 
 
-_Q = TypeVar("_Q", bound=Queued)
-
-
 def by_priority(request: Queued) -> tuple[_Key, NaturalKey]:
     """Sort key: 1 is most urgent."""
     return _key(request), natural_key(request.trial_id)
 
 
-def in_order(requests: Iterable[_Q]) -> list[_Q]:
+def in_order(requests: Iterable[PendingRequest]) -> list[PendingRequest]:
     """The same order, quick for many: one pass for each part of the key, the last part first, and only those that
     matter. What was equal stays in its order, and a pass over what is in order costs next to nothing."""
     ordered = list(requests)
-    instants = {request.submitted_at for request in ordered}
-    if len(instants) < len(ordered):
+    if len(_values(ordered, "submitted_at")) < len(ordered):
         ordered.sort(key=lambda request: natural_key(request.trial_id))
     ordered.sort(key=attrgetter("submitted_at"))
-    if any(getattr(request, "queue_position", None) is not None for request in ordered):
+    if _values(ordered, "queue_position") - {None}:
         ordered.sort(key=_position)
     ordered.sort(key=attrgetter("priority"))
-    if any(getattr(request, "is_first", False) for request in ordered):
+    if True in _values(ordered, "is_first"):
         ordered.sort(key=attrgetter("is_first"), reverse=True)
     return ordered
+
+
+def _values(requests: Iterable[PendingRequest], name: str) -> set[object]:
+    return set(map(attrgetter(name), requests))
 
 
 # A cycle looks at every request; reading the same id again and again would be a third of its time.

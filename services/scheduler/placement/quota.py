@@ -12,18 +12,19 @@ class Quota:
     """used: by group, growing with the plan."""
 
     def __init__(self, view: PoolView) -> None:
-        self._caps = {group.id: inf if group.max_slots is None else group.max_slots for group in view.groups.values()}
+        self._groups = view.groups
         self.used: defaultdict[str, int] = defaultdict(int)
         for work in view.running:
             self.used[work.group] += work.slots
 
     def cap_of(self, group: str) -> float:
-        return self._caps.get(group, inf)
+        found = self._groups.get(group)
+        return inf if found is None or found.max_slots is None else found.max_slots
 
     def allows(self, request: PendingRequest) -> bool:
         if not request.slots:
             return True
-        return self.used[request.group] + request.slots <= self._caps.get(request.group, inf)
+        return self.used[request.group] + request.slots <= self.cap_of(request.group)
 
     def promise(self, request: PendingRequest) -> None:
         self.used[request.group] += request.slots

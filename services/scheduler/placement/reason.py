@@ -15,12 +15,11 @@ from services.scheduler.placement.assignment import PoolPlan
 from services.scheduler.placement.change import Change, EnableAgents, EndWork, MoveToFront, describe_changes
 from services.scheduler.placement.counterfactual import Counterfactual
 from services.scheduler.placement.feasibility import describe_agents, never_fits
-from services.scheduler.placement.fit import Shape, shape_of
 from services.scheduler.placement.forecast import Forecast
 from services.scheduler.placement.lazy import Lazy
 from services.scheduler.placement.ledger import Cause, Ledger, Waiting
 from services.scheduler.placement.room import Bin
-from services.scheduler.placement.snapshot import AgentRoom, PendingRequest
+from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Shape
 
 _Sentence = tuple[ReasonCode, str]
 
@@ -28,7 +27,7 @@ _Sentence = tuple[ReasonCode, str]
 def close(ledger: Ledger) -> PoolPlan:
     """The ledger as a plan: every request in it is assigned or has its reason."""
     explanation = Explanation(ledger)
-    names = [waiting.request.trial_id for waiting in ledger.waiting]
+    names = ledger.waiting_ids
     reasons = Lazy(names, lambda: explanation.all[0])
     changes = Lazy(names, lambda: explanation.all[1])
     return PoolPlan(tuple(ledger.assignments), tuple(ledger.preemptions), reasons, changes, ledger.reservation)
@@ -84,7 +83,7 @@ class Explanation:
         """What names the request itself is told anew for each."""
         if waiting.cause in ("held", "backoff", "quota", "claim") or self._holds(waiting.request):
             return self._tell[waiting.cause](waiting.request)
-        key = waiting.cause, shape_of(waiting.request)
+        key = waiting.cause, waiting.request.shape
         if key not in self._sentences:
             self._sentences[key] = self._tell[waiting.cause](waiting.request)
         return self._sentences[key]

@@ -66,6 +66,10 @@ class Group:
     priority: int = DEFAULT_PRIORITY
 
 
+Shape = tuple[int, bool, tuple[str, ...]]
+Kind = tuple[Shape, bool, bool, ReasonCode | None]
+
+
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
     """A trial that waits for slots, all of them or none.
@@ -73,6 +77,9 @@ class PendingRequest:
     queue_position: before the time of submission among requests of one priority; None comes after every position.
     estimated_seconds: how long it will run; 0 when unknown. hold: PAUSED or SEARCH_WAITING keep it from starting.
     is_first: it goes before every other request of its pool, whatever the policy.
+
+    shape: requests of one shape fit, or do not fit, into the same room. kind: what else an answer may depend on, beside
+    its group, its length and the time. Both are kept because every cycle asks every request for them.
     """
 
     trial_id: str
@@ -89,6 +96,12 @@ class PendingRequest:
     estimated_seconds: float = 0.0
     hold: ReasonCode | None = None
     is_first: bool = False
+    shape: Shape = field(init=False, repr=False, compare=False)
+    kind: Kind = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", (self.slots, self.is_single_agent, self.blocklist))
+        object.__setattr__(self, "kind", (self.shape, self.is_preemptible, self.estimated_seconds > 0, self.hold))
 
 
 @dataclass(frozen=True, slots=True)

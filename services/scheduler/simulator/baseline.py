@@ -18,11 +18,11 @@ from itertools import groupby
 from operator import attrgetter
 
 from services.scheduler.placement.assignment import Assignment, Preemption
-from services.scheduler.placement.fit import Shape, find_fit, shape_of
+from services.scheduler.placement.fit import find_fit
 from services.scheduler.placement.order import in_order
 from services.scheduler.placement.plan import Plan
 from services.scheduler.placement.room import Room, Slots
-from services.scheduler.placement.snapshot import PendingRequest, Running, Snapshot
+from services.scheduler.placement.snapshot import PendingRequest, Running, Shape, Snapshot
 
 
 def plan_in_submission_order(snapshot: Snapshot, now: float) -> Plan:
@@ -68,7 +68,7 @@ class _Draft:
         self._victims.sort(key=lambda work: (-work.priority, -work.started_at, work.allocation_id))
 
     def start(self, request: PendingRequest) -> bool:
-        shape = shape_of(request)
+        shape = request.shape
         found = None if shape in self._refused else find_fit(request, self._room)
         if found is None:
             self._refused.add(shape)

@@ -26,8 +26,7 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
     ledger = Ledger(view, now)
     victims = in_order(view.running, now) if view.config.is_preemption_on else []
     on_call = [work for work in victims if work.is_on_call] if view.config.is_on_call_possible else []
-    for request in view.requests:
-        ledger.consider(request, partial(_victims, request, victims, on_call, ledger))
+    ledger.consider_in_order(view.requests, lambda request: partial(_victims, request, victims, on_call, ledger))
     return close(ledger)
 
 

@@ -15,8 +15,7 @@ from services.scheduler.placement.snapshot import PendingRequest, PoolView
 
 def plan_pool(view: PoolView, now: float) -> PoolPlan:
     ledger = Ledger(view, now, is_order_fixed=False)
-    for request in _by_turn(view):
-        ledger.consider(request)
+    ledger.consider_in_order(_by_turn(view))
     return close(ledger)
 
 
