@@ -48,7 +48,7 @@ _log = structlog.get_logger(__name__)
 # What comes in a burst is planned together.
 DEBOUNCE_SECONDS = 0.002
 LONGEST_DEBOUNCE_SECONDS = 0.1
-_DEBOUNCE_CYCLES = 3
+_DEBOUNCE_PASSES = 3
 # What only shows that work goes on as planned may wait so long for the next cycle.
 _LAZY_SECONDS = 0.1
 COUNT_SECONDS = 0.5
@@ -92,6 +92,7 @@ class Loop:
         self._counting: asyncio.TimerHandle | None = None
         self._count_pause_seconds = COUNT_SECONDS
         self._waking: asyncio.TimerHandle | None = None
+        self._pass_seconds = 0.0
 
     def wake(self) -> None:
         """Something has changed that a plan may depend on."""
@@ -110,17 +111,16 @@ class Loop:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            started = time.perf_counter()
             try:
                 await self.cycle()
             except Exception:  # noqa: BLE001 - a bug in one cycle must not end placement for good
                 _log.exception("a scheduling cycle failed")
                 self._retry_soon()
-            await self._wait(time.perf_counter() - started)
+            await self._wait()
 
     async def cycle(self) -> None:
         """One pass. Each step sees what the one before it has changed."""
-        now = time.time()
+        now, started = time.time(), time.perf_counter()
         # 1. What has waited too long ends: leases of agents, deadlines of allocations.
         with _timed("expire"):
             await self._expire(now)
@@ -134,6 +134,7 @@ class Loop:
         # 3. The decision.
         with _timed("plan"):
             self._plan, self._planned_revision = plan(snapshot, now), snapshot.revision
+        self._pass_seconds = time.perf_counter() - started
         # 4. Each assignment is checked again and written; the store dispatches what etcd accepted.
         if self._view.leadership.is_fresh:
             with _timed("commit"):
@@ -240,14 +241,14 @@ class Loop:
         order = StopOrder(ExitKind.PREEMPTED, f"makes room for trial {preemption.for_trial_id}", deadline_at)
         await view.store.commit(lambda records: stop(records, preemption.allocation_id, order, now))
 
-    async def _wait(self, cycle_seconds: float) -> None:
-        """Until the next wake or deadline. A burst is let in for longer than the last cycle took, so that planning
-        takes a quarter of the time at most, and with a long queue less than half."""
+    async def _wait(self) -> None:
+        """Until the next wake or deadline. A burst is let in for longer than the last pass took, up to its commit, so
+        that planning takes a quarter of the time at most, and with a long queue less than half."""
         timeout = self._seconds_to_next_due()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._wake.wait()
-            pause = max(DEBOUNCE_SECONDS, cycle_seconds * _DEBOUNCE_CYCLES)
+            pause = max(DEBOUNCE_SECONDS, self._pass_seconds * _DEBOUNCE_PASSES)
             await asyncio.sleep(min(pause, LONGEST_DEBOUNCE_SECONDS))
         self._wake.clear()
 

@@ -20,6 +20,7 @@ from services.scheduler.estimate import Estimates, Progress
 from services.scheduler.facts import facts_of
 from services.scheduler.hold import is_held
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
+from services.scheduler.placement.queue import Queue
 from services.scheduler.records import State, get
 from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.rules import DEFAULT_PRIORITY
@@ -55,9 +56,9 @@ def take_snapshot(
     return Snapshot(
         pools=known_pools,
         agents=tuple(look.room(agent, problem_by_agent.get(agent.id, "")) for agent in agents),
-        requests=tuple(look.memory.pending.values()),
+        requests=look.memory.queue.requests(),
         running=running,
-        groups=look.groups(),
+        groups=look.memory.groups(),
         revision=state.revision,
         typical_run_seconds=typical_run_seconds or {},
     )
@@ -67,27 +68,41 @@ class Memory:
     """What the last snapshot said of experiments that run or wait, and of their trials that wait. Only what has changed
     since is looked at again, so a cycle costs little for those that nothing happened to.
 
-    pending: by trial id. num_changes: of the state, as far as this holds.
+    num_changes: of the state, as far as this holds.
     """
 
     def __init__(self) -> None:
         self.num_changes = 0
-        self.experiments: dict[int, _Known] = {}
-        self.pending: dict[str, PendingRequest] = {}
+        self.queue = Queue()
+        self._experiments: dict[int, _Known] = {}
+        self._groups: dict[int, Group] = {}
+
+    def groups(self) -> tuple[Group, ...]:
+        """Of these experiments, in their order."""
+        return tuple(map(self._groups.__getitem__, sorted(self._groups)))
+
+    def find(self, experiment_id: int) -> _Known | None:
+        return self._experiments.get(experiment_id)
+
+    def learn(self, experiment_id: int, known: _Known) -> None:
+        self._experiments[experiment_id] = known
+        self._groups[experiment_id] = known.group
 
     def forget(self, experiment_id: int) -> None:
-        known = self.experiments.pop(experiment_id, None)
-        for trial_id in known.waiting if known else ():
-            del self.pending[trial_id]
+        known = self._experiments.pop(experiment_id, None)
+        if known is not None:
+            del self._groups[experiment_id]
+            for request in known.waiting:
+                self.queue.remove(request)
 
 
 @dataclass(slots=True)
 class _Known:
-    """One experiment. waiting: its trials that wait."""
+    """One experiment. waiting: of its trials."""
 
     record: Experiment
     group: Group
-    waiting: tuple[str, ...] = ()
+    waiting: list[PendingRequest] = field(default_factory=list)
 
 
 def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tuple[PoolConfig, ...]:
@@ -154,9 +169,9 @@ class _Look:
         )
 
     def _remember(self, requests: Iterable[Request], known: _Known) -> None:
-        pending = {request.trial_id: self._pending(request, known) for request in requests}
-        self.memory.pending.update(pending)
-        known.waiting = tuple(pending)
+        known.waiting = [self._pending(request, known) for request in requests]
+        for pending in known.waiting:
+            self.memory.queue.add(pending)
 
     def _pending(self, request: Request, known: _Known) -> PendingRequest:
         return PendingRequest(
@@ -192,11 +207,6 @@ class _Look:
             labels=agent.labels,
         )
 
-    def groups(self) -> tuple[Group, ...]:
-        """Of the experiments that run or wait."""
-        known = self.memory.experiments
-        return tuple(known[experiment_id].group for experiment_id in sorted(known))
-
     def _occupy(self, allocation: Allocation) -> dict[str, int]:
         """Of its slots those that nobody gets after it, by agent."""
         closed_by_agent = {}
@@ -212,9 +222,10 @@ class _Look:
         return closed_by_agent
 
     def _experiment(self, experiment_id: int) -> _Known:
-        known = self.memory.experiments.get(experiment_id)
+        known = self.memory.find(experiment_id)
         if known is None:
-            known = self.memory.experiments[experiment_id] = self._read(experiment_id)
+            known = self._read(experiment_id)
+            self.memory.learn(experiment_id, known)
         return known
 
     def _read(self, experiment_id: int) -> _Known:

@@ -3,31 +3,23 @@ length and what they wait for in time; so a plan knows from a few of them when i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import attrgetter
 
 from services.scheduler.placement.snapshot import Kind, PendingRequest
 
-
-@dataclass(slots=True)
-class Members:
-    """Of one kind. last: the place of the last of them in the queue."""
-
-    last: int
-    shortest: PendingRequest
-    longest: PendingRequest
+Ends = tuple[PendingRequest, ...]
+"""The shortest and the longest of one kind: all between are like one of the two. One where none has a length."""
 
 
-def members_by_kind(queue: Sequence[PendingRequest]) -> Mapping[Kind, Members]:
-    found: dict[Kind, Members] = {}
-    for place, request in enumerate(queue):
-        members = found.get(request.kind)
-        if members is None:
-            found[request.kind] = Members(place, request, request)
-            continue
-        members.last = place
-        if request.estimated_seconds < members.shortest.estimated_seconds:
-            members.shortest = request
-        elif request.estimated_seconds > members.longest.estimated_seconds:
-            members.longest = request
-    return found
+def ends_of_kinds(queue: Sequence[PendingRequest]) -> list[Ends]:
+    by_kind: dict[Kind, PendingRequest] = dict(zip(map(attrgetter("kind"), queue), queue, strict=True))
+    timed: dict[Kind, list[PendingRequest]] = defaultdict(list)
+    if any(request.estimated_seconds for request in by_kind.values()):
+        for request in queue:
+            if request.estimated_seconds:
+                timed[request.kind].append(request)
+    length = attrgetter("estimated_seconds")
+    ends = [(min(found, key=length), max(found, key=length)) for found in timed.values()]
+    return [*ends, *((request,) for kind, request in by_kind.items() if kind not in timed)]

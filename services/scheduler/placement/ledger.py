@@ -9,13 +9,12 @@ holder start. A policy decides in which order requests are put here, and whom th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
 from services.scheduler.placement.capability import Capability
 from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.kind import Members, members_by_kind
+from services.scheduler.placement.kind import ends_of_kinds
 from services.scheduler.placement.outlook import Outlook, sum_of_freed
 from services.scheduler.placement.quota import Quota
 from services.scheduler.placement.room import Room, Slots
@@ -99,25 +98,21 @@ class Ledger:
     ) -> None:
         """A whole queue, where a plan ends with it. Once every kind of request that is left has been refused, so will
         all of them be; then the rest is answered when somebody asks, for the queue may be long."""
-        kinds = sorted(members_by_kind(queue).values(), key=attrgetter("last"), reverse=True)
+        kinds = ends_of_kinds(queue)
         num_refused = num_settled = num_preemptions = 0
         for place, request in enumerate(queue):
             self.consider(request, victims_for(request))
             if len(self.preemptions) > num_preemptions:
                 # Who was refused may get what they leave over.
                 num_refused, num_preemptions = 0, len(self.preemptions)
-            if len(self._settled) == num_settled and place < kinds[num_refused].last:
+            if len(self._settled) == num_settled:
                 continue
             num_settled = len(self._settled)
-            while num_refused < len(kinds) and self._are_refused(kinds[num_refused]):
+            while num_refused < len(kinds) and all(map(self._is_refused, kinds[num_refused])):
                 num_refused += 1
-            if num_refused == len(kinds) or kinds[num_refused].last <= place:
+            if num_refused == len(kinds):
                 self._rest = queue[place + 1 :]
                 return
-
-    def _are_refused(self, kind: Members) -> bool:
-        """What is neither the shortest nor the longest is like one of the two."""
-        return self._is_refused(kind.shortest) and self._is_refused(kind.longest)
 
     def _is_refused(self, request: PendingRequest) -> bool:
         """Whether it would change nothing to consider it."""

@@ -14,7 +14,7 @@ from services.scheduler.placement.snapshot import PendingRequest
 
 _NUMBER = re.compile(r"(\d+)")
 
-_Key = tuple[bool, int, float, float]
+OrderKey = tuple[bool, int, float, float]
 NaturalKey = tuple[tuple[int, int | str], ...]
 
 
@@ -27,7 +27,7 @@ class Queued(Protocol):
     def submitted_at(self) -> float: ...
 
 
-def by_priority(request: Queued) -> tuple[_Key, NaturalKey]:
+def by_priority(request: Queued) -> tuple[OrderKey, NaturalKey]:
     """Sort key: 1 is most urgent."""
     return _key(request), natural_key(request.trial_id)
 
@@ -58,7 +58,7 @@ def natural_key(text: str) -> NaturalKey:
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in _NUMBER.split(text) if part)
 
 
-def _key(request: Queued) -> _Key:
+def _key(request: Queued) -> OrderKey:
     is_first: bool = getattr(request, "is_first", False)
     return not is_first, request.priority, _position(request), request.submitted_at
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from operator import attrgetter
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from services.scheduler.placement.change import AddAgents, Change
 from services.scheduler.placement.lazy import Lazy
 from services.scheduler.placement.order import in_order
 from services.scheduler.placement.policy import POLICIES
+from services.scheduler.placement.queue import InOrder
 from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolView, Running, Snapshot
 
 _V = TypeVar("_V")
@@ -50,7 +52,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
         view = PoolView(
             config=config,
             agents=tuple(agents.get(config.name, ())),
-            requests=tuple(requests.pop(config.name, ())),
+            requests=requests.pop(config.name, ()),
             running=tuple(running.get(config.name, ())),
             groups=groups,
             typical_run_seconds=snapshot.typical_run_seconds.get(config.name, 0.0),
@@ -81,11 +83,10 @@ def _merged(parts: Sequence[Mapping[str, _V]]) -> Mapping[str, _V]:
     return Lazy(keys, lambda: {key: value for part in parts for key, value in part.items()})
 
 
-def _requests_by_pool(snapshot: Snapshot) -> dict[str, list[PendingRequest]]:
-    requests: dict[str, list[PendingRequest]] = defaultdict(list)
-    for request in in_order(snapshot.requests):
-        requests[request.pool].append(request)
-    return requests
+def _requests_by_pool(snapshot: Snapshot) -> dict[str, tuple[PendingRequest, ...]]:
+    waiting = snapshot.requests
+    ordered = waiting if isinstance(waiting, InOrder) else sorted(in_order(waiting), key=attrgetter("pool"))
+    return {pool: tuple(requests) for pool, requests in groupby(ordered, key=attrgetter("pool"))}
 
 
 def _running_by_pool(snapshot: Snapshot) -> dict[str, list[Running]]:

@@ -165,8 +165,9 @@ def default_backfill(policy: str, is_preemption_on: bool) -> Backfill:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """revision: of the state that this was taken from. typical_run_seconds: by pool, the median of what has ended
-    there; it stands in where nothing is known of a request, but in the ETA alone."""
+    """requests: in any order; an InOrder spares the planner its sorting. revision: of the state that this was taken
+    from. typical_run_seconds: by pool, the median of what has ended there; it stands in where nothing is known of a
+    request, but in the ETA alone."""
 
     pools: tuple[PoolConfig, ...]
     agents: tuple[AgentRoom, ...]
