@@ -25,10 +25,11 @@ from services.scheduler.placement import (
     plan,
 )
 from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.ledger import Ledger, Victims, no_victims
+from services.scheduler.placement.ledger import Ledger, Victims
 from services.scheduler.placement.order import by_priority
 from services.scheduler.placement.outlook import expected_end, freed_by
 from services.scheduler.placement.policy.fair_share import fair_shares
+from services.scheduler.placement.queue import Queue, by_pool
 from services.scheduler.placement.room import Room
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PoolView, default_backfill
@@ -401,9 +402,9 @@ def test_shares_are_max_min_fair(snapshot: Snapshot, capacity: int) -> None:
 
 @given(snapshots())
 @settings(max_examples=300)
-def test_the_rest_of_a_queue_is_answered_as_if_at_once(snapshot: Snapshot) -> None:
+def test_who_is_passed_over_is_answered_as_if_asked_at_once(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
-    with patch.object(Ledger, "consider_in_order", _consider_each):
+    with patch.object(Ledger, "consider_queue", _consider_each):
         at_once = plan(snapshot, NOW)
     assert (decided.assignments, decided.preemptions) == (at_once.assignments, at_once.preemptions)
     assert list(decided.reasons.items()) == list(at_once.reasons.items())
@@ -411,20 +412,39 @@ def test_the_rest_of_a_queue_is_answered_as_if_at_once(snapshot: Snapshot) -> No
 
 
 def _consider_each(
-    ledger: Ledger, queue: Sequence[PendingRequest], victims_for: Callable[[PendingRequest], Victims] | None = None
+    ledger: Ledger, queue: Sequence[PendingRequest], victims_for: Callable[[PendingRequest], Victims]
 ) -> None:
     for request in queue:
-        ledger.consider(request, victims_for(request) if victims_for else no_victims)
+        ledger.consider(request, victims_for(request))
 
 
-def test_a_plan_of_a_full_pool_looks_at_the_first_of_each_kind_only() -> None:
-    """However long the queue is."""
-    requests = [PendingRequest(f"{n}.1", f"g{n}", POOL, 1 + n % 3, submitted_at=float(n)) for n in range(3000)]
+def test_a_plan_of_a_full_pool_asks_the_first_of_each_kind_only() -> None:
+    """However long the queue is, and whatever is more urgent."""
+    requests = [
+        PendingRequest(f"{n}.1", f"g{n}", POOL, 1 + n % 3, priority=10 * (1 + n % 3), submitted_at=float(n))
+        for n in range(3000)
+    ]
     busy = Running("0.1.1", "0.1", "g", POOL, {"a": 8}, started_at=NOW - 9)
     snapshot = Snapshot((PoolConfig(POOL),), (AgentRoom("a", POOL, 8, 8),), tuple(requests), (busy,))
     with patch.object(Ledger, "consider", autospec=True, side_effect=Ledger.consider) as considered:
         decided = plan(snapshot, NOW)
         assert considered.call_count < 10
-        assert [*decided.reasons] == [request.trial_id for request in requests]
+        assert [*decided.reasons] == [request.trial_id for request in sorted(requests, key=by_priority)]
         assert all(reason.message for reason in decided.reasons.values())
     assert considered.call_count == len(requests)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([0, 1, 2]), st.sampled_from([10, 42]), st.booleans())))
+def test_a_queue_that_is_kept_is_as_one_that_is_sorted(steps: list[tuple[int, int, int, bool]]) -> None:
+    """Requests come, and those that are there already go again."""
+    kept, there = Queue(), dict[int, PendingRequest]()
+    for number, slots, priority, is_timed in steps:
+        if number in there:
+            kept.remove(there.pop(number))
+            continue
+        pool, seconds = f"pool{number % 2}", 5.0 * is_timed
+        there[number] = PendingRequest(f"{number}.1", "g", pool, slots, priority, estimated_seconds=seconds)
+        kept.add(there[number])
+    found, sorted_now = by_pool(kept.requests()), by_pool(tuple(there.values()))
+    assert {pool: [*queue] for pool, queue in found.items()} == {pool: [*queue] for pool, queue in sorted_now.items()}
+    assert sorted(kept.requests(), key=by_priority) == sorted(there.values(), key=by_priority)

@@ -16,6 +16,7 @@ from services.common.etcd import Delete, KeyValue, Put
 from services.scheduler.admission import admit
 from services.scheduler.codec import operations_of, record_of
 from services.scheduler.placement import Assignment, Plan, PoolConfig, Snapshot, plan
+from services.scheduler.placement.order import by_priority
 from services.scheduler.records import Change, Draft, Record, Records, State
 from services.scheduler.snapshot import Memory, take_snapshot
 from services.scheduler.transition.agent import lost, registered, slots_changed, unended_on
@@ -181,7 +182,8 @@ class Model:
     def snapshot(self) -> Snapshot:
         away = {agent.id: "away" for agent in self.state.all_of(Agent) if agent.id not in self.connected}
         found = take_snapshot(self.state, self.pools, away, {}, now=self.now, memory=self.leader.seen)
-        assert found == take_snapshot(self.state, self.pools, away, {}, now=self.now), "what is remembered is outdated"
+        anew = take_snapshot(self.state, self.pools, away, {}, now=self.now)
+        assert _in_one_order(found) == _in_one_order(anew), "what is remembered is outdated"
         return found
 
     def plan(self) -> Plan:
@@ -255,3 +257,7 @@ def _clearance(agent_id: str, now: float) -> Callable[[Records], Change]:
 
 def _expiry(allocation_id: str, now: float) -> Callable[[Records], Change]:
     return lambda records: expired(records, allocation_id, frozenset(), RULES, now)
+
+
+def _in_one_order(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, requests=tuple(sorted(snapshot.requests, key=by_priority)))

@@ -1,4 +1,4 @@
-"""PURE: a mapping whose keys are known at once and whose values are worked out when somebody first looks.
+"""PURE: a mapping that is worked out when somebody first looks.
 
 A plan has to be committed quickly; its reasons are read by people, later. What they are worked out from is closed by
 then, so looking early or late gives the same.
@@ -6,7 +6,7 @@ then, so looking early or late gives the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TypeVar
 
@@ -14,23 +14,19 @@ V = TypeVar("V")
 
 
 class Lazy(Mapping[str, V]):
-    """keys: distinct, in order. work_out: the values by key; called once at most."""
+    """work_out: called once at most."""
 
-    def __init__(self, keys: Sequence[str], work_out: Callable[[], Mapping[str, V]]) -> None:
-        self._keys = keys
+    def __init__(self, work_out: Callable[[], Mapping[str, V]]) -> None:
         self._work_out = work_out
 
     def __getitem__(self, key: str) -> V:
         return self._values[key]
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._key_set
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._values)
 
     def __repr__(self) -> str:
         return repr(self._values)
@@ -38,7 +34,3 @@ class Lazy(Mapping[str, V]):
     @cached_property
     def _values(self) -> dict[str, V]:
         return dict(self._work_out())
-
-    @cached_property
-    def _key_set(self) -> frozenset[str]:
-        return frozenset(self._keys)

@@ -9,13 +9,14 @@ holder start. A policy decides in which order requests are put here, and whom th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Literal, NamedTuple
 
 from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
 from services.scheduler.placement.capability import Capability
 from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.kind import ends_of_kinds
 from services.scheduler.placement.outlook import Outlook, sum_of_freed
+from services.scheduler.placement.queue import Line, PoolQueue
 from services.scheduler.placement.quota import Quota
 from services.scheduler.placement.room import Room, Slots
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest, PoolView, Running, Shape
@@ -52,8 +53,8 @@ class Ledger:
 
     def __init__(self, view: PoolView, now: float, is_order_fixed: bool = True) -> None:
         self.view = view
-        is_alone = is_order_fixed or len(view.requests) < 2
-        self._has_seen = {False: not is_alone, True: not is_alone}
+        self._is_order_fixed = is_order_fixed or len(view.requests) < 2
+        self._has_seen = self._seen_at_first()
         self.now = now
         self.room = Room(view.agents, view.config)
         self.outlook = Outlook(self.room, view.running, now)
@@ -66,7 +67,7 @@ class Ledger:
         self.stoppable: Sequence[Running] = ()
         self.waited_for: tuple[str, ...] = ()
         self._waiting: list[Waiting] = []
-        self._rest: Sequence[PendingRequest] = ()
+        self._queue: PoolQueue | None = None
         self._promised: list[Running] = []
         self._stopping = [work for work in view.running if work.is_stopping and work.slots]
         self._coming = sum_of_freed(self._stopping, self.room)
@@ -82,37 +83,54 @@ class Ledger:
 
     @property
     def waiting(self) -> list[Waiting]:
-        """In the order in which they were considered. What was left for later is answered now."""
-        rest, self._rest = self._rest, ()
-        for request in rest:
-            self.consider(request)
+        """In the order in which they were considered. What was passed over is answered now."""
+        if self._queue is not None:
+            queue, self._queue = self._queue, None
+            found = {one.request.trial_id: one for one in self._waiting}
+            assigned = {assignment.trial_id for assignment in self.assignments}
+            self._waiting, self._has_seen = [], self._seen_at_first()
+            for request in queue:
+                known = found.get(request.trial_id)
+                if known is not None:
+                    self._waiting.append(known._replace(is_behind=self._count(request, known.cause)))
+                elif request.trial_id in assigned:
+                    self._count(request, None)
+                else:
+                    self.consider(request)
         return self._waiting
 
-    @property
-    def waiting_ids(self) -> list[str]:
-        """Their trials, without any answers."""
-        return [one.request.trial_id for one in self._waiting] + [request.trial_id for request in self._rest]
+    def consider_queue(self, queue: PoolQueue, victims_for: Callable[[PendingRequest], Victims]) -> None:
+        """All of a pool's queue, with which its plan ends. Once one of a kind has been refused, so will all others of
+        it be; they are passed over, and answered when somebody asks."""
+        self._queue = queue
+        open_ = [Line(requests) for requests in queue.by_kind.values()]
+        heapify(open_)
+        refused: list[Line] = []
+        situation = self._situation
+        while open_:
+            line = open_[0]
+            place = line.place
+            self.consider(line.head, victims_for(line.head))
+            is_refused = all(map(self._is_refused, line.ends))
+            if is_refused:
+                refused.append(line)
+            if is_refused or not line.advance():
+                heappop(open_)
+            else:
+                heapreplace(open_, line)
+            if self._situation != situation:
+                # Those behind this place have to be asked anew.
+                situation = self._situation
+                for line in refused:
+                    if line.skip_to(place):
+                        heappush(open_, line)
+                refused = []
 
-    def consider_in_order(
-        self, queue: Sequence[PendingRequest], victims_for: Callable[[PendingRequest], Victims] = lambda _: no_victims
-    ) -> None:
-        """A whole queue, where a plan ends with it. Once every kind of request that is left has been refused, so will
-        all of them be; then the rest is answered when somebody asks, for the queue may be long."""
-        kinds = ends_of_kinds(queue)
-        num_refused = num_settled = num_preemptions = 0
-        for place, request in enumerate(queue):
-            self.consider(request, victims_for(request))
-            if len(self.preemptions) > num_preemptions:
-                # Who was refused may get what they leave over.
-                num_refused, num_preemptions = 0, len(self.preemptions)
-            if len(self._settled) == num_settled:
-                continue
-            num_settled = len(self._settled)
-            while num_refused < len(kinds) and all(map(self._is_refused, kinds[num_refused])):
-                num_refused += 1
-            if num_refused == len(kinds):
-                self._rest = queue[place + 1 :]
-                return
+    @property
+    def _situation(self) -> tuple[int, bool]:
+        """What answers depend on, beside the room, which only shrinks: the stopped leave more of it than they have to,
+        and a reservation takes some of it away."""
+        return len(self.preemptions), self.reservation is None
 
     def _is_refused(self, request: PendingRequest) -> bool:
         """Whether it would change nothing to consider it."""
@@ -140,6 +158,10 @@ class Ledger:
                     self._settled[kind] = cause
         self._waiting.append(Waiting(request, cause, is_behind))
         return cause == "claim"
+
+    def _seen_at_first(self) -> dict[bool, bool]:
+        """Whether somebody with slots, and without, may come before the first."""
+        return {False: not self._is_order_fixed, True: not self._is_order_fixed}
 
     def _count(self, request: PendingRequest, cause: Cause | None) -> bool:
         """Whether anybody of its kind goes before it, who might take what a change would give to it."""

@@ -7,9 +7,8 @@ the same. Called by the leader's loop, which re-checks every assignment when it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from operator import attrgetter
 from typing import TypeVar
 
@@ -18,9 +17,8 @@ from gangline.domain.state import ReasonCode
 from services.scheduler.placement.assignment import Assignment, PoolPlan, Preemption, Reservation
 from services.scheduler.placement.change import AddAgents, Change
 from services.scheduler.placement.lazy import Lazy
-from services.scheduler.placement.order import in_order
 from services.scheduler.placement.policy import POLICIES
-from services.scheduler.placement.queue import InOrder
+from services.scheduler.placement.queue import by_pool
 from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolView, Running, Snapshot
 
 _V = TypeVar("_V")
@@ -44,7 +42,7 @@ class Plan:
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decides for every request of the snapshot: it is assigned, or it has a reason."""
-    requests = _requests_by_pool(snapshot)
+    requests = dict(by_pool(snapshot.requests))
     running, agents = _running_by_pool(snapshot), _agents_by_pool(snapshot)
     groups = {group.id: group for group in snapshot.groups}
     plans: dict[str, PoolPlan] = {}
@@ -57,13 +55,15 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
             groups=groups,
             typical_run_seconds=snapshot.typical_run_seconds.get(config.name, 0.0),
         )
-        plans[config.name] = POLICIES[config.policy](view, now) if view.requests else PoolPlan()
-    homeless = [request for rest in requests.values() for request in rest]
-    return _join(plans, _explain_homeless(homeless, snapshot))
+        if view.requests:
+            plans[config.name] = POLICIES[config.policy](view, now)
+    for pool, rest in requests.items():
+        plans[pool] = _explain_homeless(rest, snapshot)
+    return _join(plans)
 
 
-def _join(plans: Mapping[str, PoolPlan], homeless: PoolPlan) -> Plan:
-    parts = [part for part in (*plans.values(), homeless) if part.assignments or part.preemptions or part.reasons]
+def _join(plans: Mapping[str, PoolPlan]) -> Plan:
+    parts = plans.values()
     reasons = [part.reasons for part in parts]
     changes = [part.changes for part in parts]
     return Plan(
@@ -79,14 +79,7 @@ def _merged(parts: Sequence[Mapping[str, _V]]) -> Mapping[str, _V]:
     """Nothing is worked out for it."""
     if len(parts) == 1:
         return parts[0]
-    keys = [key for part in parts for key in part]
-    return Lazy(keys, lambda: {key: value for part in parts for key, value in part.items()})
-
-
-def _requests_by_pool(snapshot: Snapshot) -> dict[str, tuple[PendingRequest, ...]]:
-    waiting = snapshot.requests
-    ordered = waiting if isinstance(waiting, InOrder) else sorted(in_order(waiting), key=attrgetter("pool"))
-    return {pool: tuple(requests) for pool, requests in groupby(ordered, key=attrgetter("pool"))}
+    return Lazy(lambda: {key: value for part in parts for key, value in part.items()})
 
 
 def _running_by_pool(snapshot: Snapshot) -> dict[str, list[Running]]:
@@ -104,7 +97,7 @@ def _agents_by_pool(snapshot: Snapshot) -> dict[str, list[AgentRoom]]:
     return agents
 
 
-def _explain_homeless(requests: list[PendingRequest], snapshot: Snapshot) -> PoolPlan:
+def _explain_homeless(requests: Iterable[PendingRequest], snapshot: Snapshot) -> PoolPlan:
     """Requests for pools that are gone from the settings."""
     known = ", ".join(sorted(snapshot.pool_names))
     reasons, changes = {}, {}

@@ -1,42 +1,157 @@
-"""PURE: waiting requests in the planner's order, kept while they come and go, so that a cycle need not sort them."""
+"""PURE: waiting requests, sorted by pool and kind and in order, while they come and go.
+
+A plan asks a few requests of each kind, so it must not cost more for those that it does not ask. Requests of one kind
+get one answer, but for their groups' caps, their length and what they wait for in time.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
+from typing import overload
 
-from services.scheduler.placement.order import NaturalKey, OrderKey, by_priority
-from services.scheduler.placement.snapshot import PendingRequest
+from services.scheduler.placement.order import NaturalKey, OrderKey, by_priority, in_order
+from services.scheduler.placement.snapshot import Kind, PendingRequest
 
-_Place = tuple[str, OrderKey, NaturalKey]
+_Place = tuple[OrderKey, NaturalKey]
 
 
-class InOrder(tuple[PendingRequest, ...]):
-    """Requests that stand pool by pool in the planner's order."""
+class PoolQueue(Sequence[PendingRequest]):
+    """What waits in one pool, in its order, which is worked out when somebody looks. by_kind: the same, each kind in
+    order; none is empty."""
 
-    __slots__ = ()
+    def __init__(self, by_kind: Mapping[Kind, Sequence[PendingRequest]]) -> None:
+        self.by_kind = by_kind
+
+    @staticmethod
+    def of(requests: Iterable[PendingRequest]) -> PoolQueue:
+        """requests: in any order."""
+        if isinstance(requests, PoolQueue):
+            return requests
+        by_kind: dict[Kind, list[PendingRequest]] = defaultdict(list)
+        for request in in_order(requests):
+            by_kind[request.kind].append(request)
+        return PoolQueue(by_kind)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_kind.values()))
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return iter(self._ordered)
+
+    @overload
+    def __getitem__(self, place: int) -> PendingRequest: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[PendingRequest]: ...
+    def __getitem__(self, place: int | slice) -> PendingRequest | Sequence[PendingRequest]:
+        return self._ordered[place]
+
+    @cached_property
+    def _ordered(self) -> list[PendingRequest]:
+        return in_order(chain.from_iterable(self.by_kind.values()))
+
+
+class Sorted(tuple[PendingRequest, ...]):
+    """Requests of a snapshot in no order; by_pool: the same, sorted."""
+
+    by_pool: Mapping[str, PoolQueue]
+
+
+def by_pool(requests: tuple[PendingRequest, ...]) -> Mapping[str, PoolQueue]:
+    if isinstance(requests, Sorted):
+        return requests.by_pool
+    found: dict[str, list[PendingRequest]] = defaultdict(list)
+    for request in requests:
+        found[request.pool].append(request)
+    return {pool: PoolQueue.of(waiting) for pool, waiting in found.items()}
 
 
 class Queue:
-    """Each trial at most once."""
+    """All that wait in a cluster. Each trial at most once."""
 
     def __init__(self) -> None:
-        self._places: list[_Place] = []
-        self._requests: list[PendingRequest] = []
+        self._lines: dict[str, dict[Kind, _Line]] = {}
 
     def add(self, request: PendingRequest) -> None:
-        place = _place_of(request)
-        number = bisect_left(self._places, place)
-        self._places.insert(number, place)
-        self._requests.insert(number, request)
+        self._lines.setdefault(request.pool, {}).setdefault(request.kind, _Line()).add(request)
 
     def remove(self, request: PendingRequest) -> None:
         """One that was added, as it was then."""
-        number = bisect_left(self._places, _place_of(request))
-        del self._places[number], self._requests[number]
+        lines = self._lines[request.pool]
+        lines[request.kind].remove(request)
+        if not lines[request.kind].requests:
+            del lines[request.kind]
+        if not lines:
+            del self._lines[request.pool]
 
-    def requests(self) -> InOrder:
-        return InOrder(self._requests)
+    def requests(self) -> Sorted:
+        """As of now."""
+        queues = {
+            pool: PoolQueue({kind: tuple(line.requests) for kind, line in lines.items()})
+            for pool, lines in self._lines.items()
+        }
+        found = Sorted(chain.from_iterable(line for queue in queues.values() for line in queue.by_kind.values()))
+        found.by_pool = queues
+        return found
 
 
-def _place_of(request: PendingRequest) -> _Place:
-    return request.pool, *by_priority(request)
+class _Line:
+    """Of one pool and kind, in order."""
+
+    def __init__(self) -> None:
+        self._places: list[_Place] = []
+        self.requests: list[PendingRequest] = []
+
+    def add(self, request: PendingRequest) -> None:
+        place = by_priority(request)
+        number = bisect_left(self._places, place)
+        self._places.insert(number, place)
+        self.requests.insert(number, request)
+
+    def remove(self, request: PendingRequest) -> None:
+        number = bisect_left(self._places, by_priority(request))
+        del self._places[number], self.requests[number]
+
+
+class Line:
+    """One kind, while a plan goes through a queue. ends: the shortest and the longest of them; all between are like one
+    of the two."""
+
+    def __init__(self, requests: Sequence[PendingRequest]) -> None:
+        self._requests = requests
+        self._next = 0
+        self.place = by_priority(requests[0])
+
+    @cached_property
+    def ends(self) -> tuple[PendingRequest, ...]:
+        if not self._requests[0].estimated_seconds:
+            return (self._requests[0],)
+        length = attrgetter("estimated_seconds")
+        return min(self._requests, key=length), max(self._requests, key=length)
+
+    @property
+    def head(self) -> PendingRequest:
+        return self._requests[self._next]
+
+    def advance(self) -> bool:
+        """To the next one; False when there is none."""
+        self._next += 1
+        return self._settle()
+
+    def skip_to(self, place: _Place) -> bool:
+        """To the first one after this place; False when there is none."""
+        self._next = bisect_left(self._requests, place, lo=self._next, key=by_priority)
+        return self._settle()
+
+    def _settle(self) -> bool:
+        if self._next == len(self._requests):
+            return False
+        self.place = by_priority(self.head)
+        return True
+
+    def __lt__(self, other: Line) -> bool:
+        return self.place < other.place

@@ -27,9 +27,8 @@ _Sentence = tuple[ReasonCode, str]
 def close(ledger: Ledger) -> PoolPlan:
     """The ledger as a plan: every request in it is assigned or has its reason."""
     explanation = Explanation(ledger)
-    names = ledger.waiting_ids
-    reasons = Lazy(names, lambda: explanation.all[0])
-    changes = Lazy(names, lambda: explanation.all[1])
+    reasons = Lazy(lambda: explanation.all[0])
+    changes = Lazy(lambda: explanation.all[1])
     return PoolPlan(tuple(ledger.assignments), tuple(ledger.preemptions), reasons, changes, ledger.reservation)
 
 

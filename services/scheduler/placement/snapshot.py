@@ -8,7 +8,7 @@ from a file, and by tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -165,7 +165,7 @@ def default_backfill(policy: str, is_preemption_on: bool) -> Backfill:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """requests: in any order; an InOrder spares the planner its sorting. revision: of the state that this was taken
+    """requests: in any order; Sorted ones spare the planner its sorting. revision: of the state that this was taken
     from. typical_run_seconds: by pool, the median of what has ended there; it stands in where nothing is known of a
     request, but in the ETA alone."""
 
@@ -192,7 +192,7 @@ class PoolView:
 
     config: PoolConfig
     agents: tuple[AgentRoom, ...]
-    requests: tuple[PendingRequest, ...]
+    requests: Sequence[PendingRequest]
     running: tuple[Running, ...] = ()
     groups: Mapping[str, Group] = field(default_factory=dict)
     typical_run_seconds: float = 0.0

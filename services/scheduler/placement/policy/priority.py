@@ -17,6 +17,7 @@ from functools import partial
 from services.scheduler.placement.assignment import PoolPlan
 from services.scheduler.placement.ledger import Ledger
 from services.scheduler.placement.order import by_priority
+from services.scheduler.placement.queue import PoolQueue
 from services.scheduler.placement.reason import close
 from services.scheduler.placement.snapshot import PendingRequest, PoolView, Running
 from services.scheduler.placement.victim import in_order
@@ -26,7 +27,8 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
     ledger = Ledger(view, now)
     victims = in_order(view.running, now) if view.config.is_preemption_on else []
     on_call = [work for work in victims if work.is_on_call] if view.config.is_on_call_possible else []
-    ledger.consider_in_order(view.requests, lambda request: partial(_victims, request, victims, on_call, ledger))
+    queue = PoolQueue.of(view.requests)
+    ledger.consider_queue(queue, lambda request: partial(_victims, request, victims, on_call, ledger))
     return close(ledger)
 
 

@@ -15,7 +15,8 @@ from services.scheduler.placement.snapshot import PendingRequest, PoolView
 
 def plan_pool(view: PoolView, now: float) -> PoolPlan:
     ledger = Ledger(view, now, is_order_fixed=False)
-    ledger.consider_in_order(_by_turn(view))
+    for request in _by_turn(view):
+        ledger.consider(request)
     return close(ledger)
 
 
