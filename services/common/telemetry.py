@@ -42,6 +42,9 @@ def configure_logging(service: str, format: LogFormat = "json", level: str = "in
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+    # Nothing of it is shown; leaving it out is what the logging module's own documentation advises (Optimization).
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(format, [*shared, _add_service(service)]))
     root = logging.getLogger()

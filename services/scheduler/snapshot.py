@@ -21,6 +21,7 @@ from services.scheduler.facts import facts_of
 from services.scheduler.hold import is_held
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
 from services.scheduler.placement.queue import Queue
+from services.scheduler.placement.snapshot import Groups
 from services.scheduler.records import State, get
 from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.rules import DEFAULT_PRIORITY
@@ -75,23 +76,25 @@ class Memory:
         self.num_changes = 0
         self.queue = Queue()
         self._experiments: dict[int, _Known] = {}
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[str, Group] = {}
 
-    def groups(self) -> tuple[Group, ...]:
-        """Of these experiments, in their order."""
-        return tuple(map(self._groups.__getitem__, sorted(self._groups)))
+    def groups(self) -> Groups:
+        """Of these experiments."""
+        found = Groups(self._groups.values())
+        found.by_id = dict(self._groups)
+        return found
 
     def find(self, experiment_id: int) -> _Known | None:
         return self._experiments.get(experiment_id)
 
     def learn(self, experiment_id: int, known: _Known) -> None:
         self._experiments[experiment_id] = known
-        self._groups[experiment_id] = known.group
+        self._groups[known.group.id] = known.group
 
     def forget(self, experiment_id: int) -> None:
         known = self._experiments.pop(experiment_id, None)
         if known is not None:
-            del self._groups[experiment_id]
+            del self._groups[known.group.id]
             for request in known.waiting:
                 self.queue.remove(request)
 

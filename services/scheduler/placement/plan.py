@@ -44,7 +44,6 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decides for every request of the snapshot: it is assigned, or it has a reason."""
     requests = dict(by_pool(snapshot.requests))
     running, agents = _running_by_pool(snapshot), _agents_by_pool(snapshot)
-    groups = {group.id: group for group in snapshot.groups}
     plans: dict[str, PoolPlan] = {}
     for config in snapshot.pools:
         view = PoolView(
@@ -52,7 +51,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
             agents=tuple(agents.get(config.name, ())),
             requests=requests.pop(config.name, ()),
             running=tuple(running.get(config.name, ())),
-            groups=groups,
+            groups=snapshot.group_by_id,
             typical_run_seconds=snapshot.typical_run_seconds.get(config.name, 0.0),
         )
         if view.requests:

@@ -66,6 +66,12 @@ class Group:
     priority: int = DEFAULT_PRIORITY
 
 
+class Groups(tuple[Group, ...]):
+    """Groups of a snapshot; by_id: the same, at hand."""
+
+    by_id: Mapping[str, Group]
+
+
 Shape = tuple[int, bool, tuple[str, ...]]
 Kind = tuple[Shape, bool, bool, ReasonCode | None]
 
@@ -176,6 +182,10 @@ class Snapshot:
     groups: tuple[Group, ...] = ()
     revision: int = 0
     typical_run_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def group_by_id(self) -> Mapping[str, Group]:
+        return self.groups.by_id if isinstance(self.groups, Groups) else {group.id: group for group in self.groups}
 
     @cached_property
     def pool_names(self) -> frozenset[str]:
