@@ -15,7 +15,7 @@ _MOST_BATCHES = 10_000
 class Pace:
     """seconds: how far apart two looks should be. next_look: the batch count at which the next one is."""
 
-    seconds: float = 0.25
+    seconds: float = 0.5
     distance: int = 1
     next_look: int = 1
 

@@ -6,7 +6,7 @@ get one answer, but for their groups' caps, their length and what they wait for 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -144,7 +144,7 @@ class Line:
 
     def skip_to(self, place: _Place) -> bool:
         """To the first one after this place; False when there is none."""
-        self._next = bisect_left(self._requests, place, lo=self._next, key=by_priority)
+        self._next = bisect_right(self._requests, place, lo=self._next, key=by_priority)
         return self._settle()
 
     def _settle(self) -> bool:
