@@ -6,12 +6,12 @@ It reads a local file and writes nothing; the code use case stores what passes h
 from __future__ import annotations
 
 import gzip
-import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from gangline.errors import GanglineError, invalid
+from services.common.tar import tarfile
 
 MB = 1 << 20
 MAX_UNPACKED_MB = 95

@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import os
 import shutil
-import tarfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import grpc
 from gangline.errors import GanglineError, invalid, unavailable
 from gangline.rpc import error_of, token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
+from services.common.tar import tarfile
 from services.trial_runner.route import Route
 
 # The client refuses folders over 95 MB, so more than this is no archive of ours.
