@@ -7,6 +7,8 @@ refused, so that a checkpoint from elsewhere can be read as safely as with weigh
 from __future__ import annotations
 
 import pickle
+from dataclasses import is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,18 @@ def read_metadata(folder: Path) -> Metadata:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_known = module in _MODULES or (module, name) in _MORE
-        if is_known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+        if (module, name) == ("builtins", "getattr"):
+            # So Python 3.11 wrote the members of enumerations up to 3.11.3.
+            return _member
+        if (module, name) in _MORE or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
+        found = super().find_class(module, name) if module in _MODULES and "." not in name else None
+        if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
+            return found
         raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _member(kind: object, name: str) -> Enum:
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind.__members__[name]
+    raise pickle.UnpicklingError(f"it takes {name!r} of {kind!r}")
