@@ -133,7 +133,10 @@ class AllocationStory:
             with process.opened(runner) as pidfd:
                 if pidfd is not None:
                     await self._watch(runner, pidfd)
-                    self._evidence = replace(self._evidence, end=await process.read_end(pidfd))
+                    # An order that comes while its processes are swept up has not ended it.
+                    ended_unasked = self.record.stop is None
+                    end = await process.read_end(pidfd)
+                    self._evidence = replace(self._evidence, end=end, ended_unasked=ended_unasked)
         finally:
             metrics.runners.dec()
 

@@ -27,6 +27,7 @@ class Evidence:
     """start_error: why no runner could be started; empty otherwise. was_killed: the agent sent SIGKILL.
 
     problem: what in the allocation's folder could not be read. log_path: where the runner's own words are.
+    ended_unasked: it ended before anybody had ordered that.
     """
 
     end: ProcessEnd = ProcessEnd()
@@ -34,6 +35,7 @@ class Evidence:
     was_killed: bool = False
     problem: str = ""
     log_path: str = ""
+    ended_unasked: bool = False
 
 
 def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> ExitReport:
@@ -53,7 +55,7 @@ def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> E
 def _judge(record: Record, evidence: Evidence) -> tuple[ExitKind, str]:
     if evidence.start_error:
         return ExitKind.START_FAILED, evidence.start_error
-    if record.stop is None or evidence.problem:
+    if record.stop is None or evidence.ended_unasked or evidence.problem:
         return ExitKind.RUNNER_LOST, _lost_message(record, evidence)
     return _judge_stopped(record, record.stop, evidence)
 

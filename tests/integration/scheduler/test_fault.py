@@ -190,7 +190,8 @@ async def test_a_gang_that_loses_one_agent_is_stopped_whole(bench: Bench) -> Non
     trial = await bench.eventually(lambda: bench.trial("1.1"), lambda found: found.state is State.QUEUED)
     assert trial.last_failure is not None
     assert trial.last_failure.kind is ExitKind.AGENT_LOST
-    pending = await bench.caller.list_pending()
+    # etcd has the new state a moment before the leader works with it.
+    pending = await bench.eventually(bench.caller.list_pending, bool)
     assert pending[0].reason.code in (
         types_pb2.REASON_CODE_BACKOFF_AFTER_FAILURE,
         types_pb2.REASON_CODE_AGENTS_UNHEALTHY,

@@ -89,6 +89,7 @@ def test_signals_and_patience() -> None:
         (mark_stopping(ACCEPTED, PREEMPTED), Evidence(), ExitKind.PREEMPTED, "before its trial runner started"),
         (mark_stopping(RUNNING, KILLED), Evidence(was_killed=True), ExitKind.KILLED, "killed: alice asked for it"),
         (mark_stopping(RUNNING, PREEMPTED), Evidence(was_killed=True), ExitKind.RUNNER_LOST, "did not stop in time"),
+        (mark_stopping(RUNNING, KILLED), Evidence(ended_unasked=True), ExitKind.RUNNER_LOST, "without a report"),
         (mark_stopping(RUNNING, PREEMPTED), Evidence(ProcessEnd(signal=15)), ExitKind.PREEMPTED, "was starting"),
         (mark_stopping(RUNNING, PREEMPTED), Evidence(ProcessEnd(signal=11)), ExitKind.RUNNER_LOST, "SIGSEGV"),
     ],
