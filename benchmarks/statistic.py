@@ -52,10 +52,7 @@ def summarise(samples: Sequence[float]) -> Summary:
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     """Ours over theirs, pair by pair, on the log scale; the interval is normal, so give it twenty pairs or more. One
     pair alone says nothing of the spread: its interval is everything."""
-    logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
-    mean = statistics.fmean(logs)
-    error = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
-    return Ratio(math.exp(mean), math.exp(mean - error), math.exp(mean + error), len(logs))
+    return _geometric_mean([math.log(a / b) for a, b in zip(ours, theirs, strict=True)], 1.96)
 
 
 # Student's t for 97.5 %, by degrees of freedom; beyond them the normal distribution's value is near enough.
@@ -64,10 +61,14 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 
 def mean_of_runs(ratios: Sequence[float]) -> Ratio:
     """The geometric mean of one ratio from each of a few runs; the interval is Student's."""
-    logs = [math.log(ratio) for ratio in ratios]
-    mean, freedom = statistics.fmean(logs), len(logs) - 1
-    quantile = math.inf if freedom < 1 else _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.96
-    error = quantile * statistics.stdev(logs) / math.sqrt(len(logs)) if freedom else math.inf
+    freedom = len(ratios) - 1
+    quantile = _STUDENT[freedom - 1] if 0 < freedom <= len(_STUDENT) else 1.96
+    return _geometric_mean([math.log(ratio) for ratio in ratios], quantile)
+
+
+def _geometric_mean(logs: Sequence[float], quantile: float) -> Ratio:
+    mean = statistics.fmean(logs)
+    error = quantile * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
     return Ratio(math.exp(mean), math.exp(mean - error), math.exp(mean + error), len(logs))
 
 

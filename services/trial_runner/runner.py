@@ -224,7 +224,7 @@ class TrialRunner:
         }
         directory, program = str(self._preparation.code_directory), find_program(self._spec)
         up_at = await crew.start(environments, directory, num_threads, program)
-        exit_file.write_rank_pids(self._preparation.directory, crew.pids)
+        exit_file.write_rank_pids(self._directory, crew.pids)
         self._lookout.start(lambda: crew.living)
         self._stop.on_order = self._on_stop
         if self._stop.stop is not None:

@@ -16,7 +16,7 @@ from services.scheduler.placement.assignment import Assignment, Preemption, Rese
 from services.scheduler.placement.capability import Capability
 from services.scheduler.placement.fit import find_fit
 from services.scheduler.placement.outlook import Outlook, sum_of_freed
-from services.scheduler.placement.queue import Line, PoolQueue
+from services.scheduler.placement.queue import Cursor, PoolQueue
 from services.scheduler.placement.quota import Quota
 from services.scheduler.placement.room import Room, Slots
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest, PoolView, Running, Shape
@@ -103,27 +103,27 @@ class Ledger:
         """All of a pool's queue, with which its plan ends. Once one of a kind has been refused, so will all others of
         it be; they are passed over, and answered when somebody asks."""
         self._queue = queue
-        open_ = [Line(requests) for requests in queue.by_kind.values()]
+        open_ = [Cursor(requests) for requests in queue.by_kind.values()]
         heapify(open_)
-        refused: list[Line] = []
+        refused: list[Cursor] = []
         situation = self._situation
         while open_:
-            line = open_[0]
-            place = line.place
-            self.consider(line.head, victims_for(line.head))
-            is_refused = all(map(self._is_refused, line.ends))
+            cursor = open_[0]
+            place = cursor.place
+            self.consider(cursor.head, victims_for(cursor.head))
+            is_refused = all(map(self._is_refused, cursor.ends))
             if is_refused:
-                refused.append(line)
-            if is_refused or not line.advance():
+                refused.append(cursor)
+            if is_refused or not cursor.advance():
                 heappop(open_)
             else:
-                heapreplace(open_, line)
+                heapreplace(open_, cursor)
             if self._situation != situation:
                 # Those behind this place have to be asked anew.
                 situation = self._situation
-                for line in refused:
-                    if line.skip_to(place):
-                        heappush(open_, line)
+                for cursor in refused:
+                    if cursor.skip_to(place):
+                        heappush(open_, cursor)
                 refused = []
 
     @property

@@ -117,7 +117,7 @@ class _Line:
         del self._places[number], self.requests[number]
 
 
-class Line:
+class Cursor:
     """One kind, while a plan goes through a queue. ends: the shortest and the longest of them; all between are like one
     of the two."""
 
@@ -153,5 +153,5 @@ class Line:
         self.place = by_priority(self.head)
         return True
 
-    def __lt__(self, other: Line) -> bool:
+    def __lt__(self, other: Cursor) -> bool:
         return self.place < other.place
