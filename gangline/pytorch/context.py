@@ -32,7 +32,7 @@ from gangline.pytorch.scheduler import LRScheduler
 from gangline.pytorch.setting import TrialSetting
 from gangline.pytorch.unit import Position
 from gangline.pytorch.update import ParameterUpdate
-from gangline.pytorch.writer import make_writer
+from gangline.pytorch.writer import GatheredScalars, make_writer
 
 _log = logging.getLogger("gangline")
 
@@ -70,6 +70,7 @@ class PyTorchTrialContext(Lacking):
         self.writes_tensorboard = writes_tensorboard
         self.initial_batch = 0
         self._writer: Any = None
+        self._scalars = GatheredScalars(self.get_tensorboard_writer)
         self._stop_requested = False
         self._has_warned_of_batch_size = False
         self._set_precision(setting.optimizations.autocast_type)
@@ -227,11 +228,6 @@ class PyTorchTrialContext(Lacking):
         model. All ranks call it in step; each gets all of it."""
         return self.strategy.full_model_state(model)
 
-    @property
-    def is_step_batch(self) -> bool:
-        """Whether the running batch ends with an optimizer step."""
-        return (self.position.batches + 1) % self.setting.optimizations.aggregation_frequency == 0
-
     def autocast(self) -> AbstractContextManager[Any]:
         """The region of mixed_precision, for forward passes outside of train_batch and evaluate_batch; without mixed
         precision it does nothing."""
@@ -294,17 +290,17 @@ class PyTorchTrialContext(Lacking):
     def log_to_tensorboard(self, group: str, steps_completed: int, metrics: dict[str, float]) -> None:
         """Chief only; the trainer calls it with what it reports."""
         if self.writes_tensorboard:
-            writer = self.get_tensorboard_writer()
-            for name, value in metrics.items():
-                writer.add_scalar(f"{group}/{name}", value, steps_completed)
+            self._scalars.add({f"{group}/{name}": value for name, value in metrics.items()}, steps_completed)
 
     def flush_writer(self) -> None:
         """The trainer calls it at the end of training."""
+        self._scalars.write()
         if self._writer is not None:
             self._writer.flush()
 
     def close_writer(self) -> None:
         """gangline.pytorch.init calls it at the end of its block."""
+        self._scalars.write()
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -59,6 +59,10 @@ class TrainingLoop:
         self._loader = loader
         self._evaluation = evaluation
         self._profile = profile
+        self._is_profiled = context.profile_setting.is_enabled
+        self._is_traced = False
+        self._aggregation_frequency = context.setting.optimizations.aggregation_frequency
+        self._has_stepped = False
         self._best = BestValidation(context.setting.metric, context.setting.smaller_is_better)
         self._has_warned_of_metric = False
         self._sums = metric.MetricSums()
@@ -77,11 +81,8 @@ class TrainingLoop:
         self._newest_metrics: dict[str, float] = {}
         self._has_its_validation = False
         self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size)
-        context.position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
-
-    @property
-    def _position(self) -> Position:
-        return self._context.position
+        self._position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
+        context.position = self._position
 
     def restore(self, source: Source) -> None:
         """Goes on where a checkpoint was saved. All ranks call it in step, before `run`."""
@@ -111,6 +112,7 @@ class TrainingLoop:
         self._pace.agree(self._position.batches, 1)
         self._looked_at = self._told_at = (self._position.batches, time.perf_counter())
         self._reported_at = self._position.batches
+        self._is_traced = self._context.trace.is_configured
         self._context.reducers.reset(is_training=True)
         self._fusion = open_fusion(self._context, self._steps_left(), self._loader.batch_size or 0, self._saved_fusion)
         try:
@@ -130,7 +132,8 @@ class TrainingLoop:
                     break
                 self._next_event = schedule.next_event(position)
             self._beat.tick()
-            self._profile.begin_batch(position.batches)
+            if self._is_profiled:
+                self._profile.begin_batch(position.batches)
             with clock.phase("data"):
                 batch = next(batches)
             self._train_batch(batch)
@@ -152,7 +155,8 @@ class TrainingLoop:
         return iter(loader)
 
     def _train_batch(self, batch: Any) -> None:
-        position, is_step = self._position, self._context.is_step_batch
+        position = self._position
+        is_step = (position.batches + 1) % self._aggregation_frequency == 0
         if position.is_epoch_start:
             self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
         metrics = metric.check_metrics(self._update_model(batch, is_step), "train_batch")
@@ -161,15 +165,18 @@ class TrainingLoop:
             self._batch_metrics.append(metrics)
         records = self._trial.get_batch_length(batch)
         self._records += records
-        self._profile.end_batch(records, is_step)
-        if self._context.trace.is_configured:
+        if self._is_profiled:
+            self._profile.end_batch(records, is_step)
+        if self._is_traced:
             # Now and then it writes a trace, for which there is no bound.
             self._beat.rest()
             self._context.trace.step()
             self._beat.resume()
         if is_step:
             self._fusion.on_step()
-            self._link.send_first_step()
+            if not self._has_stepped:
+                self._has_stepped = True
+                self._link.send_first_step()
 
     def _update_model(self, batch: Any, is_step: bool) -> Any:
         """What train_batch returns."""
@@ -192,7 +199,6 @@ class TrainingLoop:
 
     def _after_batch(self) -> None:
         position = self._position
-        self._keeper.poll()
         if self._context.lr_schedulers:
             self._step_schedulers()
         position.advance()
@@ -213,7 +219,7 @@ class TrainingLoop:
 
     def _step_schedulers(self) -> None:
         position = self._position
-        batches, aggregation = position.batches + 1, self._context.setting.optimizations.aggregation_frequency
+        batches, aggregation = position.batches + 1, self._aggregation_frequency
         completed_epoch = position.epoch + 1 if position.is_epoch_end else None
         for wrapped in self._context.lr_schedulers:
             if wrapped.is_due(batches, aggregation, completed_epoch):
@@ -223,6 +229,7 @@ class TrainingLoop:
         """Asks all ranks at once, at the same batch on all of them. Where batches are short the answer is awaited one
         batch later, so that no rank stands still for it."""
         batches = self._position.batches
+        self._keeper.poll()
         if self._question is None:
             self._question = self._ask()
             if self._pace.distance > 1:
@@ -346,7 +353,7 @@ class TrainingLoop:
 
     def _steps_left(self) -> int:
         batches = self._schedule.total_batches(self._position) - self._position.batches
-        return batches // self._context.setting.optimizations.aggregation_frequency
+        return batches // self._aggregation_frequency
 
     def _end(self) -> None:
         """The last report and checkpoint, and unless the slots are needed the last validation."""

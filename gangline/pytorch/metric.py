@@ -40,12 +40,12 @@ class MetricSums:
         sums, counts = self._sums, self._counts
         for name, value in metrics.items():
             number = value.detach() if isinstance(value, torch.Tensor) else value
-            if name in sums:
-                sums[name] = sums[name] + number
-                counts[name] += 1
-            else:
-                sums[name] = _start_of_sum(number)
-                counts[name] = 1
+            known = sums.get(name)
+            if known is None:
+                sums[name], counts[name] = _start_of_sum(number), 1
+                continue
+            sums[name] = known.add_(number) if _fits_into(known, number) else known + number
+            counts[name] += 1
 
     def __bool__(self) -> bool:
         """Whether anything was added since the last `take`."""
@@ -68,6 +68,17 @@ def _start_of_sum(number: Any) -> Any:
         return number
     is_whole = not number.is_floating_point()
     return number.to(torch.int64 if is_whole else torch.promote_types(number.dtype, torch.float32), copy=True)
+
+
+def _fits_into(total: Any, number: Any) -> bool:
+    """Whether a sum can grow in place, without memory for a new one after every batch."""
+    return (
+        isinstance(total, torch.Tensor)
+        and isinstance(number, torch.Tensor)
+        and total.dtype == number.dtype
+        and total.device == number.device
+        and total.shape == number.shape
+    )
 
 
 def average(by_rank: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:

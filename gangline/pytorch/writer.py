@@ -6,10 +6,15 @@ and needs nothing but protobuf. Both are loaded when the first writer is made.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gangline.core.tensorboard import current_folder
+
+# TensorBoard looks for news every half minute.
+_GATHER_SECONDS = 5.0
 
 
 def make_writer(directory: Path) -> Any:
@@ -22,6 +27,33 @@ def make_writer(directory: Path) -> Any:
         from tensorboardX import SummaryWriter  # noqa: PLC0415  see above
 
         return SummaryWriter(str(directory))
+
+
+class GatheredScalars:
+    """The trainer's own scalars on their way to a writer, those of several seconds together: each handing over wakes
+    the writer's threads, and the batch that follows pays for it. open_writer: called when there is something."""
+
+    def __init__(self, open_writer: Callable[[], Any]) -> None:
+        self._open_writer = open_writer
+        self._waiting: list[tuple[str, float, int, float]] = []
+        self._written_at = 0.0
+
+    def add(self, scalars: Mapping[str, float], step: int) -> None:
+        """By name. The first ones are written at once."""
+        now = time.time()
+        self._waiting += [(name, value, step, now) for name, value in scalars.items()]
+        if not 0 <= now - self._written_at < _GATHER_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """All that waits."""
+        if not self._waiting:
+            return
+        writer = self._open_writer()
+        for scalar in self._waiting:
+            writer.add_scalar(*scalar)
+        self._waiting.clear()
+        self._written_at = time.time()
 
 
 class TorchWriter:

@@ -37,6 +37,30 @@ def test_sum_of_counts_is_exact() -> None:
     assert sums.take() == {"records": (2.0**25 + 1, 2)}
 
 
+def test_sum_leaves_the_trials_own_numbers_alone() -> None:
+    sums, loss = MetricSums(), torch.tensor(1.0)
+    for _ in range(3):
+        sums.add({"loss": loss})
+    assert loss == 1.0
+    assert sums.take() == {"loss": (3.0, 3)}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (torch.tensor(1.0), torch.tensor(2.0, dtype=torch.float64), 3),
+        (torch.tensor(1), 2.0, torch.tensor(3.0)),
+        (1.0, torch.tensor([2.0]), torch.tensor(3)),
+        (torch.tensor([1.0]), torch.tensor(2.0), np.float32(3.0)),
+    ],
+)
+def test_sum_takes_numbers_of_any_kind_in_turn(values: tuple[Any, ...]) -> None:
+    sums = MetricSums()
+    for value in values:
+        sums.add({"loss": value})
+    assert sums.take() == {"loss": (6.0, 3)}
+
+
 def test_sums_do_not_keep_the_graph() -> None:
     sums = MetricSums()
     weight = torch.ones(1, requires_grad=True)
