@@ -246,7 +246,7 @@ def show(measurement: Measurement) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=270.0, help="no run begins that would probably end after this")
+    parser.add_argument("--seconds", type=float, default=900.0, help="no run begins that would probably end after this")
     parser.add_argument("--scale", type=float, default=1.0, help="the part of the 15,000 requests")
     parser.add_argument("--shorten", type=float, default=10.0, help="by what Kueue's run times are divided")
     arguments = parser.parse_args()

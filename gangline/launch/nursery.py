@@ -2,7 +2,8 @@
 
 It is itself forked from a process that has torch loaded (the rank template), from the trial runner when other programs
 take the ranks' places, or started cold, see cold_nursery.py. It has one thread, runs no grpc and has one socket, to its
-trial runner; when that socket closes it kills all it started, to the last grandchild, and ends. All ranks die with it.
+trial runner; when that socket closes it kills all it started, to the last grandchild, and ends. Ranks that it forked
+die with it; a program in a rank's place lives on should it be killed itself, and its runner ends that program then.
 Each leads a session of its own, with its children in it, as under torchrun: where the kernel divides processors between
 sessions (autogroup), ranks in one session would share one part among them. It decides nothing.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -32,6 +34,15 @@ from gangline.launch import channel, child, store_host
 DEFAULT_TARGET = "gangline.launch.entrypoint:run"
 # How long to wait for the kernel to take away what was killed.
 BURIAL_SECONDS = 5.0
+# Which Python ignores or handles, and a shell would leave alone.
+_DEFAULT_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+)
 
 
 class Nursery:
@@ -102,11 +113,10 @@ class Nursery:
             channel.send(self._control, {"event": "store", "error": rest or "the store's process died"})
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
-        parent_pid = os.getpid()
         try:
-            pid = os.fork()
-            if pid == 0:
-                self._become_rank(parent_pid, request, fds)
+            pid = _spawn(request, fds) if request.get("program") else None
+            if pid is None:
+                pid = self._fork(request, fds)
         except OSError as error:
             channel.send(self._control, {"event": "start_failed", "rank": request["rank"], "error": f"fork: {error}"})
             return
@@ -118,6 +128,13 @@ class Nursery:
         self._pid_by_pidfd[pidfd] = pid
         self._poll.register(pidfd, select.POLLIN)
         channel.send(self._control, {"event": "started", "rank": request["rank"], "pid": pid})
+
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
+        parent_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_rank(parent_pid, request, fds)
+        return pid
 
     def _become_rank(self, parent_pid: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
         try:
@@ -165,6 +182,32 @@ class Nursery:
                 os.waitpid(-1, 0)
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
+
+
+def _spawn(request: dict[str, Any], fds: list[int]) -> int | None:
+    """A program in a rank's place, without a copy of this process on the way: a cluster may run hundreds a minute. None
+    when it cannot be run; the fork then says why in the rank's own output."""
+    environment, program = request["environment"], request["program"]
+    try:
+        os.chdir(request["directory"])
+        path = shutil.which(program[0], path=environment.get("PATH", os.defpath))
+        if path is None:
+            return None
+        return os.posix_spawn(
+            path,
+            program,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, fds[0], 1),
+                (os.POSIX_SPAWN_DUP2, fds[1], 2),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=_DEFAULT_SIGNALS,
+        )
+    except OSError:
+        return None
 
 
 def _signal(pid: int, number: int) -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -194,6 +195,8 @@ class Crew:
             self.lost = f"the process that holds the ranks (pid {self.nursery.pid}) died, and its ranks with it"
         for state in living:
             state.is_alive = False
+            if state.pid:
+                _kill_group(state.pid)
         if self._up is not None and not self._up.done():
             self._up.set_exception(unavailable("runner.no_rank", self.lost or "the process that forks ranks died"))
         self._act()
@@ -242,6 +245,12 @@ class Crew:
             return
         self._told = replace(cause, agent_id=self.place.agent_id)
         self.on_failure(self._told)
+
+
+def _kill_group(leader: int) -> None:
+    """Its parent has just died. Ranks that were forked died with it, programs in their places did not."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _view(state: _Rank) -> RankView:

@@ -1,0 +1,60 @@
+"""Programs that take the ranks' places: started as from a shell, and gone with whatever held them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from gangline.domain.state import ExitKind
+from tests.integration.trial_runner.conftest import World
+from tests.support.runner_process import living
+from tests.support.wait import until
+
+ABOUT = "echo pid $$; ps -o pgid=,sid= -p $$; pwd; cat; echo rank $RANK of $WORLD_SIZE >&2; exit 3"
+SLEEP = "echo pid $$; exec sleep 600"
+
+
+async def test_a_program_starts_as_from_a_shell(world: World) -> None:
+    (runner,) = await world.start("", (1,), config={"entrypoint": ABOUT})
+    report = await runner.wait()
+    out = world.gateway.lines("stdout")
+    pid = out[0].split()[1]
+    assert out[1].split() == [pid, pid], "it leads a group and a session of its own"
+    assert out[2] == str(runner.directory / "code")
+    assert len(out) == 3, "its standard input is empty"
+    assert world.gateway.lines("stderr") == ["rank 0 of 1"]
+    assert (report.kind, report.rank) == (ExitKind.USER_ERROR, 0), report
+    assert report.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "text"),
+    [
+        (["no-such-program"], "error: entrypoint 'no-such-program' cannot be run: No such file or directory"),
+        (["./train.py"], "error: entrypoint './train.py' cannot be run: Permission denied"),
+    ],
+)
+async def test_a_program_that_cannot_be_run_is_named(world: World, entrypoint: list[str], text: str) -> None:
+    (runner,) = await world.start("pass\n", (1,), config={"entrypoint": entrypoint})
+    report = await runner.wait()
+    assert report.kind is not ExitKind.COMPLETED
+    assert world.gateway.lines("stderr") == [text]
+
+
+@pytest.mark.parametrize("sizes", [(2,), (1, 1)], ids=["one agent", "two agents"])
+async def test_a_program_does_not_outlive_what_holds_it(world: World, sizes: tuple[int, ...]) -> None:
+    runner, *_ = await world.start("", sizes, config={"entrypoint": SLEEP})
+    pids = await world.wait_pids(2)
+    os.kill(runner.nursery_pid(), signal.SIGKILL)
+    for report in await world.wait():
+        assert report.kind is not ExitKind.COMPLETED, report
+    await until(lambda: not living(pids), "the end of all programs", 5)
+
+
+async def test_no_program_survives_the_kill_of_its_runner(world: World) -> None:
+    (runner,) = await world.start("", (2,), config={"entrypoint": SLEEP})
+    pids = await world.wait_pids(2)
+    runner.kill(signal.SIGKILL)
+    await until(lambda: not living(pids), "the end of all programs", 5)
