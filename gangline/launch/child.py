@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
@@ -26,6 +27,15 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 # In the flags of /proc/<pid>/stat.
 _PF_EXITING = 0x4
+# Which Python or a shell in the background ignores or handles, and a program expects at their defaults.
+DEFAULT_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -185,6 +195,16 @@ def kill_descendants(pid: int, spared: Sequence[int] = ()) -> int:
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
     return len(victims)
+
+
+def bury_descendants(deadline_seconds: float) -> None:
+    """Kills all below this process until nothing is left: what is killed may have forked just before. Reaps them."""
+    deadline = time.monotonic() + deadline_seconds
+    while kill_descendants(os.getpid()) and time.monotonic() < deadline:
+        with suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def descendants(pid: int) -> list[int]:

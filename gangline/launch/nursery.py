@@ -2,10 +2,10 @@
 
 It is itself forked from a process that has torch loaded (the rank template), from the trial runner when other programs
 take the ranks' places, or started cold, see cold_nursery.py. It has one thread, runs no grpc and has one socket, to its
-trial runner; when that socket closes it kills all it started, to the last grandchild, and ends. Ranks that it forked
-die with it; a program in a rank's place lives on should it be killed itself, and its runner ends that program then.
-Each leads a session of its own, with its children in it, as under torchrun: where the kernel divides processors between
-sessions (autogroup), ranks in one session would share one part among them. It decides nothing.
+trial runner; when that socket closes it kills all it started, to the last grandchild, and ends. All ranks die with it:
+those that it forked by the kernel's word; programs that it spawned, which only a child of the runner does, by the
+runner's hand. Each leads a session of its own, with its children in it, as under torchrun: where the kernel divides
+processors between sessions (autogroup), ranks in one session would share one part among them. It decides nothing.
 
 From the runner: {"do": "host_store"}; {"do": "start", "rank", "environment", "directory", "num_threads", "program",
 "target"} with the write ends of the rank's standard output and error, where a program takes the rank's place and a
@@ -34,22 +34,14 @@ from gangline.launch import channel, child, store_host
 DEFAULT_TARGET = "gangline.launch.entrypoint:run"
 # How long to wait for the kernel to take away what was killed.
 BURIAL_SECONDS = 5.0
-# Which Python ignores or handles, and a shell would leave alone.
-_DEFAULT_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGCHLD,
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-)
 
 
 class Nursery:
-    """Serves one trial runner until its socket closes."""
+    """Serves one trial runner until its socket closes. spawns: whether programs start without a fork."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, spawns: bool = False) -> None:
         self._control = control
+        self._spawns = spawns
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
         self._rank_by_pid: dict[int, int] = {}
@@ -67,7 +59,7 @@ class Nursery:
         except OSError as error:
             print(f"nursery: lost its runner: {error}", file=sys.stderr)
         finally:
-            self._bury_all()
+            child.bury_descendants(BURIAL_SECONDS)
 
     def _on_ready(self, fd: int) -> bool:
         """Handles one ready descriptor; False when the runner has closed its end."""
@@ -114,7 +106,7 @@ class Nursery:
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
         try:
-            pid = _spawn(request, fds) if request.get("program") else None
+            pid = _spawn(request, fds) if self._spawns and request.get("program") else None
             if pid is None:
                 pid = self._fork(request, fds)
         except OSError as error:
@@ -174,15 +166,6 @@ class Nursery:
         ended |= {"rank": self._rank_by_pid.pop(pid), "pid": pid, "was_killed": pid in self._killed_pids}
         channel.send(self._control, {"event": "exited", "at": time.time(), **ended})
 
-    def _bury_all(self) -> None:
-        """Kills all below this process until nothing is left: what is killed may have forked just before."""
-        deadline = time.monotonic() + BURIAL_SECONDS
-        while child.kill_descendants(os.getpid()) and time.monotonic() < deadline:
-            with suppress(ChildProcessError):
-                os.waitpid(-1, 0)
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-
 
 def _spawn(request: dict[str, Any], fds: list[int]) -> int | None:
     """A program in a rank's place, without a copy of this process on the way: a cluster may run hundreds a minute. None
@@ -204,7 +187,7 @@ def _spawn(request: dict[str, Any], fds: list[int]) -> int | None:
             ],
             setsid=True,
             setsigmask=[],
-            setsigdef=_DEFAULT_SIGNALS,
+            setsigdef=child.DEFAULT_SIGNALS,
         )
     except OSError:
         return None
@@ -227,9 +210,9 @@ def _settle_libraries(num_threads: int) -> None:
         numpy_random.seed()
 
 
-def main(_arguments: dict[str, Any], fds: list[int]) -> int:
-    """The target for the fork server; fds holds the one socket to the runner."""
+def main(arguments: dict[str, Any], fds: list[int]) -> int:
+    """The target for the fork server; fds holds the one socket to the runner. arguments: `spawns`, if it may."""
     child.adopt_orphans()
     child.set_name("gangline-nursery")
-    Nursery(socket.socket(fileno=fds[0])).serve()
+    Nursery(socket.socket(fileno=fds[0]), bool(arguments.get("spawns"))).serve()
     return 0

@@ -30,6 +30,8 @@ from services.agent.record import Phase, Process, Record, StopOrder, mark_ended,
 POLL_SECONDS = 5.0
 # SIGKILL takes effect at once unless the kernel itself is stuck (a hung GPU, a dead network disk).
 SWEEP_SECONDS = 5.0
+# A nursery whose runner is gone kills all that it holds, to the last grandchild; killed itself, it could not.
+NURSERY_SECONDS = 1.0
 FIND_SECONDS = 0.2
 RETRY_SECONDS = 1.0
 
@@ -163,9 +165,9 @@ class AllocationStory:
 
     async def _sweep(self) -> None:
         """Tolerates: nothing left, which is the rule. What it finds would otherwise share slots with the next trial."""
-        give_up_at = time.monotonic() + SWEEP_SECONDS
-        while self._kill_groups(self.record.process):
-            if time.monotonic() > give_up_at:
+        began_at = time.monotonic()
+        while self._kill_groups(self.record.process, time.monotonic() - began_at < NURSERY_SECONDS):
+            if time.monotonic() - began_at > SWEEP_SECONDS:
                 self._log.error("processes of an ended trial survive SIGKILL; their slots are given back all the same")
                 return
             await asyncio.sleep(0.05)
@@ -214,13 +216,15 @@ class AllocationStory:
     def _kill(self, runner: Process) -> None:
         self._log.warning("the trial runner did not end in time; killing it", pid=runner.pid)
         self._evidence = replace(self._evidence, was_killed=True)
-        self._kill_groups(runner)
+        self._kill_groups(runner, spares_nursery=True)
 
-    def _kill_groups(self, runner: Process | None) -> bool:
-        has_killed_runner = runner is not None and process.kill_group(runner)
-        # The nursery goes first: nobody starts another rank then.
-        killed = [process.kill_recorded_groups(path) for path in (self.folder.nursery_path, self.folder.rank_pids_path)]
-        return has_killed_runner or any(killed)
+    def _kill_groups(self, runner: Process | None, spares_nursery: bool) -> bool:
+        """Whether anybody was alive. The nursery starts no more ranks when its runner is gone."""
+        end_nursery = process.has_group if spares_nursery else process.kill_group
+        found = [runner is not None and process.kill_group(runner)]
+        found += [end_nursery(leader) for leader in process.load_leaders(self.folder.nursery_path)]
+        found += [process.kill_group(leader) for leader in process.load_leaders(self.folder.rank_pids_path)]
+        return any(found)
 
     def _move(self, record: Record) -> None:
         """A record that cannot be written is still obeyed: after a crash the folder's locks tell as much."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from gangline.errors import GanglineError
+from gangline.launch import child
 from services.agent import entry, metrics, process
 from services.agent.folder import AllocationFolder
 from services.agent.record import Process
@@ -111,6 +112,7 @@ class Launcher:
                     (os.POSIX_SPAWN_DUP2, output, 2),
                 ],
                 setsid=True,
+                setsigdef=child.DEFAULT_SIGNALS,
             )
         finally:
             os.close(held)

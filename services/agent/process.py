@@ -93,16 +93,17 @@ def kill_group(leader: Process) -> bool:
     True when anybody in it was alive. Not for a pid that another process has taken since: a pid stays taken while its
     group has members, so a process with the same pid and another start means that the group is empty.
     """
-    fields = _read_stat(leader.pid)
-    if fields is not None and (int(fields[_START_FIELD]) != leader.start_ticks or leader.boot_id != _boot_id()):
-        return False
-    if fields is not None and int(fields[_GROUP_FIELD]) != leader.pid:
-        return identify(leader.pid) == leader and _kill(leader.pid)
-    return _has_living_members(leader.pid) and _kill(-leader.pid)
+    target = _find_group(leader)
+    return target is not None and _kill(target)
 
 
-def kill_recorded_groups(pid_file: Path) -> bool:
-    """SIGKILL for the groups whose leaders' pids are the words of this file. True when there was anybody.
+def has_group(leader: Process) -> bool:
+    """Whether anybody is alive whom kill_group would kill."""
+    return _find_group(leader) is not None
+
+
+def load_leaders(pid_file: Path) -> list[Process]:
+    """The leaders of groups whose pids are the words of this file; none when there is no such file or it is broken.
 
     A leader must be older than the file: a younger process has only inherited the number.
     """
@@ -110,22 +111,31 @@ def kill_recorded_groups(pid_file: Path) -> bool:
         pids = [int(word) for word in pid_file.read_text().split()]
         written_at = pid_file.stat().st_mtime
     except (OSError, ValueError):
-        return False
+        return []
     if written_at < _booted_at():
-        return False
-    killed = [_kill_recorded_group(pid, written_at) for pid in pids if pid > 1]
-    return any(killed)
+        return []
+    leaders = [_find_leader(pid, written_at) for pid in pids if pid > 1]
+    return [leader for leader in leaders if leader is not None]
 
 
-def _kill_recorded_group(pid: int, written_at: float) -> bool:
-    leader = Process(pid, 0, _boot_id())
+def _find_leader(pid: int, written_at: float) -> Process | None:
+    """One that is gone may have left members of its group behind."""
     fields = _read_stat(pid)
-    if fields is not None:
-        ticks = int(fields[_START_FIELD])
-        if _booted_at() + ticks / os.sysconf("SC_CLK_TCK") > written_at + 1:
-            return False
-        leader = Process(pid, ticks, _boot_id())
-    return kill_group(leader)
+    if fields is None:
+        return Process(pid, 0, _boot_id())
+    ticks = int(fields[_START_FIELD])
+    is_younger = _booted_at() + ticks / os.sysconf("SC_CLK_TCK") > written_at + 1
+    return None if is_younger else Process(pid, ticks, _boot_id())
+
+
+def _find_group(leader: Process) -> int | None:
+    """What os.kill takes for all of the group; None when nobody in it is alive."""
+    fields = _read_stat(leader.pid)
+    if fields is not None and (int(fields[_START_FIELD]) != leader.start_ticks or leader.boot_id != _boot_id()):
+        return None
+    if fields is not None and int(fields[_GROUP_FIELD]) != leader.pid:
+        return leader.pid if identify(leader.pid) == leader else None
+    return -leader.pid if _has_living_members(leader.pid) else None
 
 
 def find_openers(path: Path) -> tuple[Process, ...]:

@@ -18,6 +18,7 @@ _log = structlog.get_logger(__name__)
 
 _DIAL_SECONDS = 2.0
 _REDIAL_SECONDS = 1.0
+_RESET_SECONDS = 0.05
 
 
 async def leader_died(address: str) -> None:
@@ -35,6 +36,10 @@ async def leader_died(address: str) -> None:
         except ConnectionRefusedError:
             if was_connected:
                 return
+        except ConnectionError:
+            # Somebody listened when it was dialled and was gone before it was open: a process that is just ending.
+            await asyncio.sleep(_RESET_SECONDS)
+            continue
         except (OSError, TimeoutError):
             # Unreachable is not dead: the network may be at fault. The lease decides.
             was_connected = False

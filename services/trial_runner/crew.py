@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +19,7 @@ import structlog
 
 from gangline.domain.state import ExitKind
 from gangline.errors import unavailable
+from gangline.launch import child
 from gangline.v1 import rank_pb2
 from gangline.wire import enum_member
 from services.trial_runner import memory, metrics
@@ -31,6 +31,7 @@ from services.trial_runner.patience import SETTLE_SECONDS, Orders, RankView, pla
 
 # What SIGKILL does not end sits in the kernel (a hung GPU, a dead network disk); waiting longer changes nothing.
 GIVE_UP_SECONDS = 10.0
+BURIAL_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -195,8 +196,8 @@ class Crew:
             self.lost = f"the process that holds the ranks (pid {self.nursery.pid}) died, and its ranks with it"
         for state in living:
             state.is_alive = False
-            if state.pid:
-                _kill_group(state.pid)
+        # Ranks that it forked died with it. Programs in their places, whose pids it may not even have told, did not.
+        child.bury_descendants(BURIAL_SECONDS)
         if self._up is not None and not self._up.done():
             self._up.set_exception(unavailable("runner.no_rank", self.lost or "the process that forks ranks died"))
         self._act()
@@ -245,12 +246,6 @@ class Crew:
             return
         self._told = replace(cause, agent_id=self.place.agent_id)
         self.on_failure(self._told)
-
-
-def _kill_group(leader: int) -> None:
-    """Its parent has just died. Ranks that were forked died with it, programs in their places did not."""
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def _view(state: _Rank) -> RankView:

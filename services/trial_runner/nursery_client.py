@@ -139,7 +139,8 @@ async def start_nursery(rank_forkserver: str, directory: Path) -> Nursery:
 
 def fork_nursery(held: Sequence[int]) -> NurseryProcess:
     """Forks it from this process, which must still have one thread. held: what only the runner may keep open, because
-    by it others see that the runner lives."""
+    by it others see that the runner lives. The runner inherits what the nursery leaves behind should it be killed."""
+    child.adopt_orphans()
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -155,7 +156,7 @@ def _become_nursery(control: socket.socket, foreign: Sequence[int]) -> NoReturn:
         child.reset_signals()
         for fd in foreign:
             os.close(fd)
-        status = nursery.main({}, [control.detach()])
+        status = nursery.main({"spawns": True}, [control.detach()])
     except BaseException:  # noqa: BLE001 - a fork must never return into its parent's frames
         traceback.print_exc()
     child.leave(status)
