@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import io
 import os
+import select
 import signal
 import sys
 import threading
@@ -198,13 +199,27 @@ def kill_descendants(pid: int, spared: Sequence[int] = ()) -> int:
 
 
 def bury_descendants(deadline_seconds: float) -> None:
-    """Kills all below this process until nothing is left: what is killed may have forked just before. Reaps them."""
+    """Kills and reaps all below this process until nothing is left: what is killed may have forked just before.
+
+    What the kernel does not take away in time (a hung GPU, a dead network disk) is left.
+    """
     deadline = time.monotonic() + deadline_seconds
-    while kill_descendants(os.getpid()) and time.monotonic() < deadline:
+    while kill_descendants(os.getpid()) and (left := deadline - time.monotonic()) > 0:
+        _wait_for_end(_children(os.getpid())[:1], left)
         with suppress(ChildProcessError):
-            os.waitpid(-1, 0)
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+
+
+def _wait_for_end(children: Sequence[int], seconds: float) -> None:
+    for pid in children:
+        pidfd = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            poll.poll(seconds * 1000)
+        finally:
+            os.close(pidfd)
 
 
 def descendants(pid: int) -> list[int]:

@@ -20,10 +20,11 @@ def move(batch: Any, device: torch.device) -> Any:
     What is neither stays."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
-    if hasattr(batch, "to"):
-        return batch.to(device)
     # Asked early, as most batches are lists and asking for an abstract class is slow.
-    if isinstance(batch, list | tuple):
+    is_list = type(batch) is list
+    if not is_list and hasattr(batch, "to"):
+        return batch.to(device)
+    if is_list or isinstance(batch, list | tuple):
         values = [move(value, device) for value in batch]
         return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     if isinstance(batch, np.ndarray) and batch.dtype.kind in "biufc":

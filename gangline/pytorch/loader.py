@@ -40,7 +40,8 @@ class _IndexSource:
         return self._count
 
     def batches(self, epoch: int, seed: int, positions: range) -> Iterator[list[int]]:
-        order = torch.randperm(self._length, generator=_generator(seed, epoch)) if self._shuffle else None
+        # As an array: taking a few numbers out of a tensor costs more, and a list of all would take far more memory.
+        order = torch.randperm(self._length, generator=_generator(seed, epoch)).numpy() if self._shuffle else None
         for position in positions:
             first = position * self._batch_size
             last = min(first + self._batch_size, self._length)

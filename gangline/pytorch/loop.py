@@ -159,10 +159,10 @@ class TrainingLoop:
         is_step = (position.batches + 1) % self._aggregation_frequency == 0
         if position.is_epoch_start:
             self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
-        metrics = metric.check_metrics(self._update_model(batch, is_step), "train_batch")
-        self._sums.add(metrics)
+        result = self._update_model(batch, is_step)
+        self._sums.add(result, "train_batch")
         if self._keeps_batch_metrics:
-            self._batch_metrics.append(metrics)
+            self._batch_metrics.append(metric.check_metrics(result, "train_batch"))
         records = self._trial.get_batch_length(batch)
         self._records += records
         if self._is_profiled:

@@ -36,16 +36,28 @@ class MetricSums:
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, metrics: Mapping[str, Any]) -> None:
+    def add(self, result: Any, method: str) -> None:
+        """result: what the trial's method returned. Raises GanglineError `pytorch.metrics`."""
         sums, counts = self._sums, self._counts
-        for name, value in metrics.items():
-            number = value.detach() if isinstance(value, torch.Tensor) else value
+        if not isinstance(result, dict):
+            result = check_metrics(result, method)
+        for name, value in result.items():
             known = sums.get(name)
-            if known is None:
-                sums[name], counts[name] = _start_of_sum(number), 1
-                continue
-            sums[name] = known.add_(number) if _fits_into(known, number) else known + number
-            counts[name] += 1
+            if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
+                # This runs after every batch, so what fits is not looked at. Only one number fits into a sum.
+                try:
+                    known.add_(value.detach())
+                except RuntimeError:
+                    self._add_other(name, value, method)
+            else:
+                self._add_other(name, value, method)
+            counts[name] = counts.get(name, 0) + 1
+
+    def _add_other(self, name: str, value: Any, method: str) -> None:
+        """The first of its name, or one that does not fit into the sum as it is."""
+        check_metrics({name: value}, method)
+        number = value.detach() if isinstance(value, torch.Tensor) else value
+        self._sums[name] = self._sums[name] + number if name in self._sums else _start_of_sum(number)
 
     def __bool__(self) -> bool:
         """Whether anything was added since the last `take`."""
@@ -68,17 +80,6 @@ def _start_of_sum(number: Any) -> Any:
         return number
     is_whole = not number.is_floating_point()
     return number.to(torch.int64 if is_whole else torch.promote_types(number.dtype, torch.float32), copy=True)
-
-
-def _fits_into(total: Any, number: Any) -> bool:
-    """Whether a sum can grow in place, without memory for a new one after every batch."""
-    return (
-        isinstance(total, torch.Tensor)
-        and isinstance(number, torch.Tensor)
-        and total.dtype == number.dtype
-        and total.device == number.device
-        and total.shape == number.shape
-    )
 
 
 def average(by_rank: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:

@@ -14,9 +14,9 @@ from gangline.pytorch.metric import MetricSums, Reducer, ValidationMetrics, aver
 
 def test_training_metrics_weigh_every_batch_alike() -> None:
     first, second = MetricSums(), MetricSums()
-    first.add({"loss": torch.tensor(1.0)})
-    first.add({"loss": torch.tensor(2.0), "rare": 7})
-    second.add({"loss": 6.0})
+    first.add({"loss": torch.tensor(1.0)}, "train_batch")
+    first.add({"loss": torch.tensor(2.0), "rare": 7}, "train_batch")
+    second.add({"loss": 6.0}, "train_batch")
     assert average([first.take(), second.take()]) == {"loss": 3.0, "rare": 7.0}
     assert not first
     assert first.take() == {}
@@ -25,7 +25,7 @@ def test_training_metrics_weigh_every_batch_alike() -> None:
 def test_sum_of_halves_is_as_good_as_one_of_floats() -> None:
     sums, one = MetricSums(), torch.tensor(1.0, dtype=torch.bfloat16)
     for _ in range(1000):
-        sums.add({"loss": one})
+        sums.add({"loss": one}, "train_batch")
     assert sums.take() == {"loss": (1000.0, 1000)}
     assert one == 1
 
@@ -33,14 +33,14 @@ def test_sum_of_halves_is_as_good_as_one_of_floats() -> None:
 def test_sum_of_counts_is_exact() -> None:
     sums = MetricSums()
     for count in (2**25, 1):
-        sums.add({"records": torch.tensor(count, dtype=torch.int32)})
+        sums.add({"records": torch.tensor(count, dtype=torch.int32)}, "train_batch")
     assert sums.take() == {"records": (2.0**25 + 1, 2)}
 
 
 def test_sum_leaves_the_trials_own_numbers_alone() -> None:
     sums, loss = MetricSums(), torch.tensor(1.0)
     for _ in range(3):
-        sums.add({"loss": loss})
+        sums.add({"loss": loss}, "train_batch")
     assert loss == 1.0
     assert sums.take() == {"loss": (3.0, 3)}
 
@@ -57,14 +57,14 @@ def test_sum_leaves_the_trials_own_numbers_alone() -> None:
 def test_sum_takes_numbers_of_any_kind_in_turn(values: tuple[Any, ...]) -> None:
     sums = MetricSums()
     for value in values:
-        sums.add({"loss": value})
+        sums.add({"loss": value}, "train_batch")
     assert sums.take() == {"loss": (6.0, 3)}
 
 
 def test_sums_do_not_keep_the_graph() -> None:
     sums = MetricSums()
     weight = torch.ones(1, requires_grad=True)
-    sums.add({"loss": (weight * 2).sum()})
+    sums.add({"loss": (weight * 2).sum()}, "train_batch")
     assert not sums._sums["loss"].requires_grad
 
 
