@@ -5,7 +5,8 @@ cluster. All four trainings are up at once and exactly one of them runs a block 
 within each round. Every run starts all of them anew (contest.py says why); as many runs as bring the 95 % interval of
 every ratio to the fastest within 2 %, five at least and --runs at most.
 pip brings the peers into a temporary environment; without them ours and bare DDP remain. Run it with
-`python -m benchmarks.step_time`; a larger --batch-per-rank makes longer steps.
+`python -m benchmarks.step_time`; a larger --batch-per-rank makes longer steps. Our loader reads a TensorDataset a batch
+at a time; with --by-record all of them read the same data record by record, which leaves the loops alone.
 """
 
 from __future__ import annotations
@@ -39,9 +40,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--batch-per-rank", type=int, default=32)
+    parser.add_argument("--by-record", action="store_true")
     arguments = parser.parse_args()
     print(describe_machine())
     contest = Contest(STEPS_PER_BLOCK)
+    options = ["--batch-per-rank", str(arguments.batch_per_rank), "--steps-per-block", str(STEPS_PER_BLOCK)]
+    options += ["--blocks", str(MOST_BLOCKS), *(["--by-record"] if arguments.by_record else [])]
     with ExitStack() as stack:
         commands = {"gangline": _ours(), "torchrun": [*_torchrun(Path(sys.executable)), "bare.py", "overhead"]}
         try:
@@ -51,7 +55,7 @@ def main() -> None:
         except PeersMissing as error:
             print(f"without {' and '.join(PEERS)}: {error}")
         for _ in range(arguments.runs):
-            with _running(commands, arguments.batch_per_rank) as sides:
+            with _running(commands, options) as sides:
                 contest.run(sides, arguments.rounds)
             if contest.is_enough():
                 break
@@ -72,15 +76,14 @@ def _torchrun(python: Path) -> list[str]:
 
 
 @contextmanager
-def _running(commands: dict[str, list[str]], batch_per_rank: int) -> Iterator[dict[str, Side]]:
+def _running(commands: dict[str, list[str]], options: list[str]) -> Iterator[dict[str, Side]]:
     """All programs, each in front of its first block; they are ended with the block."""
     with tempfile.TemporaryDirectory(prefix="gl-step-") as folder:
         # The programs write their files into the folder in which they run.
         for file in WORKLOAD.glob("*.py"):
             Path(folder, file.name).symlink_to(file)
         turnstile = Turnstile(Path(folder, "turn"), START_SECONDS)
-        options = ["--turnstile", str(turnstile.path), "--batch-per-rank", str(batch_per_rank)]
-        options += ["--steps-per-block", str(STEPS_PER_BLOCK), "--blocks", str(MOST_BLOCKS)]
+        options = [*options, "--turnstile", str(turnstile.path)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with ExitStack() as stack:
             stack.callback(turnstile.close)

@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from benchmarks.clients import NUM_CLIENTS, config_json, connected_clients, submit_all
 from benchmarks.cluster import running_cluster
@@ -167,14 +166,17 @@ def _try_slurm(load: Load, parameters: str, name: str) -> Figures | None:
     return figures
 
 
-def _summarise(name: str, runs: Sequence[Figures]) -> None:
+def _summarise(name: str, runs: Sequence[Figures]) -> bool:
+    """Prints the medians; whether they are what is wanted."""
     jobs = summarise([figures.jobs_per_second for figures in runs])
     submits = summarise([figures.submits_per_second for figures in runs])
+    stranded = sum(figures.stranded for figures in runs)
     print(
         f"{name:12} {jobs.count} runs: median {jobs.p50:.1f} jobs a second ({jobs.minimum:.1f} to {jobs.maximum:.1f}), "
-        f"{sum(figures.stranded for figures in runs)} stranded; {submits.p50:.1f} submits a second "
+        f"{stranded} stranded; {submits.p50:.1f} submits a second "
         f"({submits.minimum:.1f} to {submits.maximum:.1f})"
     )
+    return jobs.p50 >= JOBS_PER_SECOND and submits.p50 >= SUBMITS_PER_SECOND and not stranded
 
 
 def main() -> int:
@@ -198,19 +200,11 @@ def main() -> int:
         theirs += [peer] if peer else []
     if has_slurm:
         _try_slurm(load, "", "as it comes")
-    _summarise("gangline", ours)
+    is_enough = _summarise("gangline", ours)
     if theirs:
         _summarise("slurm, tuned", theirs)
     print(f"wanted: {JOBS_PER_SECOND:g} jobs a second, none stranded, and {SUBMITS_PER_SECOND:g} submits a second")
-    return 0 if _is_enough(ours) else 1
-
-
-def _is_enough(runs: Sequence[Figures]) -> bool:
-    return (
-        median(figures.jobs_per_second for figures in runs) >= JOBS_PER_SECOND
-        and median(figures.submits_per_second for figures in runs) >= SUBMITS_PER_SECOND
-        and not any(figures.stranded for figures in runs)
-    )
+    return 0 if is_enough else 1
 
 
 if __name__ == "__main__":

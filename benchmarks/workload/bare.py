@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--steps-per-block", type=int, default=100)
     parser.add_argument("--blocks", type=int, default=0)
     parser.add_argument("--turnstile", default="")
+    parser.add_argument("--by-record", action="store_true")
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
     steps = 1 if arguments.mode == "start" else arguments.steps_per_block * arguments.blocks
@@ -32,7 +33,7 @@ def main() -> None:
 def train(arguments: argparse.Namespace, steps: int) -> None:
     model = DistributedDataParallel(make_model(), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    dataset = make_dataset(64 * arguments.batch_per_rank)
+    dataset = make_dataset(64 * arguments.batch_per_rank, arguments.by_record)
     sampler: DistributedSampler[object] = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=arguments.batch_per_rank, sampler=sampler, drop_last=True)
     turn = Turn(arguments.turnstile, "torchrun") if arguments.turnstile else None

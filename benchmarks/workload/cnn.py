@@ -22,7 +22,12 @@ def make_model() -> nn.Module:
     )
 
 
-def make_dataset(length: int) -> TensorDataset:
+class Records(TensorDataset):
+    """Read one by one by every loader, as images in files would be."""
+
+
+def make_dataset(length: int, by_record: bool = False) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(length, 1, 14, 14, generator=generator)
-    return TensorDataset(images, torch.randint(0, 10, (length,), generator=generator))
+    kind = Records if by_record else TensorDataset
+    return kind(images, torch.randint(0, 10, (length,), generator=generator))

@@ -16,11 +16,13 @@ def main() -> None:
     parser.add_argument("--batch-per-rank", type=int, required=True)
     parser.add_argument("--steps-per-block", type=int, required=True)
     parser.add_argument("--blocks", type=int, required=True)
+    parser.add_argument("--by-record", action="store_true")
     arguments = parser.parse_args()
     hparams = {
         "global_batch_size": arguments.batch_per_rank * int(os.environ["WORLD_SIZE"]),
         "turnstile": arguments.turnstile,
         "steps_per_block": arguments.steps_per_block,
+        "by_record": arguments.by_record,
     }
     with pytorch.init(hparams=hparams) as context:
         length = pytorch.Batch(arguments.steps_per_block * arguments.blocks)

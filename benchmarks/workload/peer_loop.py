@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--batch-per-rank", type=int, required=True)
     parser.add_argument("--steps-per-block", type=int, required=True)
     parser.add_argument("--blocks", type=int, required=True)
+    parser.add_argument("--by-record", action="store_true")
     train(parser.parse_args())
     dist.destroy_process_group()
 
@@ -56,7 +57,7 @@ def main() -> None:
 def train(arguments: argparse.Namespace) -> None:
     bare = make_model()
     sgd = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9)
-    dataset = make_dataset(64 * arguments.batch_per_rank)
+    dataset = make_dataset(64 * arguments.batch_per_rank, arguments.by_record)
     records = DataLoader(dataset, batch_size=arguments.batch_per_rank, shuffle=True, drop_last=True)
     model, optimizer, loader, backward = PREPARE[arguments.peer](bare, sgd, records)
     assert dist.get_world_size() == 2

@@ -14,7 +14,8 @@ from gangline import pytorch
 
 
 class BenchmarkTrial(pytorch.PyTorchTrial):
-    """hyperparameters: `turnstile`, the benchmark's socket (empty: run freely), `steps_per_block`."""
+    """hyperparameters: `turnstile`, the benchmark's socket (empty: run freely), `steps_per_block`, and `by_record` if
+    the data shall be read record by record."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
@@ -26,7 +27,8 @@ class BenchmarkTrial(pytorch.PyTorchTrial):
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
         batch = self.context.get_per_slot_batch_size()
-        return pytorch.DataLoader(make_dataset(64 * batch), batch_size=batch, shuffle=True, drop_last=True)
+        dataset = make_dataset(64 * batch, self.context.get_hparams().get("by_record", False))
+        return pytorch.DataLoader(dataset, batch_size=batch, shuffle=True, drop_last=True)
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
         batch = self.context.get_per_slot_batch_size()

@@ -109,8 +109,7 @@ class FileBeat:
 
     def tick(self) -> None:
         self._cells[PART] += 1
-        if self._has_stepped:
-            self._cells[PHASE] = _WATCHED
+        self.resume()
 
     def rest(self) -> None:
         self._cells[PHASE] = _RESTING

@@ -150,9 +150,9 @@ class DistributedContext:
         call that too, once and in step."""
         return self._transport.maximum_later(numbers)
 
-    def total(self, numbers: Sequence[float]) -> list[float]:
-        """The sum of everyone's numbers, position by position; as cheap."""
-        return self._transport.total(numbers)
+    def total_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Likewise the sum of everyone's numbers, position by position."""
+        return self._transport.total_later(numbers)
 
     @property
     def _local_transport(self) -> Transport:

@@ -28,7 +28,7 @@ class Transport(Protocol):
         """Begins it without waiting for the others; what is returned waits and gives the result, and is called once."""
         ...
 
-    def total(self, numbers: Sequence[float]) -> list[float]:
+    def total_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """Likewise the sum, in double precision and the same on all members."""
         ...
 
@@ -48,8 +48,8 @@ class AloneTransport:
     def maximum_later(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
         return lambda: list(numbers)
 
-    def total(self, numbers: Sequence[float]) -> list[float]:
-        return list(numbers)
+    def total_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        return lambda: list(numbers)
 
 
 class TorchTransport:
@@ -80,22 +80,24 @@ class TorchTransport:
         import torch  # noqa: PLC0415  gangline.core is usable without torch
         import torch.distributed as dist  # noqa: PLC0415  see above
 
-        tensor = torch.tensor(list(numbers), dtype=torch.int64)
-        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return self._reduce_later(torch.tensor(list(numbers), dtype=torch.int64), dist.ReduceOp.MAX)
 
-        def finish() -> list[int]:
-            work.wait()
-            return [int(number) for number in tensor.tolist()]
-
-        return finish
-
-    def total(self, numbers: Sequence[float]) -> list[float]:
+    def total_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         import torch  # noqa: PLC0415  gangline.core is usable without torch
         import torch.distributed as dist  # noqa: PLC0415  see above
 
-        tensor = torch.tensor(list(numbers), dtype=torch.float64)
-        dist.all_reduce(tensor, group=self._group)
-        return [float(number) for number in tensor.tolist()]
+        return self._reduce_later(torch.tensor(list(numbers), dtype=torch.float64), dist.ReduceOp.SUM)
+
+    def _reduce_later(self, tensor: Any, operation: Any) -> Callable[[], list[Any]]:
+        import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
+
+        work = dist.all_reduce(tensor, op=operation, group=self._group, async_op=True)
+
+        def finish() -> list[Any]:
+            work.wait()
+            return list(tensor.tolist())
+
+        return finish
 
 
 class StoreTransport:
@@ -132,8 +134,9 @@ class StoreTransport:
         found = [max(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
         return lambda: found
 
-    def total(self, numbers: Sequence[float]) -> list[float]:
-        return [sum(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
+    def total_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        found = [sum(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
+        return lambda: found
 
     @staticmethod
     def _key(number: int, member: int) -> str:

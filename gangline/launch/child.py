@@ -205,21 +205,21 @@ def bury_descendants(deadline_seconds: float) -> None:
     """
     deadline = time.monotonic() + deadline_seconds
     while kill_descendants(os.getpid()) and (left := deadline - time.monotonic()) > 0:
-        _wait_for_end(_children(os.getpid())[:1], left)
+        # Somebody is there: what was killed a moment ago, as only this process reaps its children.
+        _wait_for_end(_children(os.getpid())[0], left)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
-def _wait_for_end(children: Sequence[int], seconds: float) -> None:
-    for pid in children:
-        pidfd = os.pidfd_open(pid)
-        try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            poll.poll(seconds * 1000)
-        finally:
-            os.close(pidfd)
+def _wait_for_end(child: int, seconds: float) -> None:
+    pidfd = os.pidfd_open(child)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(seconds * 1000)
+    finally:
+        os.close(pidfd)
 
 
 def descendants(pid: int) -> list[int]:

@@ -6,7 +6,7 @@ small reduction; a rank that reports something else makes all ranks tell their n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gangline.core.distributed import DistributedContext
 from gangline.pytorch import metric
@@ -21,21 +21,25 @@ class Averaging:
         self._distributed = distributed
         self._names: tuple[str, ...] = ()
 
-    def average(self, own: Totals) -> dict[str, float]:
-        """own: by name, the sum and the count of this rank's batches. Returns the mean over all batches of all ranks.
-        All ranks call it in step."""
+    def average_later(self, own: Totals) -> Callable[[], dict[str, float]]:
+        """own: by name, the sum and the count of this rank's batches. What is returned gives the mean over all batches
+        of all ranks; only that waits for the others. All ranks call both in step, and the second one once."""
         if self._distributed.size == 1:
-            return metric.average([own])
-        joint = self._reduce(own) if self._names else None
-        return self._agree(own) if joint is None else joint
-
-    def _reduce(self, own: Totals) -> dict[str, float] | None:
-        """None where any rank has other names."""
+            return lambda: metric.average([own])
+        if not self._names:
+            return lambda: self._agree(own)
         is_other = own.keys() != set(self._names)
         numbers = [number for name in self._names for number in own.get(name, (0.0, 0))]
-        num_others, *totals = self._distributed.total([float(is_other), *numbers])
-        if num_others:
-            return None
+        wait = self._distributed.total_later([float(is_other), *numbers])
+
+        def finish() -> dict[str, float]:
+            num_others, *totals = wait()
+            # Somewhere there are other names now.
+            return self._agree(own) if num_others else self._means(totals)
+
+        return finish
+
+    def _means(self, totals: Sequence[float]) -> dict[str, float]:
         return {name: totals[2 * place] / totals[2 * place + 1] for place, name in enumerate(self._names)}
 
     def _agree(self, own: Totals) -> dict[str, float]:

@@ -17,6 +17,7 @@ from torch.utils import data
 
 from gangline.errors import invalid
 from gangline.pytorch.shard import Shard
+from gangline.pytorch.tensor_batches import batched, keep
 
 
 class BatchSource(Protocol):
@@ -116,6 +117,8 @@ class DataLoader:
         _check_choice(self.batch_size, shuffle, sampler, batch_sampler)
         self._source = self._make_source(shuffle, sampler, batch_sampler, drop_last)
         self._options = {"num_workers": num_workers, "collate_fn": collate_fn, "pin_memory": pin_memory, **options}
+        # A sampler of the user's may give other things than numbers.
+        self._may_be_batched = sampler is None and batch_sampler is None and collate_fn is None
 
     def __len__(self) -> int:
         """Batches of one pass over all data, before it is divided over the ranks."""
@@ -136,6 +139,9 @@ class DataLoader:
         sampler = _ShardSampler(self._source, Shard(rank, num_replicas), skip if repeat else None, seed)
         # Workers draw their seeds from it: those of a rank that goes on shall not repeat what they drew at the start.
         options: dict[str, Any] = {"generator": _generator(seed, rank + num_replicas * skip), **self._options}
+        whole = batched(self.dataset) if self._may_be_batched else None
+        if whole is not None:
+            return data.DataLoader(whole, batch_sampler=sampler, **{**options, "collate_fn": keep})
         return data.DataLoader(self.dataset, batch_sampler=sampler, **options)
 
     def steps_per_epoch(self, num_replicas: int) -> int:

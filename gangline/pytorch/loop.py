@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gangline.errors import invalid
-from gangline.pytorch import metric, reducer, seed
-from gangline.pytorch.averaging import Averaging
+from gangline.pytorch import seed
 from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.checkpoint import Keeper, Source
 from gangline.pytorch.context import PyTorchTrialContext
@@ -23,7 +22,8 @@ from gangline.pytorch.foreign_loader import ForeignLoader
 from gangline.pytorch.fusion.opening import Fusion, Untuned, open_fusion
 from gangline.pytorch.loader import DataLoader
 from gangline.pytorch.pace import Pace
-from gangline.pytorch.profile.profile import Profile, mean
+from gangline.pytorch.profile.profile import Profile
+from gangline.pytorch.report import TrainingReports
 from gangline.pytorch.schedule import BestValidation, Schedule
 from gangline.pytorch.torch_error import explain
 from gangline.pytorch.trial import PyTorchTrial
@@ -60,15 +60,10 @@ class TrainingLoop:
         self._evaluation = evaluation
         self._profile = profile
         self._is_profiled = context.profile_setting.is_enabled
-        self._is_traced = False
         self._aggregation_frequency = context.setting.optimizations.aggregation_frequency
-        self._has_stepped = False
         self._best = BestValidation(context.setting.metric, context.setting.smaller_is_better)
         self._has_warned_of_metric = False
-        self._sums = metric.MetricSums()
-        self._averaging = Averaging(context.distributed)
-        self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
-        self._batch_metrics: list[dict[str, Any]] = []
+        self._reports = TrainingReports(context, callbacks, profile, self._check_finite)
         self._keeper = Keeper(context, callbacks)
         self._fusion: Fusion = Untuned()
         self._saved_fusion: dict[str, Any] = {}
@@ -76,7 +71,7 @@ class TrainingLoop:
         self._pace = Pace()
         self._question: Callable[[], list[int]] | None = None
         self._looked_at = self._told_at = (0, 0.0)
-        self._records = self._reported_at = 0
+        self._records = 0
         self._newest_checkpoint = self._newest_validation = -1
         self._newest_metrics: dict[str, float] = {}
         self._has_its_validation = False
@@ -111,9 +106,7 @@ class TrainingLoop:
             self._validate()
         self._pace.agree(self._position.batches, 1)
         self._looked_at = self._told_at = (self._position.batches, time.perf_counter())
-        self._reported_at = self._position.batches
-        self._is_traced = self._context.trace.is_configured
-        self._context.reducers.reset(is_training=True)
+        self._reports.start(self._position.batches)
         self._fusion = open_fusion(self._context, self._steps_left(), self._loader.batch_size or 0, self._saved_fusion)
         try:
             self._train()
@@ -160,23 +153,19 @@ class TrainingLoop:
         if position.is_epoch_start:
             self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
         result = self._update_model(batch, is_step)
-        self._sums.add(result, "train_batch")
-        if self._keeps_batch_metrics:
-            self._batch_metrics.append(metric.check_metrics(result, "train_batch"))
+        self._reports.add(result)
         records = self._trial.get_batch_length(batch)
         self._records += records
         if self._is_profiled:
             self._profile.end_batch(records, is_step)
-        if self._is_traced:
+        if self._context.trace.is_configured:
             # Now and then it writes a trace, for which there is no bound.
             self._beat.rest()
             self._context.trace.step()
             self._beat.resume()
         if is_step:
             self._fusion.on_step()
-            if not self._has_stepped:
-                self._has_stepped = True
-                self._link.send_first_step()
+            self._link.send_first_step()
 
     def _update_model(self, batch: Any, is_step: bool) -> Any:
         """What train_batch returns."""
@@ -203,12 +192,14 @@ class TrainingLoop:
             self._step_schedulers()
         position.advance()
         self._beat.step(position.batches)
+        self._reports.end()
         if position.is_epoch_start:
             self._call(lambda callback: callback.on_training_epoch_end(position.epoch - 1))
         if position.batches < self._next_event:
             return
         if self._schedule.has_report(position):
-            self._report()
+            # Where batches are long, one batch later is late.
+            self._reports.begin(position.batches, may_wait=self._pace.distance > 1)
         if self._schedule.has_validation(position) and not self._schedule.is_over(position):
             self._validate()
         if self._schedule.has_checkpoint(position) and not self._schedule.is_over(position):
@@ -265,32 +256,7 @@ class TrainingLoop:
             )
         self._records, self._told_at = 0, (batches, now)
 
-    def _report(self) -> None:
-        """Training metrics since the last report, averaged over the batches of all ranks."""
-        self._reported_at = self._position.batches
-        own = self._sums.take()
-        setting = self._context.setting
-        averaged = (
-            self._averaging.average(own) if setting.optimizations.average_training_metrics else metric.average([own])
-        )
-        metrics = reducer.join(averaged, self._context.reducers.reduce(is_training=True), "train_batch")
-        self._check_finite(metric.find_nonfinite_loss(metrics))
-        if self._distributed.is_chief:
-            self._context.core.train.report_training_metrics(self._position.batches, metrics)
-            self._context.log_to_tensorboard("training", self._position.batches, metrics)
-        self._report_profile()
-        self._call(lambda callback: callback.on_training_workload_end(metrics, self._batch_metrics))
-        self._batch_metrics = []
-
-    def _report_profile(self) -> None:
-        if not self._context.profile_setting.is_enabled:
-            return
-        found = mean(self._distributed.allgather(self._profile.take()))
-        if found and self._distributed.is_chief:
-            self._context.core.train.report_metrics(self._profile.group, self._position.batches, found)
-            self._context.log_to_tensorboard(self._profile.group, self._position.batches, found)
-
-    def _check_finite(self, found: tuple[str, float] | None) -> None:
+    def _check_finite(self, found: tuple[str, float] | None, batches: int) -> None:
         """A model whose loss is no number any more does not recover, and would take the place of a good checkpoint."""
         if found is None or self._context.setting.optimizations.nonfinite_loss == "ignore":
             return
@@ -299,13 +265,14 @@ class TrainingLoop:
         saved = f"the newest checkpoint is of batch {newest}" if newest >= 0 else "there is no checkpoint yet"
         raise invalid(
             "training.nonfinite_loss",
-            f"{name} is {value} at batch {self._position.batches}; {saved}. Lower the learning rate or clip the "
+            f"{name} is {value} at batch {batches}; {saved}. Lower the learning rate or clip the "
             "gradients; optimizations.nonfinite_loss: ignore trains on",
         )
 
     def _validate(self) -> None:
-        if self._reported_at != self._position.batches and self._context.reducers.is_shared:
-            self._report()
+        if self._reports.newest != self._position.batches and self._context.reducers.is_shared:
+            self._reports.begin(self._position.batches, may_wait=False)
+        self._reports.end()
         metrics = self._evaluation.run()
         self._newest_validation, self._newest_metrics = self._position.batches, metrics
         if self._distributed.is_chief:
@@ -334,7 +301,7 @@ class TrainingLoop:
         # One that was saved before its validation is saved again: without its metrics it would be nobody's best.
         if self._newest_checkpoint == self._position.batches and (self._has_its_validation or not is_validated):
             return
-        self._check_finite(self._sums.nonfinite_loss())
+        self._reports.check(self._position.batches)
         self._keeper.save(self._position.batches, self._progress(), self._newest_metrics if is_validated else {})
         self._newest_checkpoint, self._has_its_validation = self._position.batches, is_validated
 
@@ -358,16 +325,13 @@ class TrainingLoop:
     def _end(self) -> None:
         """The last report and checkpoint, and unless the slots are needed the last validation."""
         self._send_progress()
-        if self._reported_at != self._position.batches:
-            self._report()
+        if self._reports.newest != self._position.batches:
+            self._reports.begin(self._position.batches, may_wait=False)
+        self._reports.end()
         if not self.is_preempted and self._newest_validation != self._position.batches:
             self._validate()
         self._save()
         self._keeper.wait()
-
-
-def _wants_batch_metrics(callback: PyTorchCallback) -> bool:
-    return type(callback).on_training_workload_end is not PyTorchCallback.on_training_workload_end
 
 
 def _offset_here(progress: Mapping[str, Any], batch_size: int | None, size: int) -> int:

@@ -94,6 +94,9 @@ class Reducers:
         """Whether one of them serves training and validation, so that a validation forgets what training told it."""
         return any(wrapped.for_training and wrapped.for_validation for wrapped in self._wrapped)
 
+    def has_any(self, is_training: bool) -> bool:
+        return bool(self._of(is_training))
+
     def reset(self, is_training: bool) -> None:
         for wrapped in self._of(is_training):
             wrapped.reducer.reset()

@@ -24,7 +24,7 @@ def test_exchange_among_all_ranks() -> None:
             context.broadcast(name),
             context.maximum([context.rank, -context.rank]),
             context.maximum_later([context.rank])(),
-            context.total([0.5, context.rank]),
+            context.total_later([0.5, context.rank])(),
         )
 
     names = ["rank 0", "rank 1", "rank 2"]
@@ -64,7 +64,7 @@ def test_alone_every_exchange_is_with_oneself() -> None:
     context = DistributedContext()
     assert context.gather(1) == context.allgather(1) == context.allgather_local(1) == [1]
     assert context.broadcast("x") == context.broadcast_local("x") == "x"
-    assert context.maximum([3, 4]) == context.total([3, 4]) == [3, 4]
+    assert context.maximum([3, 4]) == context.total_later([3, 4])() == [3, 4]
     assert context.is_chief
 
 

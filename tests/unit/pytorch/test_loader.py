@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, Sampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+    random_split,
+)
 
 from gangline.errors import GanglineError
 from gangline.pytorch import DataLoader
@@ -91,3 +101,74 @@ def test_refused_arguments(arguments: dict[str, Any], code: str, words: str) -> 
 def test_fewer_batches_than_slots() -> None:
     with pytest.raises(GanglineError, match="20 records in 3 batches, fewer than the 4 slots"):
         DataLoader(_DATA, batch_size=8).steps_per_epoch(4)
+
+
+class _Doubled(TensorDataset):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(2 * value for value in super().__getitem__(index))
+
+
+class _Backwards(Subset[Any]):
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[self.indices[-1 - index]]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+_WIDE = TensorDataset(
+    torch.randn(20, 2, 3).transpose(1, 2),
+    torch.arange(20),
+    torch.arange(20) % 3 == 0,
+    torch.randn(20, 4, dtype=torch.complex64),
+)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        _DATA,
+        _WIDE,
+        Subset(_WIDE, [19, -1, 3, 3, 7, 0, 5]),
+        Subset(Subset(_WIDE, range(10, 20)), torch.arange(9).tolist()),
+        random_split(_WIDE, [12, 8], torch.Generator().manual_seed(1))[0],
+        _Doubled(torch.arange(20)),
+        Subset(_Doubled(torch.arange(20)), range(3, 12)),
+        _Backwards(_WIDE, range(3, 12)),
+        TensorDataset(torch.nn.Parameter(torch.randn(20, 2))),
+    ],
+    ids=["numbers", "wide", "subset", "nested", "split", "own class", "subset of it", "own subset", "parameter"],
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_whole_batches_are_what_record_by_record_gives(dataset: Dataset[Any], shuffle: bool) -> None:
+    """A collate_fn of the user's has the loader read record by record."""
+    whole, single = (
+        list(itertools.islice(loader.get_data_loader(repeat=shuffle, skip=int(shuffle), seed=3), 6))
+        for loader in (
+            DataLoader(dataset, batch_size=4, shuffle=shuffle),
+            DataLoader(dataset, batch_size=4, shuffle=shuffle, collate_fn=default_collate),
+        )
+    )
+    assert len(whole) == len(single) > 0
+    for batch, expected in zip(whole, single, strict=True):
+        assert type(batch) is type(expected)
+        for value, other in zip(batch, expected, strict=True):
+            torch.testing.assert_close(value, other, rtol=0, atol=0)
+            assert value.requires_grad == other.requires_grad
+
+
+def test_batch_is_a_copy_of_the_data() -> None:
+    records = torch.arange(8)
+    for (batch,) in DataLoader(TensorDataset(records), batch_size=4):
+        batch.zero_()
+    assert records.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_tensor_dataset_is_read_by_batches(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: TensorDataset, _index: int) -> None:
+        raise AssertionError("a single record was read")
+
+    monkeypatch.setattr(TensorDataset, "__getitem__", fail)
+    loader = DataLoader(Subset(TensorDataset(torch.arange(8)), range(2, 8)), batch_size=3, **options)
+    assert [batch[0].tolist() for batch in loader] == [[2, 3, 4], [5, 6, 7]]

@@ -1,0 +1,105 @@
+"""What training reports of itself now and then: the metrics of its batches, averaged over all ranks, and the profile.
+
+Owns the sums since the last report and the way from them to the core context, TensorBoard and callbacks. When a report
+is due is the training loop's to say, which drives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gangline.pytorch import metric, reducer
+from gangline.pytorch.averaging import Averaging
+from gangline.pytorch.callback import PyTorchCallback, call_all
+from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.profile.profile import Profile, mean
+
+CheckFinite = Callable[[tuple[str, float] | None, int], None]
+"""Called with a metric that is no finite number, if there is one, and the batches completed."""
+
+
+class TrainingReports:
+    """All ranks call everything but `add` in step. newest: the batches completed at the newest report, begun or
+    ended."""
+
+    def __init__(
+        self,
+        context: PyTorchTrialContext,
+        callbacks: Mapping[str, PyTorchCallback],
+        profile: Profile,
+        check_finite: CheckFinite,
+    ) -> None:
+        self.newest = -1
+        self._context = context
+        self._callbacks = callbacks
+        self._profile = profile
+        self._check_finite = check_finite
+        self._sums = metric.MetricSums()
+        self._averaging = Averaging(context.distributed)
+        self._is_profiled = context.profile_setting.is_enabled
+        self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
+        self._batch_metrics: list[dict[str, Any]] = []
+        self._ends_at_once = False
+        self._average: Callable[[], dict[str, float]] | None = None
+
+    def start(self, batches: int) -> None:
+        """batches: completed before the first `add`."""
+        self.newest = batches
+        self._context.reducers.reset(is_training=True)
+        # What a reducer gathers, a callback looks at or the profile measures is of the moment at which a report is due.
+        at_once = self._keeps_batch_metrics or self._is_profiled or self._context.reducers.has_any(is_training=True)
+        # Where one rank waits all wait, as they have to exchange in the same order.
+        self._ends_at_once = bool(self._context.distributed.maximum([int(at_once)])[0])
+
+    def add(self, result: Any) -> None:
+        """result: what train_batch returned. Raises GanglineError `pytorch.metrics`."""
+        self._sums.add(result, "train_batch")
+        if self._keeps_batch_metrics:
+            self._batch_metrics.append(metric.check_metrics(result, "train_batch"))
+
+    def check(self, batches: int) -> None:
+        """That the losses so far are finite, reported or not. Waits for the device."""
+        self.end()
+        self._check_finite(self._sums.nonfinite_loss(), batches)
+
+    def begin(self, batches: int, may_wait: bool) -> None:
+        """The mean over the batches since the last report. may_wait: the caller calls `end` one batch later; where
+        nobody looks at the report at once it is ended there, so that no rank stands still for the others' numbers."""
+        self.end()
+        self.newest = batches
+        own = self._sums.take()
+        is_joint = self._context.setting.optimizations.average_training_metrics
+        self._average = self._averaging.average_later(own) if is_joint else lambda: metric.average([own])
+        if self._ends_at_once or not may_wait:
+            self.end()
+
+    def end(self) -> None:
+        """Sends off the report that was begun, if any."""
+        if self._average is None:
+            return
+        averaged = self._average()
+        self._average = None
+        metrics = reducer.join(averaged, self._context.reducers.reduce(is_training=True), "train_batch")
+        self._check_finite(metric.find_nonfinite_loss(metrics), self.newest)
+        if self._context.distributed.is_chief:
+            self._context.core.train.report_training_metrics(self.newest, metrics)
+            self._context.log_to_tensorboard("training", self.newest, metrics)
+        if self._is_profiled:
+            self._report_profile()
+        batch_metrics, self._batch_metrics = self._batch_metrics, []
+        call_all(
+            self._callbacks.values(),
+            self._context.core.beat,
+            lambda callback: callback.on_training_workload_end(metrics, batch_metrics),
+        )
+
+    def _report_profile(self) -> None:
+        found = mean(self._context.distributed.allgather(self._profile.take()))
+        if found and self._context.distributed.is_chief:
+            self._context.core.train.report_metrics(self._profile.group, self.newest, found)
+            self._context.log_to_tensorboard(self._profile.group, self.newest, found)
+
+
+def _wants_batch_metrics(callback: PyTorchCallback) -> bool:
+    return type(callback).on_training_workload_end is not PyTorchCallback.on_training_workload_end
