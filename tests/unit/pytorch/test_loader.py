@@ -105,7 +105,7 @@ def test_fewer_batches_than_slots() -> None:
 
 class _Doubled(TensorDataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-        return tuple(2 * value for value in super().__getitem__(index))
+        return tuple(2 * tensor[index] for tensor in self.tensors)
 
 
 class _Backwards(Subset[Any]):
