@@ -30,7 +30,7 @@ class TrainingReports:
         profile: Profile,
         check_finite: CheckFinite,
     ) -> None:
-        self.newest = -1
+        self.newest = 0
         self._context = context
         self._callbacks = callbacks
         self._profile = profile

@@ -70,3 +70,10 @@ def test_report_is_of_its_batches_also_where_it_waits_for_the_next_one(
         init=init,
     )
     assert reports == [(at[0], 2, 0.5), (at[1], 4, 2.5), (at[2], 6, 4.5), (at[3], 8, 6.5), (at[4], 10, 8.5)]
+
+
+def test_validation_before_the_first_batch_reports_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[int] = []
+    monkeypatch.setattr(TrainContext, "report_training_metrics", lambda _self, steps, _metrics: reported.append(steps))
+    fit(_Reducing, max_length=pytorch.Batch(4), reporting_period=pytorch.Batch(3), step_zero_validation=True)
+    assert reported == [3, 4]
