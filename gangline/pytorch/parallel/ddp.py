@@ -18,7 +18,7 @@ from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.parallel.ownership import WrappedModels
-from gangline.pytorch.parallel.route import reroute, route
+from gangline.pytorch.parallel.route import OriginalForward, reroute, route
 from gangline.pytorch.parallel.strategy import Holder, Strategy
 
 
@@ -84,9 +84,8 @@ class DdpStrategy(Strategy):
     def load_rank_state(self, state: dict[str, Any] | None) -> None:
         self._exchange.load_rank_state(state)
 
-    def _wrap(self, inner: nn.Module) -> DistributedDataParallel:
-        options = {**self._exchange.options(), **self._options}
-        wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
+    def _wrap(self, inner: OriginalForward) -> DistributedDataParallel:
+        wrapper = self._make_wrapper(inner, {})
         self._exchange.attach(wrapper)
         return wrapper
 
@@ -94,11 +93,15 @@ class DdpStrategy(Strategy):
         """The one wrapper anew, with other options of DistributedDataParallel."""
         inner = self._wrappers.pop().module
         # Only now is the old one gone; two at a time would exchange every gradient twice.
-        options = {**self._exchange.options(), **self._options, **options, "init_sync": False}
-        wrapper = DistributedDataParallel(inner, device_ids=self._device_ids, **options)
+        wrapper = self._make_wrapper(inner, {**options, "init_sync": False})
         self._exchange.attach(wrapper, replaced=0)
         self._wrappers.append(wrapper)
         reroute(self._routed[0], wrapper)
+
+    def _make_wrapper(self, inner: OriginalForward, options: dict[str, Any]) -> DistributedDataParallel:
+        options = {**self._exchange.options(), **self._options, **options}
+        with inner.walked_once():
+            return DistributedDataParallel(inner, device_ids=self._device_ids, **options)
 
     def _on_forward(self) -> None:
         self._has_fresh_forward = True

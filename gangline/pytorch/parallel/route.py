@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copyreg
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -34,13 +35,32 @@ class OriginalForward(nn.Module):
         self.module = model
         self.original_forward = forward
         self._on_forward = on_forward
+        self._walk: list[tuple[str, nn.Module]] | None = None
+
+    @contextmanager
+    def walked_once(self) -> Iterator[None]:
+        """While a wrapper is made around it, which asks for all modules several times over. They stay the same
+        meanwhile."""
+        self._walk = list(super().named_modules())
+        try:
+            yield
+        finally:
+            self._walk = None
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        if self._walk is None or memo or prefix or not remove_duplicate:
+            yield from super().named_modules(memo, prefix, remove_duplicate)
+        else:
+            yield from self._walk
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._on_forward()
         return self.original_forward(*args, **kwargs)
 
 
-def route(model: nn.Module, wrap: Callable[[nn.Module], W], on_forward: Callable[[], None] = lambda: None) -> W:
+def route(model: nn.Module, wrap: Callable[[OriginalForward], W], on_forward: Callable[[], None] = lambda: None) -> W:
     """Sends the model's forward through wrap(inner), where inner(...) is the model's original forward. Returns the
     wrapper, for the caller to keep: without it the model is by itself again.
 

@@ -7,10 +7,11 @@ import gc
 import pickle
 import weakref
 
+import pytest
 import torch
 from torch import nn
 
-from gangline.pytorch.parallel.route import route
+from gangline.pytorch.parallel.route import OriginalForward, route
 
 
 class Net(nn.Module):
@@ -103,3 +104,23 @@ def test_forward_of_one_instance_is_kept() -> None:
     wrapper = route(net, Doubling)
     assert torch.equal(net(_INPUTS), torch.full((1, 2), 4.0))
     assert wrapper.calls == 1
+
+
+def test_one_walk_over_the_modules_serves_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Net()
+    model = nn.Sequential(first, Net())
+    inner = OriginalForward(model, model.forward, lambda: None)
+    names, parameters = [name for name, _ in inner.named_modules()], dict(inner.named_parameters())
+    with inner.walked_once():
+        monkeypatch.setattr(nn.Module, "named_modules", None)
+        assert [name for name, _ in inner.named_modules()] == names
+        assert [id(module) for module in inner.modules()] == [id(inner), *map(id, (model, *_parts(model)))]
+        monkeypatch.undo()
+        assert dict(inner.named_parameters()) == parameters
+        assert dict(inner.named_parameters(prefix="x"))["x.module.0.layer.bias"] is first.layer.bias
+    model.append(nn.Linear(1, 1))
+    assert len(list(inner.modules())) == len(names) + 1
+
+
+def _parts(model: nn.Sequential) -> list[nn.Module]:
+    return [part for net in model for part in (net, *net.children())]
