@@ -51,7 +51,7 @@ max_restarts: 0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=150)
     arguments = parser.parse_args()
     print(describe_machine())
     with tempfile.TemporaryDirectory(prefix="gl-") as folder, running_cluster(agents=1, slots=2) as (client, _):

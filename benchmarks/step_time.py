@@ -37,8 +37,8 @@ PEERS = {"accelerate": "accelerate==1.15.0", "fabric": "lightning-fabric==2.6.6"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-per-rank", type=int, default=32)
     parser.add_argument("--by-record", action="store_true")
     arguments = parser.parse_args()
