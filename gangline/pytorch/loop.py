@@ -114,6 +114,10 @@ class TrainingLoop:
             self._fusion.close()
         self._end()
 
+    def settle(self) -> None:
+        """When training has failed: the save under way may yet become a checkpoint."""
+        self._keeper.settle()
+
     def _train(self) -> None:
         position, schedule, clock, pace = self._position, self._schedule, self._context.clock, self._pace
         if schedule.is_over(position):
@@ -261,11 +265,10 @@ class TrainingLoop:
         if found is None or self._context.setting.optimizations.nonfinite_loss == "ignore":
             return
         name, value = found
-        newest = self._newest_checkpoint
-        saved = f"the newest checkpoint is of batch {newest}" if newest >= 0 else "there is no checkpoint yet"
+        self._keeper.settle()
         raise invalid(
             "training.nonfinite_loss",
-            f"{name} is {value} at batch {batches}; {saved}. Lower the learning rate or clip the "
+            f"{name} is {value} at batch {batches}; {self._keeper.describe_newest()}. Lower the learning rate or clip the "
             "gradients; optimizations.nonfinite_loss: ignore trains on",
         )
 

@@ -107,6 +107,9 @@ class Trainer:
             if context.trace.is_configured:
                 context.trace.start(context.get_tensorboard_path())
             loop.run(source, validate_first)
+        except BaseException:
+            loop.settle()
+            raise
         finally:
             context.core.beat.end()
             profile.close()

@@ -30,6 +30,7 @@ class Keeper:
     def __init__(self, context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]) -> None:
         self._context = context
         self._callbacks = callbacks
+        self._restored = -1
         self._saver = Saver(
             context.core.checkpoint,
             context.distributed,
@@ -56,11 +57,24 @@ class Keeper:
         self._saver.wait()
         self._context.core.beat.resume()
 
+    def settle(self) -> None:
+        """For a rank that fails: gives the save under way some time. What goes wrong with it is only logged."""
+        self._context.core.beat.rest()
+        self._saver.settle()
+
+    def describe_newest(self) -> str:
+        """Which checkpoint training can go on from, as a clause of a message."""
+        newest = max(self._restored, self._saver.newest)
+        found = f"the newest checkpoint is of batch {newest}" if newest >= 0 else "there is no checkpoint yet"
+        batches = self._saver.under_way
+        return found if batches is None else f"{found}, one of batch {batches} is being saved"
+
     def restore(self, source: Source) -> None:
         """All but the random numbers."""
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(source.trainer)
         restore(self._context, self._callbacks, source)
+        self._restored = source.trainer["progress"]["batches"]
 
     def restore_random(self, source: Source) -> None:
         """When nothing random is left to do before the first batch."""

@@ -35,6 +35,9 @@ from gangline.pytorch.checkpoint.writer import write_tensors
 
 # Ranks wait for one another's uploads; a rank that died breaks its connections at once.
 _GROUP_TIMEOUT = timedelta(hours=4)
+# What a rank that fails gives the save under way before it says so. Its peers are held up meanwhile, but they live, and
+# their parts go on; where one has died, the runner ends all of them, however long they would wait here.
+_SETTLE_SECONDS = 10.0
 _log = logging.getLogger("gangline")
 
 
@@ -76,6 +79,8 @@ class Saver:
         self._staging = Staging()
         self._known_group: dist.ProcessGroup | None = None
         self._running: Save | None = None
+        self._is_given_up = False
+        self._newest = -1
         self._stall = 0.0
 
     def save(
@@ -102,9 +107,14 @@ class Saver:
             self.wait()
 
     @property
-    def is_running(self) -> bool:
-        """Whether a save has begun and nobody has heard of its end yet."""
-        return self._running is not None
+    def newest(self) -> int:
+        """The batches of the newest checkpoint that is complete, as far as anybody has looked; -1 for none."""
+        return self._newest
+
+    @property
+    def under_way(self) -> int | None:
+        """The batches of the save that has begun and of whose end nobody has heard yet."""
+        return self._running.batches if self._running is not None else None
 
     def poll(self) -> None:
         """Looks whether the save under way has ended, without waiting. Raises what went wrong with it."""
@@ -119,10 +129,29 @@ class Saver:
         save.thread.join()
         if save.error is not None:
             raise _describe(save, self._checkpoint.storage_url) from save.error
+        self._newest = save.batches
         if self._distributed.is_chief:
             text = "checkpoint %s after batch %d: complete in %.1f s, begun in %.2f s"
             _log.info(text, save.storage_id, save.batches, save.ended - save.began, self._stall)
         self._on_saved(save.storage_id)
+
+    def settle(self) -> None:
+        """For a rank that fails: waits for the save under way as long as it may, and not again at the next call.
+
+        What goes wrong with it is logged: the failure that is told already counts.
+        """
+        if self._running is None or self._is_given_up:
+            return
+        self._running.thread.join(_SETTLE_SECONDS)
+        if self._running.thread.is_alive():
+            self._is_given_up = True
+            text = "the checkpoint after batch %d was still being written after %g s, so this end of training loses it"
+            _log.warning(text, self._running.batches, _SETTLE_SECONDS)
+            return
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001  see above; a callback may raise anything
+            _log.warning("%s", error)
 
     def _group(self) -> dist.ProcessGroup | None:
         if self._distributed.size > 1 and self._known_group is None:

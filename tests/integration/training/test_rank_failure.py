@@ -86,6 +86,58 @@ def test_failure_of_rank_1_is_told_by_rank_1(tmp_path: Path) -> None:
     assert earliest == 1
 
 
+_HELD = """
+import os, signal, threading
+from gangline.core.storage import CheckpointStore
+
+GO_ON = threading.Event()
+open_file = CheckpointStore.open_file
+
+
+def open_later(store, storage_id, path):
+    assert GO_ON.wait(60)
+    return open_file(store, storage_id, path)
+
+
+CheckpointStore.open_file = open_later
+"""
+
+
+def _fail_during_save(directory: Path, statements: str) -> RunningTrial:
+    """Two ranks with a checkpoint every second batch, which storage takes from the third batch on. statements: what
+    happens in that one, after `rank` is set."""
+    source = _HELD + _in_train_batch(f"rank = self.context.distributed.rank\n        if batch_idx == 2: {statements}")
+    config = {"min_checkpoint_period": {"batches": 2}, "searcher": {"name": "single", "max_length": {"batches": 9}}}
+    running, codes = _run(directory, source, 2, **config)
+    assert None not in codes
+    return running
+
+
+def test_save_under_way_becomes_a_checkpoint_though_training_fails(tmp_path: Path) -> None:
+    running = _fail_during_save(tmp_path, "GO_ON.set(); assert rank == 0, 'label 11'")
+    assert _failure(running, 1) == (ExitKind.USER_ERROR, "AssertionError: label 11")
+    assert [saved.batches_completed for saved in running.checkpoints()] == [2]
+    folders = [path.name for path in (tmp_path / "storage" / "checkpoints").iterdir()]
+    assert folders == [running.latest_checkpoint().id]
+
+
+def test_loss_that_is_no_number_names_the_checkpoint_that_there_is(tmp_path: Path) -> None:
+    running = _fail_during_save(tmp_path, "GO_ON.set(); batch[1].fill_(float('nan') if rank else 0.0)")
+    for rank in (0, 1):
+        kind, message = _failure(running, rank)
+        assert kind is ExitKind.NONFINITE_METRIC
+        assert message.startswith("loss is nan at batch 3; the newest checkpoint is of batch 2. Lower")
+    assert [saved.batches_completed for saved in running.checkpoints()] == [2]
+
+
+def test_rank_does_not_wait_for_the_part_of_one_that_died(tmp_path: Path) -> None:
+    running = _fail_during_save(tmp_path, "GO_ON.set() if rank == 0 else os.kill(os.getpid(), signal.SIGKILL)")
+    assert running.runner.of(0, "failure")
+    assert running.checkpoints() == []
+    assert "still being written" not in running.output(0)
+    assert "could not be written" in running.output(0)
+
+
 @pytest.mark.parametrize(
     ("entrypoint", "message"),
     [

@@ -300,3 +300,22 @@ def test_storage_that_fails_ends_training_with_its_own_words(monkeypatch: pytest
         fit("none", 3)
     assert (caught.value.code, caught.value.kind) == ("checkpoint.storage", "unavailable")
     assert not list(Path("checkpoints").glob("*"))
+
+
+def test_failed_training_waits_for_its_save_only_so_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = _HeldStore()
+    monkeypatch.setattr(CheckpointStore, "open_file", held.opener())
+    monkeypatch.setattr("gangline.pytorch.checkpoint.saver._SETTLE_SECONDS", 0.0)
+
+    class Diverging(PointsTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            loss = super().train_batch(batch, epoch_idx, batch_idx)["loss"]
+            return {"loss": loss * float("nan") if batch_idx == 3 else loss}
+
+    with pytest.raises(GanglineError, match=r"there is no checkpoint yet, one of batch 2 is being saved\. Lower"):
+        fit("none", 9, kind=Diverging, checkpoint_period=pytorch.Batch(2))
+    held.release.set()
+    warning = "the checkpoint after batch 2 was still being written after 0 s, so this end of training loses it"
+    assert caplog.messages.count(warning) == 1
