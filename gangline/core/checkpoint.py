@@ -82,9 +82,11 @@ class CheckpointContext:
         """Saves a folder's files as a new checkpoint and returns its id.
 
         ckpt_dir: None where a rank has nothing to add. selector: which of the files, by their path inside the folder.
-        Raises GanglineError `checkpoint.conflict` when two ranks give the same path different content.
+        Raises GanglineError `checkpoint.conflict` when two ranks give the same path different content, and
+        `checkpoint.no_folder`.
         """
         self._check_caller(shard)
+        self._check_folder(ckpt_dir, shard)
         storage_id = self._new_id(shard)
         self._save(storage_id, Path(ckpt_dir) if ckpt_dir is not None else None, metadata, shard, selector)
         return storage_id
@@ -143,7 +145,8 @@ class CheckpointContext:
     def delete(self, storage_id: str) -> None:
         """Chief only. On the cluster the files go soon after, by the scheduler's word.
 
-        Raises GanglineError `checkpoint.needed` for the one that this trial would go on from, and `checkpoint.id`.
+        Raises GanglineError `checkpoint.needed` for the one that this trial would go on from, `checkpoint.id`, and off
+        the cluster `checkpoint.not_found`.
         """
         check_checkpoint_id(storage_id)
         if self._cluster is None:
@@ -176,6 +179,15 @@ class CheckpointContext:
                 f"rank {self._distributed.rank} saves a checkpoint that is not sharded, which only the chief may; "
                 "save on rank 0, or pass shard=True on all ranks",
             )
+
+    def _check_folder(self, directory: str | Path | None, shard: bool) -> None:
+        """With several ranks on all of them, as the others would wait for one that raises."""
+        is_missing = directory is not None and not Path(directory).is_dir()
+        text = f"upload: there is no folder {directory} on rank {self._distributed.rank}; write the files first"
+        own = text if is_missing else None
+        found = [text for text in (self._distributed.allgather(own) if shard else [own]) if text is not None]
+        if found:
+            raise invalid("checkpoint.no_folder", found[0])
 
     def _new_id(self, shard: bool) -> str:
         storage_id = str(uuid.uuid4())

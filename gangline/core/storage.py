@@ -14,28 +14,18 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import fsspec
 
+from gangline.core.manifest import StoredFile, files_of, read_document, write_document
 from gangline.core.stream import DigestStream
 from gangline.domain.experiment import METADATA_FILE
 from gangline.domain.partial import Partial, Writer, partial_name, removed_name
 from gangline.errors import GanglineError, conflict, invalid, not_found
 
-MANIFEST_KEY = "manifest"
-MANIFEST_FORMAT = 1
 _CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """What the manifest says of one file."""
-
-    bytes: int
-    sha256: str
 
 
 def checkpoint_url(storage_url: str, storage_id: str) -> str:
@@ -106,12 +96,11 @@ class CheckpointStore:
         """
         filesystem, staging = self._open(self._staging_url(storage_id))
         self._check_whole(filesystem, staging, files)
-        manifest = {"format": MANIFEST_FORMAT, "files": {path: asdict(file) for path, file in files.items()}}
-        document = json.dumps({**metadata, MANIFEST_KEY: manifest}, indent=2, sort_keys=True)
+        document = write_document(metadata, files)
         if not files:
             filesystem.makedirs(staging, exist_ok=True)
         try:
-            self._seal(filesystem, staging, storage_id, document.encode())
+            self._seal(filesystem, staging, storage_id, document)
         except FileNotFoundError:
             # The folder must not be made anew: it would lack what was in it.
             raise _swept(staging) from None
@@ -136,7 +125,7 @@ class CheckpointStore:
         """Copies a checkpoint's files, all or the given ones, and compares each with the manifest."""
         filesystem, source = self._open(checkpoint_url(self.url, storage_id))
         metadata = self.load_metadata(storage_id)
-        files = _files_of(metadata)
+        files = files_of(metadata)
         for path in files if paths is None else paths:
             target = directory / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,18 +137,23 @@ class CheckpointStore:
         verify(directory, paths)
 
     def delete(self, storage_id: str) -> None:
-        filesystem, path = self._open(checkpoint_url(self.url, storage_id))
-        filesystem.rm(path, recursive=True)
-
-    def load_metadata(self, storage_id: str) -> dict[str, Any]:
-        """Raises GanglineError `checkpoint.not_found` when it is absent or was never committed."""
+        """Raises GanglineError `checkpoint.not_found`."""
         url = checkpoint_url(self.url, storage_id)
         filesystem, path = self._open(url)
         try:
-            found: dict[str, Any] = json.loads(filesystem.cat_file(f"{path}/{METADATA_FILE}"))
+            filesystem.rm(path, recursive=True)
         except FileNotFoundError:
-            raise not_found("checkpoint.not_found", f"no checkpoint {storage_id} at {url}") from None
-        return found
+            raise _absent(storage_id, url) from None
+
+    def load_metadata(self, storage_id: str) -> dict[str, Any]:
+        """Raises GanglineError `checkpoint.not_found` when it is absent or was never committed, and `corrupt`."""
+        url = checkpoint_url(self.url, storage_id)
+        filesystem, path = self._open(url)
+        try:
+            content = filesystem.cat_file(f"{path}/{METADATA_FILE}")
+        except FileNotFoundError:
+            raise _absent(storage_id, url) from None
+        return read_document(content, f"{url}/{METADATA_FILE}")
 
     def local_path(self, storage_id: str) -> Path | None:
         """The checkpoint's folder where storage is a directory of this machine, else None."""
@@ -225,20 +219,21 @@ def _sync(path: Path) -> None:
 
 
 def read_metadata(directory: Path) -> dict[str, Any]:
-    """Raises GanglineError `checkpoint.not_found` where a folder is no complete checkpoint."""
+    """Raises GanglineError `checkpoint.not_found` where a folder is no complete checkpoint, and `corrupt`."""
+    path = directory / METADATA_FILE
     try:
-        found: dict[str, Any] = json.loads((directory / METADATA_FILE).read_text())
+        content = path.read_bytes()
     except FileNotFoundError:
         raise not_found(
             "checkpoint.not_found", f"{directory} holds no {METADATA_FILE}, so no complete checkpoint"
         ) from None
-    return found
+    return read_document(content, str(path))
 
 
 def verify(directory: Path, paths: Iterable[str] | None = None) -> dict[str, Any]:
     """Compares a folder's files, all or the given ones, with its manifest. Returns the metadata."""
     metadata = read_metadata(directory)
-    files = _files_of(metadata)
+    files = files_of(metadata)
     for path in files if paths is None else paths:
         target = directory / path
         if path not in files or not target.is_file():
@@ -252,23 +247,16 @@ def verify(directory: Path, paths: Iterable[str] | None = None) -> dict[str, Any
     return metadata
 
 
-def _files_of(metadata: Mapping[str, Any]) -> dict[str, StoredFile]:
-    manifest = metadata.get(MANIFEST_KEY, {})
-    if manifest.get("format", 0) > MANIFEST_FORMAT:
-        raise invalid(
-            "checkpoint.newer_format",
-            f"the checkpoint has format {manifest['format']}, this version of Gangline reads up to {MANIFEST_FORMAT}; "
-            "use a newer one",
-        )
-    return {path: StoredFile(**entry) for path, entry in manifest.get("files", {}).items()}
-
-
 def _swept(place: str) -> GanglineError:
     return conflict(
         "checkpoint.swept",
         f"{place} is not there any more as it was written, so there is no checkpoint of it; what an attempt has not "
         "finished is cleared away once the attempt has ended on record",
     )
+
+
+def _absent(storage_id: str, url: str) -> GanglineError:
+    return not_found("checkpoint.not_found", f"no checkpoint {storage_id} at {url}")
 
 
 def _missing(path: str, where: str) -> GanglineError:

@@ -268,8 +268,8 @@ class TrainingLoop:
         self._keeper.settle()
         raise invalid(
             "training.nonfinite_loss",
-            f"{name} is {value} at batch {batches}; {self._keeper.describe_newest()}. Lower the learning rate or clip the "
-            "gradients; optimizations.nonfinite_loss: ignore trains on",
+            f"{name} is {value} at batch {batches}; {self._keeper.describe_newest()}. Lower the learning rate or clip "
+            "the gradients; optimizations.nonfinite_loss: ignore trains on",
         )
 
     def _validate(self) -> None:

@@ -11,6 +11,8 @@ import torch.distributed as dist
 import gangline.core
 from gangline.cluster_info import ClusterInfo
 from gangline.core import DistributedContext
+from gangline.core.manifest import find_unwritable
+from gangline.errors import invalid
 from gangline.pytorch import group, seed
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel import choose_strategy
@@ -58,6 +60,13 @@ def make_setting(
 ) -> TrialSetting:
     """The experiment's own configuration and hyperparameters where there is one, else what the script passed."""
     config = {**config, **(cluster.trial.config if cluster else {})}
+    odd = find_unwritable(hparams)
+    if odd is not None:
+        # Checkpoints keep them; the first one, perhaps after hours, is too late to say so.
+        raise invalid(
+            "config.hparams",
+            f"hparams.{odd}, which checkpoints cannot keep; give numbers, strings, lists and dictionaries",
+        )
     return TrialSetting(
         config=config,
         hparams={**hparams, **(cluster.trial.hparams if cluster else {})},

@@ -76,7 +76,7 @@ class Source(ABC):
 def open_source(directory: Path) -> Source:
     """Raises GanglineError `checkpoint.newer_format`."""
     found = read_manifest(directory).get(STATE_FORMAT_KEY, 1)
-    if found > STATE_FORMAT:
+    if type(found) is not int or found > STATE_FORMAT:
         raise invalid(
             "checkpoint.newer_format",
             f"the checkpoint holds a trial's state in format {found}, this version of Gangline reads up to "

@@ -143,6 +143,33 @@ def test_deleted_checkpoint_is_gone(url: str) -> None:
         context.get_metadata(storage_id)
 
 
+def test_unknown_checkpoint_cannot_be_deleted(url: str) -> None:
+    context = _context(url)
+    _save(context)
+    with pytest.raises(GanglineError, match=f"^no checkpoint abc at {url}/checkpoints/abc$") as caught:
+        context.delete("abc")
+    assert caught.value.code == "checkpoint.not_found"
+
+
+def test_folder_that_is_not_there_makes_no_checkpoint(tmp_path: Path) -> None:
+    link = _RecordingLink()
+    storage = tmp_path / "storage"
+    with pytest.raises(GanglineError, match=r"^upload: there is no folder /no/such on rank 0; write the") as caught:
+        _context(str(storage), link=link).upload("/no/such")
+    assert caught.value.code == "checkpoint.no_folder"
+    assert not storage.exists()
+
+    def work(distributed: DistributedContext) -> str:
+        own = "/no/such" if distributed.rank == 1 else tmp_path
+        with pytest.raises(GanglineError) as caught:
+            _context(str(storage), distributed).upload(own, shard=True)
+        return caught.value.message
+
+    (message,) = set(in_ranks(2, work))
+    assert message.startswith("upload: there is no folder /no/such on rank 1;")
+    assert not storage.exists()
+
+
 @pytest.mark.parametrize("storage_id", ["", ".", "..", ".partial-x", "../code", "a/b", "a\\b"])
 def test_what_names_another_folder_is_not_deleted(url: str, storage_id: str) -> None:
     """Nor all checkpoints, by an id that is empty."""

@@ -11,14 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 from gangline import pytorch
 from gangline.core import CheckpointContext
-from gangline.core.storage import MANIFEST_KEY, CheckpointStore, StoredFile, digest_of
+from gangline.core.manifest import StoredFile, files_of, write_document
+from gangline.core.storage import CheckpointStore, digest_of
+from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError
+from gangline.launch.failure import describe
 from tests.support.strategy_work import Net, PointsTrial, Recorder, fit, make_optimizer
 
 
@@ -73,6 +77,8 @@ def _flip(path: Path) -> None:
         (lambda folder: (folder / "tensors" / ".metadata").unlink(), r"lacks tensors/.metadata; use another"),
         (lambda folder: _flip(folder / "trainer.pth"), r"trainer.pth differs from what was saved"),
         (lambda folder: (folder / "rank_0.pth").unlink(), r"lacks rank_0.pth; use another checkpoint"),
+        (lambda folder: _flip(folder / "metadata.json"), r"metadata.json (is no JSON: |has no|differs|does not|names)"),
+        (lambda folder: (folder / "metadata.json").write_text(""), r"metadata.json is no JSON: .*; use another"),
         (lambda folder: (folder / "metadata.json").unlink(), r"no checkpoint [0-9a-f-]+ at|holds no metadata.json"),
         (
             lambda folder: _change(folder, state_format=3),
@@ -91,18 +97,20 @@ def test_damage_is_told_in_one_line(damage: Callable[[Path], object], message: s
         assert "\n" not in caught.value.message
 
 
-def _change(folder: Path, **values: Any) -> None:
+def _change(folder: Path, files: dict[str, StoredFile] | None = None, **values: Any) -> None:
+    """As if it had been saved so."""
     path = folder / "metadata.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    document = json.loads(path.read_text())
+    entries = files_of(document) | (files or {})
+    document.pop("manifest")
+    path.write_bytes(write_document({**document, **values}, entries))
 
 
 def _put_pickle(folder: Path, content: Any) -> None:
     """With a manifest that says that it belongs there."""
     path = folder / "tensors" / ".metadata"
     path.write_bytes(pickle.dumps(content))
-    manifest = json.loads((folder / "metadata.json").read_text())[MANIFEST_KEY]
-    manifest["files"]["tensors/.metadata"] = {"bytes": path.stat().st_size, "sha256": digest_of(path)}
-    _change(folder, manifest=manifest)
+    _change(folder, {"tensors/.metadata": StoredFile(path.stat().st_size, digest_of(path))})
 
 
 class _OneGroup(PointsTrial):
@@ -319,3 +327,16 @@ def test_failed_training_waits_for_its_save_only_so_long(
     held.release.set()
     warning = "the checkpoint after batch 2 was still being written after 0 s, so this end of training loses it"
     assert caplog.messages.count(warning) == 1
+
+
+@pytest.mark.parametrize(
+    ("hparams", "message"),
+    [
+        ({"data": {"root": Path("/data")}}, "hparams.data.root is a PosixPath, which checkpoints cannot keep; give"),
+        ({"lr": numpy.float32(0.1)}, "hparams.lr is a float32, which checkpoints cannot keep; give numbers"),
+    ],
+)
+def test_hyperparameter_that_checkpoints_cannot_keep(hparams: dict[str, Any], message: str) -> None:
+    with pytest.raises(GanglineError, match=message) as caught:
+        fit("none", 3, hparams=hparams)
+    assert describe(caught.value).kind is ExitKind.CONFIGURATION_ERROR
