@@ -212,12 +212,15 @@ class PointsTrial(pytorch.PyTorchTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
         hparams = context.get_hparams()
-        self.model = context.wrap_model(Net(hparams.get("width", 8)))
+        self.model = context.wrap_model(self.make_model())
         self.optimizer = context.wrap_optimizer(make_optimizer(self.model, hparams.get("optimizer", "adamw")))
         scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 4, 0.8)
         context.wrap_lr_scheduler(scheduler, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
         self.count = context.wrap_reducer(sum, name="records", for_training=False)
         self.recorder = Recorder()
+
+    def make_model(self) -> nn.Module:
+        return Net(self.context.get_hparams().get("width", 8))
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return {"recorder": self.recorder}
@@ -249,6 +252,13 @@ class WholePointsTrial(PointsTrial):
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
         parts = [(len(inputs), functional.mse_loss(self.model(inputs), targets)) for inputs, targets in data_loader]
         return {"error": sum(count * float(error) for count, error in parts) / 37}
+
+
+class SmallPointsTrial(WholePointsTrial):
+    """Whose blocks are all that the model consists of."""
+
+    def make_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 class Recorder(pytorch.PyTorchCallback):

@@ -10,7 +10,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -136,6 +136,7 @@ class ShardedStrategy(Strategy):
             for module in self._all_modules():
                 module.reshard()
                 module.set_reshard_after_forward(self.reshards and module not in self._roots, recurse=False)
+                _forget_passes(module)
 
     def _all_modules(self) -> list[FSDPModule]:
         return [module for root in self._roots for module in _sharded_modules(root)]
@@ -144,6 +145,19 @@ class ShardedStrategy(Strategy):
 def _sharded_modules(root: FSDPModule) -> list[FSDPModule]:
     assert isinstance(root, nn.Module)
     return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def _forget_passes(module: FSDPModule) -> None:
+    """What torch has noted of passes that no backward followed. It gathers blocks ahead by these notes, and ranks with
+    other ones would wait for one another in the next backward. torch's own reset would also drop gradients."""
+    state: Any = module._get_fsdp_state()
+    # Absent until a first pass.
+    getattr(state._comm_ctx, "post_forward_order", []).clear()
+    # Older releases of torch know one group of parameters for each module.
+    groups = getattr(state, "_fsdp_param_groups", None)
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        if group is not None:
+            group._post_forward_indices.clear()
 
 
 def _check_shardable(name: str, model: nn.Module) -> None:

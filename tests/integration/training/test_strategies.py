@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from gangline.pytorch import Batch
 from tests.support.gang import run_gang
 from tests.support.strategy_work import (
     Case,
     Outcome,
     Recorder,
+    SmallPointsTrial,
     WholePointsTrial,
     fit_many,
     refusals,
@@ -135,6 +137,25 @@ def test_sharded_model_is_validated_as_a_whole_one(tmp_path: Path) -> None:
         for recorder in recorders:
             assert recorder.validations[-1]["error"] == pytest.approx(error, abs=1e-6)
         assert [recorder.validations[-1]["records"] for recorder in recorders[2:]] == [37, 37]
+
+
+@pytest.mark.parametrize(("size", "strategies"), [(2, ("zero2", "zero3")), (4, ("hsdp",))])
+def test_training_goes_on_after_the_chief_has_evaluated_alone(
+    tmp_path: Path, size: int, strategies: tuple[str, ...]
+) -> None:
+    """Whose passes through the model no other rank has made."""
+    moments: tuple[dict[str, Any], ...] = ({"validation_period": Batch(2)}, {"step_zero_validation": True})
+    runs = [
+        {"parallelism": strategy, "batches": 5, "kind": SmallPointsTrial, **moment}
+        for strategy in ("ddp", *strategies)
+        for moment in moments
+    ]
+    by_rank: list[list[Recorder]] = run_gang(size, tmp_path / "gang", fit_many, tmp_path, runs)
+    whole = by_rank[0][0].losses
+    for recorders in by_rank:
+        for recorder in recorders:
+            assert recorder.losses == pytest.approx(whole, abs=1e-5)
+        assert [len(recorder.validations) for recorder in recorders] == [3, 2] * (1 + len(strategies))
 
 
 def test_reference_uses_plain_tensors(of_two: list[list[Outcome]]) -> None:
