@@ -136,8 +136,8 @@ class PyTorchTrialContext(Lacking):
         return wrapped
 
     def wrap_optimizer(self, optimizer: Optimizer, backward_passes_per_step: int = 1) -> Optimizer:
-        """After the models whose parameters it holds. backward_passes_per_step: accepted, as any number of backward
-        passes may come before a step."""
+        """After the models whose parameters it holds. backward_passes_per_step: accepted, no effect. Several backward
+        passes may come before a step; with ddp and zero1 each needs a forward pass of its own."""
         wrapped = self.strategy.prepare_optimizer(optimizer)
         self.optimizers.append(wrapped)
         return wrapped

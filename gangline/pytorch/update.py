@@ -29,6 +29,7 @@ class ParameterUpdate:
         self.scalers: list[Any] = []
         self.own_scaler: Any = None
         self.is_step_batch = True
+        self._is_first_backward = True
         self._strategy = strategy
         self._precision = precision
         self._clock = clock
@@ -37,6 +38,7 @@ class ParameterUpdate:
 
     def begin_batch(self, is_step_batch: bool) -> None:
         self.is_step_batch = is_step_batch
+        self._is_first_backward = True
 
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
         with self._clock.phase("backward"), self._precision.without_autocast():
@@ -45,7 +47,8 @@ class ParameterUpdate:
             if self.own_scaler is not None:
                 loss = self.own_scaler.scale(loss)
             if self.is_step_batch:
-                self._strategy.before_backward()
+                self._strategy.before_backward(self._is_first_backward)
+                self._is_first_backward = False
             try:
                 loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             except RuntimeError as error:
@@ -53,6 +56,8 @@ class ParameterUpdate:
                 if meaning is None:
                     raise
                 raise meaning from error
+            if self.is_step_batch:
+                self._strategy.after_backward()
 
     def step(
         self,
@@ -69,7 +74,8 @@ class ParameterUpdate:
             if clip_grads is not None:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
-                clip_grads(parameter for group in optimizer.param_groups for parameter in group["params"])
+                # A list, as a function that looks at them twice would find a generator empty the second time.
+                clip_grads([parameter for group in optimizer.param_groups for parameter in group["params"]])
             if scaler is not None:
                 scaler.step(optimizer)
             else:

@@ -261,6 +261,38 @@ class SmallPointsTrial(WholePointsTrial):
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+class PairTrial(pytorch.PyTorchTrial):
+    """Two models with an optimizer each. Both backward passes come after both forward passes. again: whose loss has a
+    second backward pass at the end, by number; None for none."""
+
+    again: int | None = None
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        torch.manual_seed(5)
+        self.models = [context.wrap_model(Net(width)) for width in (8, 4)]
+        self.optimizers = [context.wrap_optimizer(torch.optim.SGD(one.parameters(), lr=0.1)) for one in self.models]
+
+    build_training_data_loader = PointsTrial.build_training_data_loader
+    build_validation_data_loader = PointsTrial.build_validation_data_loader
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        losses = [functional.mse_loss(model(inputs), targets) for model in self.models]
+        for loss in losses if self.again is None else [losses[self.again]] * 2:
+            self.context.backward(loss, retain_graph=True)
+        for optimizer in self.optimizers:
+            self.context.step_optimizer(optimizer)
+        return {"loss": losses[0]}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"error": 0.0}
+
+
+class GreedyPairTrial(PairTrial):
+    again = 1
+
+
 class Recorder(pytorch.PyTorchCallback):
     """losses and validations by batch, ids of checkpoints, and a state that a checkpoint keeps."""
 
@@ -310,6 +342,34 @@ def fit_many(directory: Path, runs: Sequence[dict[str, Any]]) -> list[Recorder]:
 
     os.chdir(directory)
     return [fit(**run) for run in runs]
+
+
+def fit_pairs(directory: Path, strategies: Sequence[str]) -> list[dict[str, torch.Tensor]]:
+    """The states of both models after a few batches, whole, for each strategy."""
+    import os
+
+    os.chdir(directory)
+    found = []
+    for strategy in strategies:
+        with pytorch.init(hparams={"global_batch_size": 8}, exp_conf={"parallelism": strategy}) as context:
+            trial = PairTrial(context)
+            pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(6), checkpoint_policy="none")
+            states = [context.get_full_model_state(model) for model in trial.models]
+        found.append({f"{index}.{name}": value for index, one in enumerate(states) for name, value in one.items()})
+    return found
+
+
+def refuse_pair(directory: Path) -> str:
+    """What is said where the second model's loss has two backward passes, and the first one's none."""
+    import os
+
+    os.chdir(directory)
+    try:
+        with pytorch.init(hparams={"global_batch_size": 8}) as context:
+            pytorch.Trainer(GreedyPairTrial(context), context).fit(max_length=pytorch.Batch(1))
+    except GanglineError as error:
+        return error.message
+    return ""
 
 
 def _points(count: int) -> TensorDataset:

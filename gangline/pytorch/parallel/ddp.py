@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gangline.errors import invalid
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.exchange import Exchange
-from gangline.pytorch.parallel.ownership import WrappedModels
+from gangline.pytorch.parallel.freshness import FreshForwards
+from gangline.pytorch.parallel.ownership import WrappedModels, class_name
 from gangline.pytorch.parallel.route import OriginalForward, reroute, route
 from gangline.pytorch.parallel.strategy import Holder, Strategy
 
@@ -33,12 +33,12 @@ class DdpStrategy(Strategy):
         self._exchange = exchange
         self._wrappers: list[DistributedDataParallel] = []
         self._routed: list[nn.Module] = []
-        self._has_fresh_forward = False
+        self._forwards = FreshForwards()
         self._models = WrappedModels(self.name, replaces=False)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         if any(parameter.requires_grad for parameter in model.parameters()):
-            self._wrappers.append(route(model, self._wrap, self._on_forward))
+            self._wrappers.append(route(model, self._wrap, self._forwards.add(class_name(model), model)))
             self._routed.append(model)
         self._models.add(model)
         warn_of_batch_norm(model)
@@ -63,16 +63,11 @@ class DdpStrategy(Strategy):
             return None
         return BucketedModel(lambda: self._wrappers[0], self._replace_wrapper, self._exchange.wire_ratio)
 
-    def before_backward(self) -> None:
-        """torch exchanges gradients once for each forward pass of a wrapper, and passes over all others in silence."""
-        if self._wrappers and not self._has_fresh_forward:
-            raise invalid(
-                "parallelism.backward",
-                "context.backward was called without a forward pass of a wrapped model since the last backward pass, "
-                "so its gradients would stay on this rank; call the wrapped model itself and not a part of it, and add "
-                "losses of several forward passes up for one context.backward",
-            )
-        self._has_fresh_forward = False
+    def before_backward(self, is_first: bool) -> None:
+        self._forwards.begin_backward(is_first)
+
+    def after_backward(self) -> None:
+        self._forwards.end_backward()
 
     @property
     def ddp_wrappers(self) -> Sequence[DistributedDataParallel]:
@@ -103,12 +98,10 @@ class DdpStrategy(Strategy):
         with inner.walked_once():
             return DistributedDataParallel(inner, device_ids=self._device_ids, **options)
 
-    def _on_forward(self) -> None:
-        self._has_fresh_forward = True
-
     @contextmanager
     def _without_exchange(self) -> Iterator[None]:
         with ExitStack() as stack:
             for wrapper in self._wrappers:
                 stack.enter_context(wrapper.no_sync())
             yield
+        self._forwards.forget()

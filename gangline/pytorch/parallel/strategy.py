@@ -96,9 +96,13 @@ class Strategy(ABC):
         the user fixed its buckets."""
         return None
 
-    def before_backward(self) -> None:
-        """Called before a backward pass whose gradients the ranks exchange. Raises GanglineError `parallelism.backward`
-        where they would not get to the other ranks."""
+    def before_backward(self, is_first: bool) -> None:
+        """Called before a backward pass whose gradients the ranks exchange; is_first: of its batch. Where they would
+        not get to the other ranks it or the backward pass raises GanglineError `parallelism.backward`."""
+        return
+
+    def after_backward(self) -> None:
+        """Called when such a backward pass has ended well."""
         return
 
     @property

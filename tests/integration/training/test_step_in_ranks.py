@@ -24,9 +24,13 @@ _ONE_AFTER_THE_OTHER = LINEAR.replace(
     "        self.context.backward(loss)\n        self.context.backward(self.model(inputs).mean())\n",
 )
 _NO_FORWARD = (
-    "context.backward was called without a forward pass of a wrapped model since the last backward pass, so its "
-    "gradients would stay on this rank; call the wrapped model itself and not a part of it, and add losses of several "
-    "forward passes up for one context.backward"
+    "context.backward was called, but no wrapped model has made a forward pass with gradients in this batch, so its "
+    "gradients would stay on this rank; call the wrapped model itself and not a part of it"
+)
+_SECOND_BACKWARD = (
+    "context.backward was called again without another forward pass of a wrapped model since the last time, so its "
+    "gradients would stay on this rank; add losses up for one context.backward, or call the wrapped model itself again "
+    "before the next one"
 )
 _PART = LINEAR.replace(
     "loss = nn.functional.mse_loss(self.model(inputs)",
@@ -47,7 +51,7 @@ def _run(
     [
         (
             _TWO_BACKWARDS,
-            _NO_FORWARD,
+            _SECOND_BACKWARD,
         ),
         (
             _PART,

@@ -18,7 +18,9 @@ from tests.support.strategy_work import (
     SmallPointsTrial,
     WholePointsTrial,
     fit_many,
+    fit_pairs,
     refusals,
+    refuse_pair,
     running_means,
     scaled_steps,
     train_cases,
@@ -156,6 +158,27 @@ def test_training_goes_on_after_the_chief_has_evaluated_alone(
         for recorder in recorders:
             assert recorder.losses == pytest.approx(whole, abs=1e-5)
         assert [len(recorder.validations) for recorder in recorders] == [3, 2] * (1 + len(strategies))
+
+
+def test_two_models_have_a_backward_pass_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (alone,) = fit_pairs(tmp_path, ["none"])
+    strategies = ["ddp", "zero1", "zero3"]
+    by_rank = run_gang(2, tmp_path / "gang", fit_pairs, tmp_path, strategies)
+    for strategy, first, second in zip(strategies, *by_rank, strict=True):
+        assert first.keys() == second.keys() == alone.keys()
+        for name, value in alone.items():
+            assert torch.equal(first[name], second[name]), (strategy, name)
+            assert torch.allclose(first[name].double(), value.double(), atol=1e-5), (strategy, name)
+
+
+def test_one_of_two_models_has_no_second_backward_pass(tmp_path: Path) -> None:
+    message = (
+        "context.backward reached Net again without another forward pass of that model since the last time, so its "
+        "gradients would stay on this rank; add losses up for one context.backward, or call the wrapped model itself "
+        "again before the next one"
+    )
+    assert run_gang(2, tmp_path / "gang", refuse_pair, tmp_path) == [message] * 2
 
 
 def test_reference_uses_plain_tensors(of_two: list[list[Outcome]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,23 @@ def test_scheduler_steps(mode: str, frequency: int, aggregation: int, steps: int
 
     trial = _fit(Scheduled, max_length=pytorch.Epoch(2), init={"aggregation_frequency": aggregation})
     assert trial.optimizer.param_groups[0]["lr"] == pytest.approx(0.5**steps)
+
+
+def test_clipping_may_look_at_the_parameters_twice() -> None:
+    class Clipped(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.context.backward((self.model(batch[0]) ** 2).mean())
+            before = [one.detach().clone() for one in self.model.parameters()]
+            self.context.step_optimizer(self.optimizer, self.clip)
+            assert all(map(torch.equal, before, self.model.parameters()))
+            return {}
+
+        def clip(self, parameters: Iterable[nn.Parameter]) -> None:
+            assert sum(1 for _ in parameters) == 2
+            for parameter in parameters:
+                nn.init.zeros_(parameter.grad)  # type: ignore[arg-type]  # there is one after a backward pass
+
+    _fit(Clipped, max_length=pytorch.Batch(1))
 
 
 @pytest.mark.parametrize(
