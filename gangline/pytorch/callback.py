@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from gangline.core.beat import Beat
+
+_log = logging.getLogger("gangline")
 
 
 class PyTorchCallback:
@@ -16,10 +20,11 @@ class PyTorchCallback:
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Before all others. first_batch_idx: 0, or where training goes on. checkpoint_uuid: None for a new trial."""
+        """Before all others, before loaders are built and before a checkpoint's state is loaded. first_batch_idx: 0, or
+        where training goes on. checkpoint_uuid: None for a new trial."""
 
     def on_trial_shutdown(self) -> None:
-        """After everything else, also when training failed."""
+        """After everything else, also when training failed; only where on_trial_startup went well."""
 
     def on_training_start(self) -> None:
         """Before the first batch of this process."""
@@ -80,3 +85,41 @@ def call_all(callbacks: Collection[PyTorchCallback], beat: Beat, hook: Callable[
     for callback in callbacks:
         hook(callback)
     beat.resume()
+
+
+@contextmanager
+def trial_open(
+    callbacks: Mapping[str, PyTorchCallback], first_batch_idx: int, checkpoint_uuid: str | None
+) -> Iterator[None]:
+    """Between on_trial_startup and on_trial_shutdown. The latter runs on every callback that was started; where one
+    fails, the error of the block goes first, and what is not raised is logged."""
+    started: dict[str, PyTorchCallback] = {}
+    try:
+        for name, callback in callbacks.items():
+            callback.on_trial_startup(first_batch_idx, checkpoint_uuid)
+            started[name] = callback
+        yield
+    except BaseException:
+        for name, error in _shut_down(started):
+            _tell(name, error)
+        raise
+    failures = _shut_down(started)
+    for name, error in failures[1:]:
+        _tell(name, error)
+    if failures:
+        raise failures[0][1]
+
+
+def _shut_down(callbacks: Mapping[str, PyTorchCallback]) -> list[tuple[str, Exception]]:
+    """What failed, by the callback's name."""
+    failures = []
+    for name, callback in callbacks.items():
+        try:
+            callback.on_trial_shutdown()
+        except Exception as error:  # noqa: BLE001  whatever it is, the others have things to close
+            failures.append((name, error))
+    return failures
+
+
+def _tell(name: str, error: Exception) -> None:
+    _log.error("on_trial_shutdown of the callback %s failed: %r", name, error, exc_info=error)

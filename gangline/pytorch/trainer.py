@@ -12,6 +12,7 @@ from gangline.cluster_info import CheckpointInfo
 from gangline.core.checkpoint import STEPS_COMPLETED, CheckpointContext, location_of
 from gangline.core.storage import CheckpointStore
 from gangline.errors import invalid
+from gangline.pytorch.callback import PyTorchCallback, trial_open
 from gangline.pytorch.checkpoint import Source, open_source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
@@ -74,7 +75,26 @@ class Trainer:
         _check_wrapped(context)
         _warn_of_strangers(context)
         context.initial_batch = self._batches_of(checkpoint)
+        context.position.batches = context.initial_batch
         callbacks = self._trial.build_callbacks()
+        try:
+            with trial_open(callbacks, context.initial_batch, _id_of(checkpoint)):
+                is_preempted = self._run(callbacks, schedule, checkpoint, validate_first, test_mode)
+        finally:
+            context.flush_writer()
+        context.core.link.is_preempted = is_preempted
+        context.core.link.batches_completed = context.position.batches
+
+    def _run(
+        self,
+        callbacks: dict[str, PyTorchCallback],
+        schedule: Schedule,
+        checkpoint: str | CheckpointInfo | None,
+        validate_first: bool,
+        test_mode: bool,
+    ) -> bool:
+        """Whether it ended because the slots are needed."""
+        context = self._context
         evaluation = Evaluation(
             trial=self._trial,
             context=context,
@@ -102,8 +122,6 @@ class Trainer:
         )
         try:
             source = self._restore(loop, checkpoint)
-            for callback in callbacks.values():
-                callback.on_trial_startup(context.position.batches, _id_of(checkpoint))
             if context.trace.is_configured:
                 context.trace.start(context.get_tensorboard_path())
             loop.run(source, validate_first)
@@ -114,11 +132,7 @@ class Trainer:
             context.core.beat.end()
             profile.close()
             context.trace.stop()
-            for callback in callbacks.values():
-                callback.on_trial_shutdown()
-            context.flush_writer()
-        context.core.link.is_preempted = loop.is_preempted
-        context.core.link.batches_completed = context.position.batches
+        return loop.is_preempted
 
     def _batches_of(self, checkpoint: str | CheckpointInfo | None) -> int:
         """How far training was when a checkpoint was saved."""
