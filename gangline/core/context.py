@@ -25,6 +25,7 @@ from gangline.core.train import TrainContext
 from gangline.domain.failure import hang_rule_of
 from gangline.domain.partial import Writer
 from gangline.errors import invalid
+from gangline.launch import refusal
 
 
 class Context:
@@ -85,6 +86,7 @@ def init(
     off the cluster; a mapping as in an experiment file may name a shared_fs or a directory. Checkpoints lie in its
     folder `checkpoints`, files for TensorBoard in `tensorboard`.
     """
+    refusal.install()
     cluster = get_cluster_info()
     context = _assemble(
         cluster=cluster,

@@ -53,9 +53,16 @@ Entrypoint = TrialClass | Script | Module | Command
 def parse_entrypoint(text: str | Sequence[str]) -> Entrypoint:
     """A launcher of torch in front (ours or Determined's) is dropped: every slot gets its rank anyway."""
     words = tuple(shlex.split(text)) if isinstance(text, str) else tuple(text)
-    if len(words) == 1 and (match := _TRIAL.match(words[0])):
-        return TrialClass(match.group(1), match.group(2))
-    return _parse_command(_without_launcher(words))
+    launched = _without_launcher(words)
+    return _parse_command(words) if launched is None else parse_launched(launched)
+
+
+def parse_launched(words: Sequence[str]) -> Entrypoint:
+    """What stands behind a launcher: as an entrypoint, and as torchrun has it, a Python file or -m and a module."""
+    words = tuple(words)
+    if words and (words[0].endswith(".py") or words[0] == "-m"):
+        return _parse_python(words) or Command(words)
+    return _parse_command(words)
 
 
 def program_of(text: str | Sequence[str]) -> list[str]:
@@ -71,18 +78,21 @@ def _parse_command(words: tuple[str, ...]) -> Entrypoint:
         return TrialClass(match.group(1), match.group(2))
     if not words or not _PYTHON.match(words[0]):
         return Command(words)
-    rest = _without_switches(words[1:])
+    return _parse_python(_without_switches(words[1:])) or Command(words)
+
+
+def _parse_python(rest: tuple[str, ...]) -> Entrypoint | None:
+    """rest: what python3 is called with."""
     if len(rest) > 1 and rest[0] == "-m":
         return Module(rest[1], rest[2:])
-    if rest and rest[0].endswith(".py"):
-        return Script(rest[0], rest[1:])
-    return Command(words)
+    return Script(rest[0], rest[1:]) if rest and rest[0].endswith(".py") else None
 
 
-def _without_launcher(words: tuple[str, ...]) -> tuple[str, ...]:
+def _without_launcher(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """None where there is none."""
     is_python = bool(words) and _PYTHON.match(words[0]) is not None
     if not is_python or words[1:2] != ("-m",) or words[2:3] == () or words[2] not in LAUNCHERS:
-        return words
+        return None
     rest = words[3:]
     if rest[:2] == ("--trial", rest[1] if len(rest) > 1 else ""):
         rest = rest[1:]

@@ -68,11 +68,11 @@ def _kind_of(error: BaseException) -> ExitKind:
 def _text_of(error: BaseException) -> str:
     start = _first_user_frame(error.__traceback__)
     if start is None and isinstance(error, GanglineError):
-        return f"{_cause_in_user_code(error)}error: {error.message}\n"
+        return f"{cause_in_user_code(error)}error: {error.message}\n"
     return "".join(traceback.format_exception(type(error), error, start or error.__traceback__))
 
 
-def _cause_in_user_code(error: GanglineError) -> str:
+def cause_in_user_code(error: GanglineError) -> str:
     """Where in the user's code torch raised what the error explains; empty where it came from elsewhere."""
     cause = error.__cause__
     start = _first_user_frame(cause.__traceback__) if cause is not None else None

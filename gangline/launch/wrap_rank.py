@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
         rank = _rank_of(options.rank)
         if not options.command:
             raise invalid("launch.no_command", f"wrap_rank {options.rank}: name the command to run after the rank")
+        if shutil.which(options.command[0]) is None:
+            raise invalid("launch.no_program", f"wrap_rank {options.rank}: there is no program {options.command[0]}")
         return _run(options.command) if options.no_redirect_stdio else _run_marked(rank, options.command)
     except GanglineError as error:
         sys.stderr.write(f"error: {error.message}\n")

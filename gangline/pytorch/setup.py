@@ -13,6 +13,7 @@ from gangline.cluster_info import ClusterInfo
 from gangline.core import DistributedContext
 from gangline.core.manifest import find_unwritable
 from gangline.errors import invalid
+from gangline.launch import refusal
 from gangline.pytorch import group, seed
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel import choose_strategy
@@ -35,6 +36,7 @@ def init(
     made here. aggregation_frequency: batches whose gradients make one optimizer step, where the configuration does not
     say it. enable_tensorboard_logging: whether the metrics that are reported are written to TensorBoard as well.
     """
+    refusal.install()
     device = group.choose_device()
     is_group_ours = group.open_group(device)
     core = gangline.core.init(distributed=distributed or _distributed())

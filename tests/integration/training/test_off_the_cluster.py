@@ -55,6 +55,15 @@ def test_torchrun_has_the_losses_of_one_process(tmp_path: Path) -> None:
     assert _losses(_run(tmp_path, *launcher)) == pytest.approx(alone, abs=1e-5)
 
 
+def test_a_refusal_is_a_line_of_each_rank_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT.replace('"global_batch_size": 8', '"global_batch_size": 1'))
+    launcher = ("-m", "gangline.launch.torch_distributed", "--nproc-per-node", "2", "train.py")
+    output = _run(tmp_path, *launcher, expect=1)
+    assert re.search(r"^error: rank [01]: .*global_batch_size", output, re.MULTILINE), output
+    assert re.fullmatch(r"error: rank [01] ended with exit code 1; .*", output.splitlines()[-1]), output
+    assert "Traceback" not in output
+
+
 def test_launcher_says_what_a_trial_class_needs(tmp_path: Path) -> None:
     output = _run(tmp_path, "-m", "gangline.launch.torch_distributed", "--trial", "model_def:Trial", expect=2)
     assert output.startswith("error: model_def:Trial needs an experiment's configuration")

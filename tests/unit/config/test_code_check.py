@@ -25,6 +25,9 @@ TRIAL = "from gangline.pytorch import PyTorchTrial\n\nclass Digits(PyTorchTrial)
         ("python3 -m determined.launch.torch_distributed -- python3 -m pkg", Module("pkg")),
         ("python3 -m determined.launch.torch_distributed model_def:Digits", TrialClass("model_def", "Digits")),
         ("python3 -m determined.launch.torch_distributed --trial model_def:Digits", TrialClass("model_def", "Digits")),
+        ("python3 -m gangline.launch.torch_distributed train.py --lr 0.1", Script("train.py", ("--lr", "0.1"))),
+        ("python3 -m determined.launch.torch_distributed -m pkg.train a", Module("pkg.train", ("a",))),
+        ("train.py", Command(("train.py",))),
         ("bash run.sh", Command(("bash", "run.sh"))),
     ],
 )

@@ -1,0 +1,43 @@
+"""How a refusal of Gangline's ends a process off the cluster: by its one line, as on it, in place of a traceback.
+
+Owns the hook for exceptions that nobody catches; other exceptions than ours go on to the hook that was there. On the
+cluster gangline.launch.entrypoint tells how a rank ended. Called by gangline.core.init and gangline.pytorch.init.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from gangline.cluster_info import ENVIRONMENT_KEY
+from gangline.errors import GanglineError
+from gangline.launch.failure import cause_in_user_code
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+
+
+class RefusalHook:
+    """A sys.excepthook. before: what everything else is passed to."""
+
+    def __init__(self, before: _Hook) -> None:
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, GanglineError):
+            self._before(kind, error, trace)
+            return
+        rank = os.environ.get("RANK")
+        who = "" if rank is None else f"rank {rank}: "
+        sys.stdout.flush()
+        # In one piece: other ranks write to the same terminal.
+        sys.stderr.write(f"{cause_in_user_code(error)}error: {who}{error.message}\n")
+        sys.stderr.flush()
+
+
+def install() -> None:
+    """From now on in this process; it then ends with exit code 1, as after any exception. May be called twice. Does
+    nothing on the cluster."""
+    if ENVIRONMENT_KEY not in os.environ and not isinstance(sys.excepthook, RefusalHook):
+        sys.excepthook = RefusalHook(sys.excepthook)

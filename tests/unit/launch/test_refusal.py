@@ -1,0 +1,84 @@
+"""How an exception that nobody catches is told off the cluster."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+import pytest
+
+import gangline.core
+from gangline import InvalidHP
+from gangline.cluster_info import ENVIRONMENT_KEY
+from gangline.errors import invalid
+from gangline.launch import refusal
+
+
+@pytest.fixture
+def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """What the hook that was there before gets to see."""
+    seen: list[BaseException] = []
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        seen.append(error)
+
+    monkeypatch.setattr(sys, "excepthook", hook)
+    monkeypatch.delenv("RANK", raising=False)
+    return seen
+
+
+def end_with(error: BaseException) -> None:
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def test_a_refusal_is_its_line(passed_on: list[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
+    refusal.install()
+    refusal.install()
+    end_with(invalid("x.y", "use less"))
+    end_with(InvalidHP("too wide"))
+    assert capsys.readouterr().err == "error: use less\nerror: too wide\n"
+    assert passed_on == []
+
+
+def test_a_rank_says_which_it_is(
+    passed_on: list[BaseException], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal.install()
+    monkeypatch.setenv("RANK", "3")
+    end_with(invalid("x.y", "use less"))
+    assert capsys.readouterr().err == "error: rank 3: use less\n"
+
+
+def test_where_the_users_code_is_the_cause_it_is_shown(
+    passed_on: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal.install()
+    try:
+        try:
+            raise RuntimeError("shapes do not match")
+        except RuntimeError as cause:
+            raise invalid("x.y", "use less") from cause
+    except Exception as error:  # noqa: BLE001  what no one catches
+        end_with(error)
+    told = capsys.readouterr().err
+    assert "test_refusal.py" in told
+    assert told.endswith("RuntimeError: shapes do not match\nerror: use less\n")
+
+
+def test_other_exceptions_go_on_to_the_hook_before(passed_on: list[BaseException]) -> None:
+    refusal.install()
+    error = ValueError("no")
+    end_with(error)
+    assert passed_on == [error]
+
+
+def test_on_the_cluster_nothing_changes(passed_on: list[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.excepthook
+    monkeypatch.setenv(ENVIRONMENT_KEY, "{}")
+    refusal.install()
+    assert sys.excepthook is before
+
+
+def test_the_core_api_installs_it(passed_on: list[BaseException]) -> None:
+    with gangline.core.init():
+        assert isinstance(sys.excepthook, refusal.RefusalHook)
