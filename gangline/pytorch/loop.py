@@ -70,6 +70,8 @@ class TrainingLoop:
         self._next_event = 0
         self._pace = Pace()
         self._question: Callable[[], list[int]] | None = None
+        # What all ranks know: whether the slots are needed, whether one of them wants to end.
+        self._stop: tuple[bool, bool] | None = None
         self._looked_at = self._told_at = (0, 0.0)
         self._records = 0
         self._newest_checkpoint = self._newest_validation = -1
@@ -217,10 +219,23 @@ class TrainingLoop:
         batches, aggregation = position.batches + 1, self._aggregation_frequency
         completed_epoch = position.epoch + 1 if position.is_epoch_end else None
         for wrapped in self._context.lr_schedulers:
-            if wrapped.is_due(batches, aggregation, completed_epoch):
+            for _ in range(wrapped.steps_due(batches, aggregation, completed_epoch)):
                 wrapped.scheduler.step()
 
     def _should_stop(self) -> bool:
+        """Whether a rank wants to, once no gathered gradients would be lost."""
+        if self._stop is None:
+            self._look()
+        if self._stop is None:
+            return False
+        if not self._schedule.ends_step(self._position):
+            self._pace.next_look = self._position.batches + 1
+            return False
+        is_preempted, is_stopped = self._stop
+        self.is_preempted = is_preempted and not self._schedule.is_over(self._position)
+        return self.is_preempted or is_stopped
+
+    def _look(self) -> None:
         """Asks all ranks at once, at the same batch on all of them. Where batches are short the answer is awaited one
         batch later, so that no rank stands still for it."""
         batches = self._position.batches
@@ -229,15 +244,15 @@ class TrainingLoop:
             self._question = self._ask()
             if self._pace.distance > 1:
                 self._pace.next_look = batches + 1
-                return False
+                return
         is_preempted, is_stopped, distance = self._question()
         self._question = None
         self._pace.agree(batches, distance)
         self._looked_at = (batches, time.perf_counter())
         if self._looked_at[1] - self._told_at[1] >= _PROGRESS_SECONDS:
             self._send_progress()
-        self.is_preempted = bool(is_preempted) and not self._schedule.is_over(self._position)
-        return self.is_preempted or bool(is_stopped)
+        if is_preempted or is_stopped:
+            self._stop = (bool(is_preempted), bool(is_stopped))
 
     def _ask(self) -> Callable[[], list[int]]:
         elapsed, done = time.perf_counter() - self._looked_at[1], self._position.batches - self._looked_at[0]

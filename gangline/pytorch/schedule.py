@@ -9,22 +9,31 @@ from gangline.pytorch.unit import Position, TrainUnit
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A period of None means: only at the end."""
+    """A period of None means: only at the end. aggregation_frequency: batches of one optimizer step.
+
+    What is due between two steps comes with the later one, as gathered gradients are in no checkpoint: a validation, a
+    checkpoint, a stop. Reports and the end of training do not wait.
+    """
 
     max_length: TrainUnit
     reporting_period: TrainUnit
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
     checkpoint_policy: str = "best"
+    aggregation_frequency: int = 1
 
     def has_report(self, position: Position) -> bool:
         return self.reporting_period.is_due(position)
 
     def has_validation(self, position: Position) -> bool:
-        return self.validation_period is not None and self.validation_period.is_due(position)
+        return self._is_due_by_step(self.validation_period, position)
 
     def has_checkpoint(self, position: Position) -> bool:
-        return self.checkpoint_period is not None and self.checkpoint_period.is_due(position)
+        return self._is_due_by_step(self.checkpoint_period, position)
+
+    def ends_step(self, position: Position) -> bool:
+        """Whether no gathered gradients wait for further batches."""
+        return position.batches % self.aggregation_frequency == 0
 
     def wants_checkpoint_of(self, is_best: bool) -> bool:
         """After a validation, by the policy."""
@@ -35,12 +44,25 @@ class Schedule:
 
     def next_event(self, position: Position) -> int:
         """A count of batches, above the position's, before which nothing is due and training is not over."""
-        periods = (self.reporting_period, self.validation_period, self.checkpoint_period)
-        nearest = min(period.next_due(position) for period in periods if period is not None)
+        # Counted from the newest step: what was due since then still waits.
+        step = position.before(position.batches % self.aggregation_frequency)
+        waiting = [one.next_due(step) for one in (self.validation_period, self.checkpoint_period) if one is not None]
+        frequency = self.aggregation_frequency
+        nearest = min(
+            [self.reporting_period.next_due(position), *(-(-one // frequency) * frequency for one in waiting)]
+        )
         return max(position.batches + 1, min(nearest, self.max_length.total_batches(position)))
 
     def total_batches(self, position: Position) -> int:
         return self.max_length.total_batches(position)
+
+    def _is_due_by_step(self, period: TrainUnit | None, position: Position) -> bool:
+        """Whether it was due at any batch of the step that has just been made."""
+        if period is None or not self.ends_step(position):
+            return False
+        return any(
+            period.is_due(position.before(ago)) for ago in range(min(self.aggregation_frequency, position.batches))
+        )
 
 
 @dataclass(slots=True)

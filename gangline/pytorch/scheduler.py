@@ -24,12 +24,17 @@ class LRScheduler:
         self.step_mode = step_mode
         self.frequency = frequency
 
-    def is_due(self, batches: int, aggregation_frequency: int, completed_epoch: int | None) -> bool:
-        """batches: completed ones, the running one included. completed_epoch: counts from 1; None inside an epoch."""
+    def steps_due(self, batches: int, aggregation_frequency: int, completed_epoch: int | None) -> int:
+        """How often to step it now. batches: completed ones, the running one included. completed_epoch: counts from 1;
+        None inside an epoch.
+
+        While gradients are gathered the rate stays; with the optimizer's step come the scheduler's of all its batches.
+        """
         mode = self.step_mode
-        if mode is self.StepMode.STEP_EVERY_BATCH:
-            return batches % self.frequency == 0
+        if mode is self.StepMode.STEP_EVERY_EPOCH:
+            return int(completed_epoch is not None and completed_epoch % self.frequency == 0)
+        if mode is self.StepMode.MANUAL_STEP or batches % aggregation_frequency:
+            return 0
         if mode is self.StepMode.STEP_EVERY_OPTIMIZER_STEP:
-            return batches % (aggregation_frequency * self.frequency) == 0
-        is_epoch_mode = mode is self.StepMode.STEP_EVERY_EPOCH
-        return is_epoch_mode and completed_epoch is not None and completed_epoch % self.frequency == 0
+            return int(batches // aggregation_frequency % self.frequency == 0)
+        return batches // self.frequency - (batches - aggregation_frequency) // self.frequency

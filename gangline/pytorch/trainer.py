@@ -65,6 +65,7 @@ class Trainer:
             validation_period=validation_period or setting.validation_period,
             checkpoint_period=checkpoint_period or setting.checkpoint_period,
             checkpoint_policy=check_policy(checkpoint_policy or setting.checkpoint_policy),
+            aggregation_frequency=setting.optimizations.aggregation_frequency,
         )
         self._train(schedule, latest_checkpoint, step_zero_validation or setting.has_initial_validation, test_mode)
 

@@ -6,7 +6,7 @@ Owns the trainer's position in the data and the question whether something is du
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.errors import invalid
@@ -38,6 +38,11 @@ class Position:
     def is_epoch_end(self) -> bool:
         """Whether the running batch is the last of its epoch."""
         return self.offset == self.epoch_length - 1
+
+    def before(self, count: int) -> Position:
+        """Where training was `count` batches ago, if it began no later."""
+        epoch, offset = divmod(max(0, self.loader_step - count), self.epoch_length)
+        return replace(self, batches=self.batches - count, epoch=epoch, offset=offset)
 
     def advance(self) -> None:
         """One more batch is completed."""

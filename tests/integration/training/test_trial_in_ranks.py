@@ -86,8 +86,8 @@ def test_aggregated_batches_have_the_losses_of_larger_ones(tmp_path: Path) -> No
     )
     expected = whole.runner.metric("validation", "error")
     found = aggregated.runner.metric("validation", "error")
-    # The learning rate falls every fifth batch, so the two part after the second step.
-    assert [found[2], found[4]] == pytest.approx([expected[1], expected[2]], abs=1e-5)
+    # The learning rate falls every fifth batch, so the two part after the third step.
+    assert [found[2], found[4], found[6]] == pytest.approx([expected[1], expected[2], expected[3]], abs=1e-5)
 
 
 @pytest.mark.parametrize(("size_before", "size_after"), [(1, 1), (2, 2), (2, 1)])
@@ -143,8 +143,10 @@ def test_checkpoint_loads_in_a_bare_python(tmp_path: Path) -> None:
     assert "optimizers_state_dict" in done.stdout
 
 
-def test_preempted_trial_saves_and_says_so(tmp_path: Path) -> None:
-    with start_trial(tmp_path, _trial({"batches": 1_000_000}, size=2)) as running:
+@pytest.mark.parametrize("frequency", [1, 50])
+def test_preempted_trial_saves_and_says_so(tmp_path: Path, frequency: int) -> None:
+    trial = _trial({"batches": 1_000_000}, size=2, optimizations={"aggregation_frequency": frequency})
+    with start_trial(tmp_path, trial) as running:
         running.runner.wait_for(lambda: bool(running.runner.of(1, "first_step")), "the first step of rank 1")
         running.runner.preempt("somebody more urgent")
         assert running.wait() == [0, 0]
@@ -152,6 +154,7 @@ def test_preempted_trial_saves_and_says_so(tmp_path: Path) -> None:
     assert all(message.is_preempted for message in finished)
     batches = running.checkpoints()[-1].batches_completed
     assert 0 < batches == finished[0].batches_completed
+    assert batches % frequency == 0
     assert not running.runner.metric("validation", "error")
 
 

@@ -71,9 +71,12 @@ def test_ranks_look_after_every_batch_when_batches_are_long() -> None:
         max_size=3,
     ),
     length=st.one_of(st.builds(Batch, st.integers(1, 40)), st.builds(Epoch, st.integers(1, 4))),
+    frequency=st.integers(1, 5),
 )
-def test_nothing_is_due_before_the_next_event(epoch_length: int, periods: list[TrainUnit], length: TrainUnit) -> None:
-    schedule = Schedule(length, periods[0], periods[1], periods[2])
+def test_nothing_is_due_before_the_next_event(
+    epoch_length: int, periods: list[TrainUnit], length: TrainUnit, frequency: int
+) -> None:
+    schedule = Schedule(length, periods[0], periods[1], periods[2], aggregation_frequency=frequency)
     position = Position(epoch_length, records_per_batch=4)
     while not schedule.is_over(position):
         event = schedule.next_event(position)
@@ -85,3 +88,36 @@ def test_nothing_is_due_before_the_next_event(epoch_length: int, periods: list[T
             assert not schedule.has_validation(position)
             assert not schedule.has_checkpoint(position)
         position.advance()
+
+
+@given(
+    epoch_length=st.integers(1, 12),
+    period=st.one_of(
+        st.builds(Batch, st.integers(1, 9)),
+        st.builds(Epoch, st.integers(1, 3)),
+        st.builds(Record, st.integers(1, 40)),
+        st.builds(Batch, st.frozensets(st.integers(1, 30))),
+    ),
+    frequency=st.integers(1, 5),
+)
+def test_what_is_due_between_two_steps_comes_with_the_later_one(
+    epoch_length: int, period: TrainUnit, frequency: int
+) -> None:
+    schedule = Schedule(Batch(40), Batch(100), period, period, aggregation_frequency=frequency)
+    position = Position(epoch_length, records_per_batch=4)
+    expected, found = set(), set()
+    for _ in range(10 * frequency):
+        position.advance()
+        if period.is_due(position):
+            expected.add(-(-position.batches // frequency) * frequency)
+        if schedule.has_validation(position):
+            found.add(position.batches)
+        assert schedule.has_checkpoint(position) == schedule.has_validation(position)
+    assert found == expected
+
+
+def test_reports_do_not_wait_for_a_step() -> None:
+    schedule = Schedule(Batch(40), Batch(3), Batch(3), aggregation_frequency=4)
+    position = Position(epoch_length=5, records_per_batch=4, batches=3)
+    assert schedule.has_report(position)
+    assert not schedule.has_validation(position)

@@ -125,6 +125,76 @@ def test_clipping_may_look_at_the_parameters_twice() -> None:
     _fit(Clipped, max_length=pytorch.Batch(1))
 
 
+class _Rates(SmallTrial):
+    """rates: of each step of the optimizer. losses: of each batch."""
+
+    mode = pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH
+    frequency = 1
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        for parameter in self.model.parameters():
+            nn.init.ones_(parameter)
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self.optimizer.register_step_pre_hook(lambda *_: self.rates.append(self.optimizer.param_groups[0]["lr"]))
+        schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda count: 1 / (1 + count))
+        context.wrap_lr_scheduler(schedule, self.mode, self.frequency)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = super().train_batch(batch, epoch_idx, batch_idx)
+        self.losses.append(loss.item())
+        return loss
+
+
+class _RatesByThree(_Rates):
+    frequency = 3
+
+
+class _RatesBySteps(_Rates):
+    mode = pytorch.LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP
+
+
+@pytest.mark.parametrize(
+    ("make", "rates"),
+    [(_Rates, [1, 1 / 5, 1 / 9]), (_RatesByThree, [1, 1 / 2, 1 / 3]), (_RatesBySteps, [1, 1 / 2, 1 / 3])],
+)
+def test_the_rate_stays_until_the_optimizer_steps(make: type[_Rates], rates: list[float]) -> None:
+    trial = fit(make, max_length=pytorch.Batch(12), init={"aggregation_frequency": 4})
+    assert trial.rates == pytest.approx(rates)
+
+
+def test_a_run_goes_on_from_between_two_steps_as_the_whole_one() -> None:
+    """Nothing is saved there, as the gathered gradients would be missing."""
+    arguments: dict[str, Any] = {"checkpoint_period": pytorch.Batch(6), "init": {"aggregation_frequency": 4}}
+    whole = fit(_Rates, max_length=pytorch.Batch(20), **arguments)
+    assert _checkpoints() == [8, 12, 20]
+    for folder in Path("checkpoints").iterdir():
+        done = pytorch.load_checkpoint(folder)["progress"]["batches"]
+        rest = fit(_Rates, max_length=pytorch.Batch(20), latest_checkpoint=folder.name, init=arguments["init"])
+        assert rest.losses == pytest.approx(whole.losses[done:])
+
+
+def test_a_validation_is_of_what_is_saved_with_it() -> None:
+    arguments: dict[str, Any] = {"validation_period": pytorch.Batch(6), "init": {"aggregation_frequency": 4}}
+    _fit(max_length=pytorch.Batch(14), **arguments)
+    assert _checkpoints() == [8, 12, 14]
+    for path in Path("checkpoints").glob("*/metadata.json"):
+        assert "error" in json.loads(path.read_text())["validation_metrics"]
+
+
+def test_a_stop_waits_for_the_step() -> None:
+    class Stopping(_Rates):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.context.set_stop_requested(batch_idx >= 8)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    trial = fit(Stopping, max_length=pytorch.Batch(100_000), init={"aggregation_frequency": 7})
+    assert 9 <= len(trial.losses) < 1000
+    assert len(trial.losses) % 7 == 0
+    assert _checkpoints() == [len(trial.losses)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "saved"),
     [
