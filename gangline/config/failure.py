@@ -15,7 +15,7 @@ _ACTIONS = ("cancel_retries", "exclude_node")
 
 
 class HangDetection(Section):
-    """A gang hangs when none of its ranks moves on for `seconds`, or `factor` times the slowest recent step if that is
+    """A gang hangs when none of its ranks moves on for `seconds`, or `factor` times the slowest step if that is
     longer. enabled: None watches Trainer.fit alone, true also scripts that use the Core API."""
 
     enabled: bool | None = None

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from gangline.domain.beat import UNKNOWN, Phase
+from gangline.domain.beat import BREAK, UNKNOWN, Phase
 from gangline.launch.beat_file import BATCHES, BEAT_KEY, PART, PHASE, PID, map_cells, stack_signal, stacks_path_of
 
 # As plain numbers: looking up a member of an enumeration takes longer than all else in a beat.
@@ -42,6 +42,10 @@ class Beat(Protocol):
 
     def resume(self) -> None:
         """A rest is over, and nothing else is done."""
+        ...
+
+    def leave_step(self) -> None:
+        """What is done from here to the next completed batch is no part of a step: a validation of many batches."""
         ...
 
     def end(self) -> None:
@@ -75,6 +79,9 @@ class NoBeat:
     def resume(self) -> None:
         pass
 
+    def leave_step(self) -> None:
+        pass
+
     def end(self) -> None:
         pass
 
@@ -93,13 +100,16 @@ class FileBeat:
         self._cells = map_cells(Path(path))
         self._watches_scripts = watches_scripts
         self._has_stepped = False
+        self._is_training = False
         self._stacks = stacks_path_of(Path(path)).open("w")
         faulthandler.register(stack_signal(), self._stacks, all_threads=True)
         self._cells[BATCHES] = batches
         self._cells[PID] = os.getpid()
 
     def begin(self, batches: int) -> None:
+        self._is_training = True
         self._cells[BATCHES] = batches
+        self._cells[PART] = 0
         self._cells[PHASE] = _RESTING
 
     def step(self, batches: int) -> None:
@@ -118,8 +128,11 @@ class FileBeat:
         if self._has_stepped:
             self._cells[PHASE] = _WATCHED
 
+    def leave_step(self) -> None:
+        self._cells[PART] |= BREAK
+
     def end(self) -> None:
-        self._has_stepped = False
+        self._is_training = self._has_stepped = False
         self._cells[PHASE] = _OUTSIDE
 
     def report(self, batches: int) -> None:
@@ -129,6 +142,9 @@ class FileBeat:
 
     def touch(self) -> None:
         self._cells[PART] += 1
+        # A script reports as seldom as it likes; the trainer asks as a part of its step.
+        if not self._is_training:
+            self.leave_step()
         if self._watches_scripts:
             self._cells[PHASE] = _WATCHED
 

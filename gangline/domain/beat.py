@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 UNKNOWN = -1
+# Set in a part as soon as something was done since the last batch that is no part of a step.
+BREAK = 1 << 32
 
 
 class Phase(IntEnum):
@@ -32,3 +34,8 @@ class Reading:
     def place(self) -> int | None:
         """How many batches were complete; None when the rank never said so."""
         return self.batches if self.pid and self.batches != UNKNOWN else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the time since the last batch is not that of one step: a validation ran, or a script's own work."""
+        return bool(self.part & BREAK)

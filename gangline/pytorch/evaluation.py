@@ -67,6 +67,7 @@ class Evaluation:
             self._make_up_for(loader)
         found = ValidationMetrics(self._trial.evaluation_reducer())
         outputs: list[dict[str, Any]] = []
+        self._context.core.beat.leave_step()
         # The first batch may compile the model anew.
         self._context.core.beat.rest()
         for index, batch in enumerate(loader):

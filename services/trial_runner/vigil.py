@@ -1,8 +1,9 @@
 """PURE: whether a gang hangs, from how far its ranks are, looked at about once a second.
 
 A gang hangs as a whole: ranks wait for one another, so as long as one of them moves on, or is busy with something that
-may take long, nobody hangs. The limit grows with the slowest step that was seen lately. The caller's clock comes in as
-the seconds that have passed; a runner that was held up itself cannot judge, so a long gap between two looks counts as a
+may take long, nobody hangs. The limit grows with the slowest step that was seen lately, and with the slowest of the
+first ones for ever: what was compiled then may be compiled anew later. The caller's clock comes in as the seconds that
+have passed; a runner that was held up itself cannot judge, so a long gap between two looks counts as a
 short one.
 """
 
@@ -14,19 +15,25 @@ from dataclasses import dataclass, field, replace
 from gangline.domain.beat import UNKNOWN, Phase, Reading
 from gangline.domain.failure import HangRule
 
-# Steps by which the slowest recent one is told.
+# Steps by which the slowest recent one is told, and those that count for ever.
 NUM_RECENT = 64
+NUM_FIRST = 8
 MAX_LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Vigil:
-    """still_seconds: since a rank moved on. recent: how long the last moves took, in seconds. has_stepped: whether any
-    rank has ever completed a batch."""
+    """still_seconds: since a rank moved on. step_seconds: of the step under way up to then. longest_seconds: the longest
+    stand in it. recent: how long the last steps took, in seconds. first_seconds: the slowest of the first num_first ones.
+    has_stepped: whether any rank has ever completed a batch."""
 
     readings: Mapping[int, Reading] = field(default_factory=dict)
     still_seconds: float = 0.0
+    step_seconds: float = 0.0
+    longest_seconds: float = 0.0
     recent: tuple[float, ...] = ()
+    first_seconds: float = 0.0
+    num_first: int = 0
     has_stepped: bool = False
 
     @property
@@ -74,17 +81,45 @@ def look(vigil: Vigil, readings: Mapping[int, Reading], passed_seconds: float) -
     still = vigil.still_seconds + min(passed_seconds, MAX_LOOK_SECONDS)
     if dict(readings) == dict(vigil.readings):
         return replace(vigil, still_seconds=0.0 if vigil.is_outside else still)
-    has_moved = any(vigil.readings.get(rank, reading) != reading for rank, reading in readings.items())
-    # Before the first step nothing is held against anybody, but it tells how long a step may take.
-    is_measured = has_moved and (vigil.is_watching or not (vigil.has_stepped or vigil.is_outside))
-    recent = (*vigil.recent, still)[-NUM_RECENT:] if is_measured else vigil.recent
     has_stepped = vigil.has_stepped or any(reading.phase is Phase.WATCHED for reading in readings.values())
-    return Vigil(dict(readings), 0.0, recent, has_stepped)
+    found = replace(vigil, readings=dict(readings), still_seconds=0.0, has_stepped=has_stepped)
+    if _is_measured(vigil, readings):
+        step, longest = vigil.step_seconds + still, max(vigil.longest_seconds, still)
+        found = replace(found, step_seconds=step, longest_seconds=longest)
+    return _end_step(found, vigil) if _front(readings) > _front(vigil.readings) else found
+
+
+def _is_measured(vigil: Vigil, readings: Mapping[int, Reading]) -> bool:
+    """Whether the time up to this look belongs to a step. Before the first one is complete nothing is held against
+    anybody, but from its beginning it tells how long a step may take."""
+    if all(vigil.readings.get(rank, reading) == reading for rank, reading in readings.items()):
+        return False
+    has_begun = any(reading.part for reading in vigil.readings.values())
+    return vigil.is_watching or (has_begun and not (vigil.has_stepped or vigil.is_outside))
+
+
+def _end_step(vigil: Vigil, before: Vigil) -> Vigil:
+    """A batch is complete. Where the time since the last one is not that of a step, its longest stand counts."""
+    is_broken = any(reading.is_broken for reading in before.readings.values())
+    seconds = vigil.longest_seconds if is_broken else vigil.step_seconds
+    ended = replace(vigil, step_seconds=0.0, longest_seconds=0.0)
+    if not seconds:
+        return ended
+    ended = replace(ended, recent=(*vigil.recent, seconds)[-NUM_RECENT:])
+    if vigil.num_first == NUM_FIRST:
+        return ended
+    return replace(ended, first_seconds=max(vigil.first_seconds, seconds), num_first=vigil.num_first + 1)
+
+
+def _front(readings: Mapping[int, Reading]) -> int:
+    """How far the furthest rank is."""
+    return max((reading.batches for reading in readings.values()), default=UNKNOWN)
 
 
 def limit_of(vigil: Vigil, rule: HangRule) -> float:
     """In seconds."""
-    return max(rule.seconds, rule.factor * max(vigil.recent, default=0.0))
+    slowest = max(vigil.first_seconds, vigil.longest_seconds, *vigil.recent, 0.0)
+    return max(rule.seconds, rule.factor * slowest)
 
 
 def find_hang(vigil: Vigil, rule: HangRule) -> Hang | None:

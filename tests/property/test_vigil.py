@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.domain.beat import Phase, Reading
+from gangline.domain.beat import BREAK, Phase, Reading
 from gangline.domain.failure import HangRule
-from services.trial_runner.vigil import MAX_LOOK_SECONDS, Vigil, find_hang, look
+from services.trial_runner.vigil import MAX_LOOK_SECONDS, NUM_FIRST, NUM_RECENT, Vigil, find_hang, limit_of, look
 
-readings = st.builds(Reading, st.integers(0, 3), st.integers(0, 2), st.sampled_from(Phase), st.just(1))
+readings = st.builds(Reading, st.integers(0, 3), st.sampled_from([0, 1, 2, BREAK]), st.sampled_from(Phase), st.just(1))
 looks = st.lists(
     st.tuples(st.dictionaries(st.integers(0, 3), readings, max_size=4), st.floats(0.01, 20)), min_size=1, max_size=60
 )
@@ -49,3 +49,19 @@ def test_a_gang_that_should_move_and_never_does_hangs_in_bounded_time(
     for _ in range(int(longest) + 3):
         vigil = look(vigil, stuck, 1.0)
     assert find_hang(vigil, rule) is not None
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=90), rules)
+def test_the_limit_is_that_of_the_slowest_of_the_first_and_the_last_steps(
+    steps: list[tuple[int, int, int]], rule: HangRule
+) -> None:
+    """Each step stands still so many seconds before each of its three moves."""
+    vigil = look(Vigil(), {0: Reading(0, 0, Phase.WATCHED, 1)}, 1.0)
+    for number, stands in enumerate(steps):
+        for part, seconds in enumerate(stands, 1):
+            before, after = (number, part - 1), (number, part) if part < len(stands) else (number + 1, 0)
+            for place in (*[before] * seconds, after):
+                vigil = look(vigil, {0: Reading(*place, Phase.WATCHED, 1)}, 1.0)
+    took = [sum(stands) + len(stands) for stands in steps]
+    slowest = max(*took[:NUM_FIRST], *took[-NUM_RECENT:])
+    assert limit_of(vigil, rule) == max(rule.seconds, rule.factor * slowest)

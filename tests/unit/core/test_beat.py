@@ -13,7 +13,7 @@ import pytest
 
 from gangline.core import beat
 from gangline.core.beat import FileBeat, NoBeat, open_beat
-from gangline.domain.beat import UNKNOWN, Phase, Reading
+from gangline.domain.beat import BREAK, UNKNOWN, Phase, Reading
 from gangline.launch.beat_file import BEAT_KEY, BeatFile, stack_signal
 
 
@@ -49,6 +49,21 @@ def test_a_training_from_its_begin_to_its_end(tmp_path: Path) -> None:
     assert [reading.place for reading in seen[:2]] == [None, 4]
 
 
+def test_a_validation_and_a_scripts_calls_are_no_part_of_a_step(tmp_path: Path) -> None:
+    file, rank = _both(tmp_path)
+    rank.touch()
+    assert file.read().is_broken
+    rank.begin(0)
+    # The trainer's own question whether to stop.
+    rank.touch()
+    assert not file.read().is_broken
+    rank.leave_step()
+    rank.tick()
+    assert file.read() == Reading(0, BREAK + 2, Phase.RESTING, os.getpid())
+    rank.step(1)
+    assert not file.read().is_broken
+
+
 def test_two_words_at_the_same_batch_differ(tmp_path: Path) -> None:
     file, rank = _both(tmp_path)
     rank.step(5)
@@ -61,7 +76,7 @@ def test_two_words_at_the_same_batch_differ(tmp_path: Path) -> None:
 def test_a_script_is_watched_where_the_experiment_asks_for_it(tmp_path: Path, watches: bool, phase: Phase) -> None:
     file, rank = _both(tmp_path, watches_scripts=watches)
     rank.touch()
-    assert (file.read().phase, file.read().part) == (phase, 1)
+    assert (file.read().phase, file.read().part) == (phase, BREAK + 1)
     rank.report(7)
     assert (file.read().phase, file.read().place) == (phase, 7)
 

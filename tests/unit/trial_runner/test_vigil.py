@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from gangline.domain.beat import UNKNOWN, Phase, Reading
+from gangline.domain.beat import BREAK, UNKNOWN, Phase, Reading
 from gangline.domain.failure import HangRule
-from services.trial_runner.vigil import MAX_LOOK_SECONDS, NUM_RECENT, Hang, Vigil, find_hang, limit_of, look
+from services.trial_runner.vigil import MAX_LOOK_SECONDS, NUM_FIRST, NUM_RECENT, Hang, Vigil, find_hang, limit_of, look
 
 RULE = HangRule(seconds=60, factor=5)
 WATCHED, RESTING, OUTSIDE = Phase.WATCHED, Phase.RESTING, Phase.OUTSIDE
@@ -99,15 +99,51 @@ def test_a_rank_outside_of_training_holds_nobody_back() -> None:
 
 
 def test_slow_steps_raise_the_limit_and_are_forgotten() -> None:
-    slow = play([{0: at(2)}] * 30 + [{0: at(3)}], STARTED)
+    trained = play([{0: at(batch)} for batch in range(2, 3 + NUM_FIRST)], STARTED)
+    slow = play([{0: at(20)}] * 30 + [{0: at(21)}], trained)
     assert limit_of(slow, RULE) == 5 * 30
-    fast = play([{0: at(batch)} for batch in range(4, 4 + NUM_RECENT)], slow)
+    # Several moves make a step: they are not what is counted.
+    fast = play([{0: at(batch, part)} for batch in range(22, 20 + NUM_RECENT) for part in range(3)], slow)
+    assert limit_of(fast, RULE) == 5 * 30
+    fast = play([{0: at(batch)} for batch in range(20 + NUM_RECENT, 22 + NUM_RECENT)], fast)
     assert limit_of(fast, RULE) == 60
 
 
+def test_a_step_is_all_from_batch_to_batch() -> None:
+    slow = play([{0: at(2)}] * 12 + [{0: at(2, 1)}] * 9 + [{0: at(2, 2)}] * 4 + [{0: at(3)}], STARTED)
+    assert limit_of(slow, RULE) == 5 * (12 + 9 + 4)
+
+
+def test_a_stand_raises_the_limit_before_its_step_is_complete() -> None:
+    slow = play([{0: at(2)}] * 40 + [{0: at(2, 1)}], STARTED)
+    assert limit_of(slow, RULE) == 5 * 40
+
+
+def test_a_validation_is_no_step_but_its_slowest_batch_counts() -> None:
+    batches = [{0: at(2, BREAK + batch)} for batch in range(100) for _ in range(15)]
+    validated = play([{0: at(2)}, *batches, {0: at(2, BREAK + 100)}, {0: at(3)}], STARTED)
+    assert limit_of(validated, RULE) == 5 * 15
+
+
+@pytest.mark.parametrize("nth", [1, NUM_FIRST])
+def test_the_first_steps_tell_for_ever_how_long_compiling_takes(nth: int) -> None:
+    before = [{0: at(0, 1, RESTING)}] + [{0: at(batch)} for batch in range(1, nth)]
+    compiled = play([*before, *([before[-1]] * 89), {0: at(nth)}])
+    trained = play([{0: at(batch, part)} for batch in range(nth + 1, 999) for part in range(3)], compiled)
+    assert limit_of(trained, RULE) == 5 * 90
+    recompiles = {0: at(999, 1)}
+    assert first_hang([recompiles] * (5 * 90), trained) is None
+    assert first_hang([recompiles] * (5 * 90 + 2), trained) is not None
+
+
 def test_the_first_step_tells_how_long_steps_may_take() -> None:
-    compiled = play([{0: at(0, 0, RESTING)}] * 41 + [{0: at(1)}])
+    compiled = play([{0: at(0, 1, RESTING)}] * 20 + [{0: at(0, 2, RESTING)}] * 21 + [{0: at(1)}])
     assert limit_of(compiled, RULE) == 5 * 41
+
+
+def test_what_comes_before_the_first_step_is_no_step() -> None:
+    prepared = play([{0: at(0, 0, RESTING)}] * 500 + [{0: at(0, 1, RESTING)}, {0: at(1)}])
+    assert limit_of(prepared, RULE) == 60
 
 
 def test_a_long_rest_does_not_raise_the_limit() -> None:
