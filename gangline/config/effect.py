@@ -1,7 +1,7 @@
 """PURE: what this version does not do although the configuration can say it.
 
-NO_EFFECT lists keys that are accepted with a warning; NOT_YET refuses what would train something else than was asked
-for. A feature that lands deletes its line here, and nothing else.
+NO_EFFECT lists keys that are accepted with a warning; find_unsupported refuses what would train something else than
+was asked for. A feature that lands deletes its line here, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.resource import Resources
+from gangline.config.searcher import Searcher
 from gangline.config.spread import find_spread_conflict
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
@@ -43,8 +44,6 @@ NO_EFFECT: dict[str, str] = {
     "resources.shm_size": _CONTAINER,
     "resources.slots": "it is for commands; use resources.slots_per_trial",
     "retention_policy": _LATER,
-    "searcher.source_checkpoint_uuid": _LATER,
-    "searcher.source_trial_id": _LATER,
     "security": "it belongs to Determined's own harness",
     "slurm": "Gangline schedules by itself",
     "tensorboard_storage": "TensorBoard files go to the cluster's storage URL",
@@ -66,7 +65,19 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
     if config.searcher.name not in SEARCHERS:
         text = f"{config.searcher.name} is {_LATER}; this version has the searchers {', '.join(SEARCHERS)}"
         return Complaint("not_supported", ("searcher", "name"), text)
-    return find_spread_conflict(config) or _find_impossible(config.resources)
+    return _find_source(config.searcher) or find_spread_conflict(config) or _find_impossible(config.resources)
+
+
+def _find_source(searcher: Searcher) -> Complaint | None:
+    """Leaving it out would train from random weights."""
+    for key in ("source_trial_id", "source_checkpoint_uuid"):
+        if getattr(searcher, key) is not None:
+            text = (
+                f"{_LATER}; to start from another trial's checkpoint, load its weights in the trial with "
+                "gangline.pytorch.load_checkpoint, or go on from it in a script with Trainer.fit(latest_checkpoint=...)"
+            )
+            return Complaint("not_supported", ("searcher", key), text)
+    return None
 
 
 def _find_impossible(resources: Resources) -> Complaint | None:

@@ -23,9 +23,9 @@ MAX_LOOK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Vigil:
-    """still_seconds: since a rank moved on. step_seconds: of the step under way up to then. longest_seconds: the longest
-    stand in it. recent: how long the last steps took, in seconds. first_seconds: the slowest of the first num_first ones.
-    has_stepped: whether any rank has ever completed a batch."""
+    """still_seconds: since a rank moved on. step_seconds: of the step under way up to then. longest_seconds: the
+    longest stand in it. recent: how long the last steps took, in seconds. first_seconds: the slowest of the first
+    num_first ones. has_stepped: whether any rank has ever completed a batch."""
 
     readings: Mapping[int, Reading] = field(default_factory=dict)
     still_seconds: float = 0.0

@@ -241,6 +241,22 @@ CASES = [
         "searcher.name (line 9): custom is not built yet; this version has the searchers single, grid, random",
     ),
     (
+        "metric: accuracy",
+        "metric: accuracy\n  source_trial_id: 7",
+        "config.not_supported",
+        "searcher.source_trial_id (line 11): not built yet; to start from another trial's checkpoint, load its weights "
+        "in the trial with gangline.pytorch.load_checkpoint, or go on from it in a script with "
+        "Trainer.fit(latest_checkpoint=...)",
+    ),
+    (
+        "metric: accuracy",
+        "metric: accuracy\n  source_checkpoint_uuid: abc",
+        "config.not_supported",
+        "searcher.source_checkpoint_uuid (line 11): not built yet; to start from another trial's checkpoint, load its "
+        "weights in the trial with gangline.pytorch.load_checkpoint, or go on from it in a script with "
+        "Trainer.fit(latest_checkpoint=...)",
+    ),
+    (
         "name: single",
         "name: grid",
         "config.missing_key",
