@@ -6,14 +6,17 @@ exit after finished training, which must not change their outcome.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 
 TEARDOWN_SECONDS = 5.0
+_at_exit: Callable[[], None] | None = None
 
 
 def choose_device() -> torch.device:
@@ -26,9 +29,12 @@ def choose_device() -> torch.device:
 
 
 def open_group(device: torch.device) -> bool:
-    """Joins the default process group where the environment names more than one rank. True when it was made here."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+    """Joins the default process group where the environment names more than one rank. True when it was made here, now
+    or in an earlier call."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return False
+    if dist.is_initialized():
+        return _keep_at_exit()
     # gloo beside NCCL carries what is no training data: metrics, objects, the question whether to stop.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     return True
@@ -41,6 +47,37 @@ def close_group(seconds: float = TEARDOWN_SECONDS) -> None:
     thread = threading.Thread(target=_destroy, name="gangline-teardown", daemon=True)
     thread.start()
     thread.join(seconds)
+
+
+def close_group_at_exit(seconds: float = TEARDOWN_SECONDS) -> None:
+    """Leaves the process group when the process ends, as close_group. Not before: ranks cannot make a second one, as
+    the addresses of the first lie in the store. May be called twice."""
+    global _at_exit  # noqa: PLW0603  the process group is one of the whole process, too
+    if _at_exit is None:
+        is_ending = threading.Event()
+        # Started now, as newer Pythons start no thread when they end.
+        thread = threading.Thread(target=_destroy_after, args=(is_ending,), name="gangline-teardown", daemon=True)
+        thread.start()
+
+        def leave() -> None:
+            is_ending.set()
+            thread.join(seconds)
+
+        _at_exit = leave
+    atexit.register(_at_exit)
+
+
+def _destroy_after(is_ending: threading.Event) -> None:
+    is_ending.wait()
+    _destroy()
+
+
+def _keep_at_exit() -> bool:
+    """Whether the group was to be left at the end. Now it is not, until the block that begins has ended well."""
+    if _at_exit is None:
+        return False
+    atexit.unregister(_at_exit)
+    return True
 
 
 def _destroy() -> None:

@@ -35,6 +35,7 @@ def init(
     that a search can vary them. distributed: for scripts that make their process group themselves; by default it is
     made here. aggregation_frequency: batches whose gradients make one optimizer step, where the configuration does not
     say it. enable_tensorboard_logging: whether the metrics that are reported are written to TensorBoard as well.
+    One process may use it several times, one block after the other: the process group stays until the process ends.
     """
     refusal.install()
     device = group.choose_device()
@@ -54,7 +55,7 @@ def init(
     # Not after an exception: peers would fail too, and perhaps be heard first. Nor on the cluster, where the rank
     # leaves the group once it has told its end.
     if is_group_ours and core.info is None:
-        group.close_group()
+        group.close_group_at_exit()
 
 
 def make_setting(

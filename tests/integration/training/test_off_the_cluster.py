@@ -64,6 +64,23 @@ def test_a_refusal_is_a_line_of_each_rank_without_a_traceback(tmp_path: Path) ->
     assert "Traceback" not in output
 
 
+def test_one_process_trains_twice_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        LINEAR
+        + """
+if __name__ == "__main__":
+    for _ in range(2):
+        with pytorch.init(hparams={"global_batch_size": 8}) as context:
+            pytorch.Trainer(LinearTrial(context), context).fit(
+                max_length=pytorch.Batch(3), reporting_period=pytorch.Batch(1)
+            )
+"""
+    )
+    losses = _losses(_run(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"))
+    assert len(losses) == 6
+    assert losses[:3] == losses[3:]
+
+
 def test_launcher_says_what_a_trial_class_needs(tmp_path: Path) -> None:
     output = _run(tmp_path, "-m", "gangline.launch.torch_distributed", "--trial", "model_def:Trial", expect=2)
     assert output.startswith("error: model_def:Trial needs an experiment's configuration")
