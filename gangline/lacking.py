@@ -18,8 +18,20 @@ def explain(name: str) -> str:
     return f"{name} is not part of Gangline; {PAGE} says what is, and what to use instead"
 
 
-class Lacking:
-    """Gives a class a better answer than "has no attribute" for the names in `lacks`."""
+class _LackingClass(type):
+    """What is asked of the class itself, as a method that makes an instance."""
+
+    lacks: tuple[str, ...]
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        """Called only where ordinary lookup found nothing."""
+        if name in cls.lacks:
+            raise NotInGangline(explain(f"{cls.__name__}.{name}"))
+        raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+
+
+class Lacking(metaclass=_LackingClass):
+    """Gives a class and its instances a better answer than "has no attribute" for the names in `lacks`."""
 
     lacks: ClassVar[tuple[str, ...]] = ()
 

@@ -25,11 +25,14 @@ from gangline.core.train import TrainContext
 from gangline.domain.failure import hang_rule_of
 from gangline.domain.partial import Writer
 from gangline.errors import invalid
+from gangline.lacking import Lacking
 from gangline.launch import refusal
 
 
-class Context:
+class Context(Lacking):
     """A context manager. info: None off the cluster."""
+
+    lacks = ("experimental",)
 
     def __init__(
         self,

@@ -12,17 +12,20 @@ from typing import Any
 
 from gangline.core.transport import AloneTransport, StoreTransport, TorchTransport, Transport
 from gangline.errors import invalid
+from gangline.lacking import Lacking
 
 CHIEF_PORT = 12360
 
 
-class DistributedContext:
+class DistributedContext(Lacking):
     """Every gather, allgather and broadcast is called by all ranks in step, the local ones by all ranks of a machine.
 
     rank counts the ranks of the trial, local_rank those of this machine, cross_rank the machines.
     A context for more than one rank gets its transports from one of the class methods; or from chief_ip, for a launcher
     of a script's own: rank 0 then listens at that address on port pub_port for the others.
     """
+
+    lacks = ("from_horovod", "from_deepspeed")
 
     def __init__(
         self,
@@ -98,6 +101,10 @@ class DistributedContext:
                 place["local_size"],
             ),
         )
+
+    def close(self) -> None:
+        """Accepted, no effect: what it uses belongs to the process group, or ends with the process. May be called
+        twice."""
 
     @property
     def is_chief(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,21 @@ class TrainContext(Lacking):
         self._beat = beat or NoBeat()
         self._dropped: set[str] = set()
         self._nonfinite: set[str] = set()
+        self._has_warned_of_batch_metrics = False
         self._validations: tuple[tuple[int, dict[str, float]], ...] = ()
 
-    def report_training_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+    def report_training_metrics(
+        self,
+        steps_completed: int,
+        metrics: Mapping[str, Any],
+        batch_metrics: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """batch_metrics: accepted with one warning, no effect; only what stands in `metrics` is recorded."""
+        if batch_metrics and not self._has_warned_of_batch_metrics:
+            self._has_warned_of_batch_metrics = True
+            _log.warning(
+                "report_training_metrics: batch_metrics are not recorded; report each batch by itself for that"
+            )
         self.report_metrics(TRAINING, steps_completed, metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class PyTorchTrialContext(Lacking):
     Determined keeps there.
     """
 
-    lacks = ("from_config",)
+    lacks = ("autocast_forward_pass", "from_config", "profiler")
 
     def __init__(
         self,
@@ -78,6 +79,11 @@ class PyTorchTrialContext(Lacking):
     @property
     def distributed(self) -> DistributedContext:
         return self.core.distributed
+
+    @property
+    def n_gpus(self) -> int:
+        """GPUs of this machine that the trial trains on."""
+        return self.distributed.local_size if self.device.type == "cuda" else 0
 
     @property
     def scalers(self) -> list[Any]:
@@ -135,15 +141,40 @@ class PyTorchTrialContext(Lacking):
         self.models.append(wrapped)
         return wrapped
 
-    def wrap_optimizer(self, optimizer: Optimizer, backward_passes_per_step: int = 1) -> Optimizer:
-        """After the models whose parameters it holds. backward_passes_per_step: accepted, no effect. Several backward
-        passes may come before a step; with ddp and zero1 each needs a forward pass of its own."""
+    def wrap_optimizer(
+        self,
+        optimizer: Optimizer,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
+    ) -> Optimizer:
+        """After the models whose parameters it holds.
+
+        backward_passes_per_step: accepted, no effect. Several backward passes may come before a step; with ddp and
+        zero1 each needs a forward pass of its own. fp16_compression: accepted with a warning, no effect;
+        optimizations.gradient_compression has it. average_aggregated_gradients: for all optimizers, in the place of
+        what optimizations say; None leaves that.
+        """
+        if fp16_compression and self.setting.optimizations.gradient_compression.hook is None:
+            _log.warning(
+                "wrap_optimizer(fp16_compression=True) has no effect; set optimizations.gradient_compression: true"
+            )
+        if average_aggregated_gradients is not None:
+            self._average_gradients(average_aggregated_gradients)
         wrapped = self.strategy.prepare_optimizer(optimizer)
         self.optimizers.append(wrapped)
         return wrapped
 
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
         """The trainer steps it from then on, unless step_mode is MANUAL_STEP."""
+        is_by_metric = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if is_by_metric and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
+            raise invalid(
+                "pytorch.lr_scheduler",
+                f"wrap_lr_scheduler: {type(lr_scheduler).__name__} steps by a metric, which the trainer does not pass "
+                "on; use LRScheduler.StepMode.MANUAL_STEP and step it in the trial, as in a callback's "
+                "on_validation_end",
+            )
         self.lr_schedulers.append(LRScheduler(lr_scheduler, step_mode, frequency))
         return lr_scheduler
 
@@ -168,6 +199,16 @@ class PyTorchTrialContext(Lacking):
         metrics. for_training, for_validation: which reports it takes part in.
         """
         return self.reducers.wrap(reducer, name, for_training, for_validation)
+
+    def reset_reducers(self) -> None:
+        """Forgets what all reducers were told."""
+        for is_training in (True, False):
+            self.reducers.reset(is_training)
+
+    def reduce_metrics(self, for_training: bool) -> dict[str, float]:
+        """The metrics of the reducers that take part in training reports, or in validations, over all ranks; those
+        reducers begin anew. All ranks call it in step. The trainer does so at each report by itself."""
+        return self.reducers.reduce(for_training)
 
     def configure_apex_amp(
         self, models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", **_options: Any
@@ -304,6 +345,12 @@ class PyTorchTrialContext(Lacking):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _average_gradients(self, is_on: bool) -> None:
+        # Both, as use_amp makes the updates anew from the setting.
+        optimizations = self.setting.optimizations.model_copy(update={"average_aggregated_gradients": is_on})
+        self.setting = replace(self.setting, optimizations=optimizations)
+        self.update.averages(is_on)
 
     def _set_precision(self, kind: str | None) -> None:
         self.precision = Precision(self.device, kind)

@@ -34,6 +34,5 @@ class PyTorchExperimentalContext(Lacking):
         self._context.use_amp()
 
     def reset_reducers(self) -> None:
-        """Forgets what all reducers were told."""
-        for is_training in (True, False):
-            self._context.reducers.reset(is_training)
+        """As context.reset_reducers."""
+        self._context.reset_reducers()

@@ -45,7 +45,7 @@ class TrialSetting:
 
     @property
     def reporting_period(self) -> TrainUnit:
-        return Batch(int(self.config.get("scheduling_unit") or 100))
+        return Batch(_whole_number(self.config.get("scheduling_unit"), "scheduling_unit") or 100)
 
     @property
     def checkpoint_policy(self) -> str:
@@ -90,10 +90,32 @@ def optimizations_from(config: Mapping[str, Any], aggregation_frequency: int) ->
 
 def seed_from(config: Mapping[str, Any]) -> int:
     """reproducibility.experiment_seed, else 0: off the cluster two runs of one script shall agree."""
-    return int((config.get("reproducibility") or {}).get("experiment_seed") or 0)
+    seed = (config.get("reproducibility") or {}).get("experiment_seed")
+    return _whole_number(seed, "reproducibility.experiment_seed")
+
+
+def check_unit(value: Any, argument: str) -> TrainUnit | None:
+    """An argument of Trainer.fit: a length or a period; None leaves it to the configuration."""
+    if value is None or isinstance(value, TrainUnit):
+        return value
+    number = value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 5
+    raise invalid(
+        "pytorch.unit",
+        f"Trainer.fit: {argument} is {value!r}, which has no unit; pass pytorch.Batch({number}), "
+        f"pytorch.Epoch({number}) or pytorch.Record({number})",
+    )
 
 
 def check_policy(policy: str) -> str:
     if policy not in CHECKPOINT_POLICIES:
         raise invalid("config.checkpoint_policy", f"checkpoint_policy: {policy!r} is none of best, all and none")
     return policy
+
+
+def _whole_number(value: Any, where: str) -> int:
+    """What a configuration holds at `where`; 0 where it holds nothing."""
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise invalid("config.number", f"{where}: expected a whole number of 0 or more, found {value!r}")
+    return value

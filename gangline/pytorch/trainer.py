@@ -22,7 +22,7 @@ from gangline.pytorch.loop import TrainingLoop
 from gangline.pytorch.profile.profile import ProfileSetting, open_profile
 from gangline.pytorch.profile.traffic import Traffic
 from gangline.pytorch.schedule import Schedule
-from gangline.pytorch.setting import check_policy
+from gangline.pytorch.setting import check_policy, check_unit
 from gangline.pytorch.trial import PyTorchTrial
 from gangline.pytorch.unit import Batch, TrainUnit
 
@@ -59,11 +59,12 @@ class Trainer:
         """
         setting = self._context.setting
         self._context.profile_setting = ProfileSetting.parse(setting.config.get("profiling"), profiling_enabled)
+        reporting = check_unit(reporting_period, "reporting_period")
         schedule = Schedule(
-            max_length=_length(max_length or setting.max_length, test_mode),
-            reporting_period=Batch(1) if test_mode else reporting_period or setting.reporting_period,
-            validation_period=validation_period or setting.validation_period,
-            checkpoint_period=checkpoint_period or setting.checkpoint_period,
+            max_length=_length(check_unit(max_length, "max_length") or setting.max_length, test_mode),
+            reporting_period=Batch(1) if test_mode else reporting or setting.reporting_period,
+            validation_period=check_unit(validation_period, "validation_period") or setting.validation_period,
+            checkpoint_period=check_unit(checkpoint_period, "checkpoint_period") or setting.checkpoint_period,
             checkpoint_policy=check_policy(checkpoint_policy or setting.checkpoint_policy),
             aggregation_frequency=setting.optimizations.aggregation_frequency,
         )

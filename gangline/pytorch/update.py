@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gangline.config.optimization import Optimizations
+from gangline.errors import invalid
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.precision import Precision
 from gangline.pytorch.profile.clock import StepClock
@@ -33,8 +34,12 @@ class ParameterUpdate:
         self._strategy = strategy
         self._precision = precision
         self._clock = clock
-        frequency = optimizations.aggregation_frequency
-        self._loss_divisor = frequency if optimizations.average_aggregated_gradients else 1
+        self._frequency = optimizations.aggregation_frequency
+        self.averages(optimizations.average_aggregated_gradients)
+
+    def averages(self, is_on: bool) -> None:
+        """Whether gradients that are aggregated over several batches become a mean, or stay a sum."""
+        self._loss_divisor = self._frequency if is_on else 1
 
     def begin_batch(self, is_step_batch: bool) -> None:
         self.is_step_batch = is_step_batch
@@ -67,6 +72,12 @@ class ParameterUpdate:
         scaler: Any,
         closure: Callable[[], Any] | None,
     ) -> None:
+        if self._frequency > 1 and not auto_zero_grads:
+            raise invalid(
+                "pytorch.zero_grads",
+                f"step_optimizer(auto_zero_grads=False) with an aggregation_frequency of {self._frequency}: only the "
+                "trainer knows after which batches gradients may be cleared; leave auto_zero_grads on",
+            )
         if not self.is_step_batch:
             return
         with self._clock.phase("optimizer"), self._precision.without_autocast():

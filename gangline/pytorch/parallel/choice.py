@@ -59,6 +59,12 @@ def choose_strategy(
 
 def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
     """The strategy's name and what was said for it."""
+    if not isinstance(parallelism, str | Mapping | None):
+        raise invalid(
+            "parallelism.unknown",
+            f"parallelism: expected a strategy or a mapping with one, found {parallelism!r}; this version has "
+            f"{', '.join(BUILT)}",
+        )
     written = {"strategy": parallelism} if isinstance(parallelism, str) else dict(parallelism or {})
     options = {key: value for key, value in written.items() if value is not None}
     name = options.pop("strategy", "ddp")

@@ -71,7 +71,7 @@ class FreshForwards:
             owners = self._owners.setdefault(id(parameter), [])
             owners.append(index)
             if len(owners) == 1:
-                parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, owners))
+                parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, owners))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def _on_gradient(self, owners: list[int], parameter: torch.Tensor) -> None:
         if not self._is_watching:

@@ -46,6 +46,14 @@ def test_off_the_cluster_metrics_go_to_stdout_and_checkpoints_to_a_folder(
     assert context.info is None
 
 
+def test_batch_metrics_are_taken_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    train = _train(LocalLink())
+    for steps in (1, 2):
+        train.report_training_metrics(steps_completed=steps, metrics={"loss": 1.0}, batch_metrics=[{"loss": 2.0}])
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("report_training_metrics: batch_metrics are not recorded")
+
+
 def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     sent: list[dict[str, float]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,19 @@ class _UnplainState(SmallTrial):
         return {"bad": callback}
 
 
+class _Unzeroed(SmallTrial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.context.step_optimizer(self.optimizer, auto_zero_grads=False)
+
+
+class _Plateau(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer)
+        context.wrap_lr_scheduler(scheduler, pytorch.LRScheduler.StepMode.MANUAL_STEP)
+        context.wrap_lr_scheduler(scheduler, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH)
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [
@@ -326,12 +340,26 @@ class _UnplainState(SmallTrial):
         (_UnplainState, {}, "cannot be read back with weights_only"),
         (SmallTrial, {"max_length": None}, "nothing says how long to train"),
         (SmallTrial, {"max_length": pytorch.Batch([1, 2])}, "a length is one number"),
+        (SmallTrial, {"max_length": 7}, "max_length is 7, which has no unit; pass pytorch.Batch(7"),
+        (SmallTrial, {"max_length": 0}, "max_length is 0, which has no unit"),
+        (SmallTrial, {"checkpoint_period": "1 epoch"}, "checkpoint_period is '1 epoch', which has no unit"),
+        (SmallTrial, {"validation_period": 1}, "validation_period is 1, which has no unit"),
+        (SmallTrial, {"reporting_period": 1}, "reporting_period is 1, which has no unit"),
+        (SmallTrial, {"init": {"exp_conf": {"scheduling_unit": "x"}}}, "scheduling_unit: expected a whole number of 0"),
+        (
+            SmallTrial,
+            {"init": {"exp_conf": {"reproducibility": {"experiment_seed": "x"}}}},
+            "reproducibility.experiment_seed: expected a whole number of 0 or more, found 'x'",
+        ),
+        (SmallTrial, {"init": {"exp_conf": {"parallelism": 7}}}, "parallelism: expected a strategy or a mapping with"),
+        (_Unzeroed, {"init": {"aggregation_frequency": 2}}, "with an aggregation_frequency of 2: only the trainer"),
+        (_Plateau, {}, "ReduceLROnPlateau steps by a metric, which the trainer does not pass on; use LRScheduler.Step"),
         (SmallTrial, {"checkpoint_policy": "worst"}, "'worst' is none of best, all and none"),
         (SmallTrial, {"latest_checkpoint": "absent"}, "no checkpoint absent at"),
     ],
 )
 def test_refused(make: type[SmallTrial], arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(GanglineError, match=words.replace("(", r"\(")):
+    with pytest.raises(GanglineError, match=re.escape(words)):
         _fit(make, **{"max_length": pytorch.Batch(1), **arguments})
     assert _checkpoints() == []
 
@@ -372,3 +400,40 @@ def test_checkpoint_of_another_model() -> None:
         GanglineError, match=r"another model than Linear: its weight has the shape \(1, 1\), not \(2, 1\)"
     ):
         _fit(Wider, max_length=pytorch.Batch(2), latest_checkpoint=folder.name)
+
+
+def test_arguments_of_wrap_optimizer(caplog: pytest.LogCaptureFixture) -> None:
+    """Four batches of one step: their gradients as a sum move as far as a mean does at four times the rate."""
+
+    class Wrapping(SmallTrial):
+        rate, options = 0.1, {"average_aggregated_gradients": False, "fp16_compression": True}
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            for parameter in self.model.parameters():
+                nn.init.ones_(parameter)
+            optimizer = torch.optim.SGD(self.model.parameters(), lr=self.rate)
+            self.optimizer = context.wrap_optimizer(optimizer, 1, **self.options)
+
+    class Fast(Wrapping):
+        rate, options = 0.4, {}
+
+    init = {"aggregation_frequency": 4}
+    summed, mean = (_fit(kind, max_length=pytorch.Batch(4), init=init) for kind in (Wrapping, Fast))
+    assert summed.model.state_dict()["weight"] == pytest.approx(mean.model.state_dict()["weight"])
+    assert "wrap_optimizer(fp16_compression=True) has no effect; set optimizations.gradient_comp" in caplog.text
+
+
+def test_reducers_can_be_asked_by_the_trial() -> None:
+    with pytorch.init() as context:
+        reducer: Any = context.wrap_reducer(sum, name="total", for_validation=False)
+        reducer.update(1)
+        context.reset_reducers()
+        reducer.update(2)
+        reducer.update(3)
+        assert context.reduce_metrics(for_training=False) == {}
+        assert context.reduce_metrics(for_training=True) == {"total": 5}
+        assert context.reduce_metrics(for_training=True) == {"total": 0}
+        assert context.n_gpus == (1 if context.device.type == "cuda" else 0)
+        context.distributed.close()
+        assert not hasattr(context, "autocast_forward_pass")
