@@ -5,8 +5,6 @@ Nothing is copied here but what ends up as bytes. Called by the saver on all ran
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from gangline.errors import invalid
 from gangline.pytorch import seed
 from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.checkpoint.name import (
@@ -26,6 +23,7 @@ from gangline.pytorch.checkpoint.name import (
     parameters_of,
     state_path,
 )
+from gangline.pytorch.checkpoint.plain import CALLBACKS
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel.partition import divide
 from gangline.pytorch.parallel.strategy import Holder, Strategy
@@ -33,6 +31,7 @@ from gangline.pytorch.parallel.strategy import Holder, Strategy
 TRAINER_FILE = "trainer.pth"
 MODEL_VALUES = "model_values"
 OPTIMIZER_VALUES = "optimizer_values"
+OPTIMIZER_CLASSES = "optimizer_classes"
 OptimizerValues = dict[int, dict[str, dict[str, Any]]]
 
 
@@ -60,10 +59,11 @@ def capture(
         "progress": dict(progress),
         "lr_schedulers_state_dict": [wrapped.scheduler.state_dict() for wrapped in context.lr_schedulers],
         "scalers_state_dict": [scaler.state_dict() for scaler in context.scalers],
-        "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
+        CALLBACKS: {name: callback.state_dict() for name, callback in callbacks.items()},
         "num_models": len(context.models),
         MODEL_VALUES: model_values,
         OPTIMIZERS: groups,
+        OPTIMIZER_CLASSES: [type(optimizer).__name__ for optimizer in context.optimizers],
     }
     own = {
         "rng_state": seed.capture(),
@@ -71,22 +71,6 @@ def capture(
         OPTIMIZER_VALUES: optimizer_values,
     }
     return Captured(_share_of(context.strategy, models, states), trainer, own)
-
-
-def to_bytes(content: Mapping[str, Any], what: str) -> bytes:
-    """Raises GanglineError `checkpoint.not_plain` when something in it cannot be read back safely."""
-    buffer = io.BytesIO()
-    torch.save(dict(content), buffer)
-    buffer.seek(0)
-    try:
-        torch.load(buffer, weights_only=True, map_location="cpu")
-    except pickle.UnpicklingError as error:
-        raise invalid(
-            "checkpoint.not_plain",
-            f"{what} cannot be read back with weights_only: {_culprit(error)}; keep tensors, numbers, strings, lists "
-            "and dictionaries in the state_dict of callbacks, schedulers and optimizers",
-        ) from error
-    return buffer.getvalue()
 
 
 def _capture_models(context: PyTorchTrialContext) -> tuple[dict[Path, torch.Tensor], list[dict[str, Any]]]:
@@ -147,11 +131,3 @@ def _share_of(
 def _bytes_of(tensor: torch.Tensor) -> int:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.numel() * local.element_size()
-
-
-def _culprit(error: Exception) -> str:
-    """torch names the refused type in the middle of its advice."""
-    for line in str(error).splitlines():
-        if "GLOBAL" in line or "Unsupported" in line:
-            return line.strip()
-    return str(error).splitlines()[0]

@@ -17,12 +17,12 @@ import gangline
 from gangline.core.checkpoint import STEPS_COMPLETED
 from gangline.core.storage import verify
 from gangline.domain.experiment import VALIDATION_METRICS
-from gangline.pytorch.checkpoint.capture import MODEL_VALUES
+from gangline.pytorch.checkpoint.capture import MODEL_VALUES, OPTIMIZER_CLASSES
 from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, state_path
 from gangline.pytorch.checkpoint.source import STATE_FORMAT, STATE_FORMAT_KEY, Source, open_source
 from gangline.pytorch.context import PyTorchTrialContext
 
-_INTERNAL = ("num_models", MODEL_VALUES)
+_INTERNAL = ("num_models", MODEL_VALUES, OPTIMIZER_CLASSES)
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:

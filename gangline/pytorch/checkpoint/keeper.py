@@ -13,8 +13,9 @@ from typing import Any
 
 from gangline.core.scratch import temporary_folder
 from gangline.pytorch.callback import PyTorchCallback, call_all
-from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture, to_bytes
+from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture
 from gangline.pytorch.checkpoint.content import metadata_of
+from gangline.pytorch.checkpoint.plain import to_bytes
 from gangline.pytorch.checkpoint.restore import restore, restore_random
 from gangline.pytorch.checkpoint.saver import Saver
 from gangline.pytorch.checkpoint.source import Source

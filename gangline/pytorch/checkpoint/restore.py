@@ -6,7 +6,8 @@ loop, on all ranks in step, before the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch import seed
 from gangline.pytorch.callback import PyTorchCallback
-from gangline.pytorch.checkpoint.capture import MODEL_VALUES
+from gangline.pytorch.checkpoint.capture import MODEL_VALUES, OPTIMIZER_CLASSES
 from gangline.pytorch.checkpoint.name import (
     MODELS,
     OPTIMIZERS,
@@ -32,20 +33,27 @@ from gangline.pytorch.checkpoint.source import Described, Source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel.ownership import class_name
 
+_log = logging.getLogger("gangline")
+
 
 def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], source: Source) -> None:
-    """All but the random numbers. Raises GanglineError `checkpoint.other_trial` or `checkpoint.other_model`, before
-    anything has changed where it can."""
+    """All but the random numbers. Raises GanglineError `checkpoint.other_trial`, `other_model` or `other_optimizer`,
+    before anything has changed where it can."""
     trainer = source.trainer
     _check_counts(context, trainer)
+    for index, model in enumerate(context.models):
+        _check_model(context, index, model, source)
+    names = name_parameters(context.models, context.optimizers)
+    for number, optimizer in enumerate(context.optimizers):
+        _check_optimizer(number, optimizer, trainer)
+        _keys_by_parameter(number, optimizer, trainer[OPTIMIZERS][number]["param_groups"], names)
     for index, model in enumerate(context.models):
         _load_model(context, index, model, source)
     for number, optimizer in enumerate(context.optimizers):
         _load_optimizer(context, number, optimizer, source)
     for wrapped, scheduler_state in zip(context.lr_schedulers, trainer["lr_schedulers_state_dict"], strict=True):
         wrapped.scheduler.load_state_dict(scheduler_state)
-    for scaler, scaler_state in zip(context.scalers, trainer["scalers_state_dict"], strict=True):
-        scaler.load_state_dict(scaler_state)
+    _load_scalers(context, trainer["scalers_state_dict"])
     context.strategy.load_rank_state(_own_part(context, source).get("rank_state"))
     for name, callback in callbacks.items():
         if name in trainer["callbacks"]:
@@ -65,26 +73,33 @@ def _own_part(context: PyTorchTrialContext, source: Source) -> dict[str, Any]:
     return source.ranks[context.distributed.rank] if is_same_world else {}
 
 
-def _load_model(context: PyTorchTrialContext, index: int, model: nn.Module, source: Source) -> None:
+def _check_model(context: PyTorchTrialContext, index: int, model: nn.Module, source: Source) -> None:
     state = context.strategy.model_state(model)
     values = source.trainer[MODEL_VALUES][index]
     prefix = join((MODELS, index, ""))
     saved = {path.removeprefix(prefix) for path in source.tensors if path.startswith(prefix)} | set(values)
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     differences = [f"it has no {name}" for name in state if name not in saved]
     differences += [f"it holds {name} besides" for name in sorted(saved - set(state))]
-    for name, tensor in tensors.items():
+    for name, tensor in _tensors_of(state).items():
         described = source.tensors.get(prefix + name)
         if described is not None and described.shape != tensor.shape:
             shapes = f"{_shape(described.shape)}, not {_shape(tensor.shape)}"
             differences.append(f"its {name} has the shape {shapes}")
     if differences:
         raise _other_model(model, differences)
+
+
+def _load_model(context: PyTorchTrialContext, index: int, model: nn.Module, source: Source) -> None:
+    tensors, values = _tensors_of(context.strategy.model_state(model)), source.trainer[MODEL_VALUES][index]
     source.load({join(model_path(index, name)): tensor for name, tensor in tensors.items()})
     try:
         context.strategy.load_model_state(model, {**tensors, **values})
     except RuntimeError as error:
         raise _other_model(model, [line.strip() for line in str(error).splitlines()[1:]]) from error
+
+
+def _tensors_of(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def _other_model(model: nn.Module, differences: list[str]) -> GanglineError:
@@ -97,6 +112,25 @@ def _other_model(model: nn.Module, differences: list[str]) -> GanglineError:
 
 def _shape(size: torch.Size) -> str:
     return f"({', '.join(map(str, size))})"
+
+
+def _check_optimizer(number: int, optimizer: Optimizer, trainer: Mapping[str, Any]) -> None:
+    """Earlier checkpoints do not say the class; then two classes differ where each has settings that the other lacks. A
+    newer torch adds settings to a class, but takes none away."""
+    here, classes = type(optimizer).__name__, trainer.get(OPTIMIZER_CLASSES)
+    if classes is not None and classes[number] == here:
+        return
+    saved = f"is a {classes[number]}" if classes is not None else ""
+    for ours, theirs in zip(optimizer.param_groups, trainer[OPTIMIZERS][number]["param_groups"], strict=False):
+        lacking, besides = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+        if lacking and besides and not saved:
+            saved = f"has {', '.join(besides)} and no {', '.join(lacking)}"
+    if saved:
+        raise invalid(
+            "checkpoint.other_optimizer",
+            f"the checkpoint's optimizer {number} {saved}, this trial's is a {here}; use the same class, or load the "
+            "weights alone with gangline.pytorch.load_checkpoint",
+        )
 
 
 def _load_optimizer(context: PyTorchTrialContext, number: int, optimizer: Optimizer, source: Source) -> None:
@@ -154,12 +188,23 @@ def _room_for(described: Mapping[str, Described], parameter: nn.Parameter) -> di
     }
 
 
+def _load_scalers(context: PyTorchTrialContext, states: Sequence[Mapping[str, Any]]) -> None:
+    """Mixed precision may have been turned on or off since; a scaler finds its scale within some steps."""
+    scalers = context.scalers
+    if len(scalers) == len(states) and all(bool(state) for state in states):
+        for scaler, state in zip(scalers, states, strict=True):
+            scaler.load_state_dict(state)
+    elif context.distributed.is_chief and (any(map(bool, states)) or any(one.is_enabled() for one in scalers)):
+        used, here = sum(map(bool, states)), sum(one.is_enabled() for one in scalers)
+        what = "it starts with a fresh scale" if here else "its scale is left out"
+        _log.warning("scalers of gradients: the checkpoint holds %d, this trial has %d; %s", used, here, what)
+
+
 def _check_counts(context: PyTorchTrialContext, trainer: Mapping[str, Any]) -> None:
     counts = {
         "models": (trainer["num_models"], len(context.models)),
         "optimizers": (len(trainer[OPTIMIZERS]), len(context.optimizers)),
         "lr_schedulers": (len(trainer["lr_schedulers_state_dict"]), len(context.lr_schedulers)),
-        "scalers": (len(trainer["scalers_state_dict"]), len(context.scalers)),
     }
     for what, (saved, here) in counts.items():
         if saved != here:

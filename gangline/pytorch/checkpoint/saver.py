@@ -28,8 +28,9 @@ from gangline.core.draft import CheckpointDraft
 from gangline.core.storage import StoredFile
 from gangline.core.transport import AloneTransport, TorchTransport, Transport
 from gangline.errors import ErrorKind, GanglineError
-from gangline.pytorch.checkpoint.capture import Captured, rank_file, to_bytes
+from gangline.pytorch.checkpoint.capture import Captured, rank_file
 from gangline.pytorch.checkpoint.name import Path
+from gangline.pytorch.checkpoint.plain import to_bytes
 from gangline.pytorch.checkpoint.staging import Staging, copy_values
 from gangline.pytorch.checkpoint.writer import write_tensors
 

@@ -157,6 +157,101 @@ def test_checkpoint_of_another_trial(options: dict[str, Any], message: str) -> N
         _resume(folder, **options)
 
 
+class _OtherClass(PointsTrial):
+    """As its hyperparameter `optimizer` says, under a name of its own."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.before = {name: value.clone() for name, value in self.model.state_dict().items()}
+        _OtherClass.newest = self
+
+    newest: _OtherClass
+
+
+@pytest.mark.parametrize(
+    ("is_older", "message"),
+    [
+        (False, "the checkpoint's optimizer 0 is a SGD, this trial's is a AdamW; use the same class, or load the"),
+        (True, "optimizer 0 has dampening, momentum, nesterov and no amsgrad, betas, .*, this trial's is a AdamW; use"),
+    ],
+)
+def test_checkpoint_of_another_optimizer_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_older: bool, message: str
+) -> None:
+    if is_older:
+        monkeypatch.setattr("gangline.pytorch.checkpoint.capture.OPTIMIZER_CLASSES", "unknown_key")
+    folder = _saved(hparams={"optimizer": "sgd"})
+    with pytest.raises(GanglineError, match=message) as caught:
+        _resume(folder, kind=_OtherClass)
+    assert caught.value.code == "checkpoint.other_optimizer"
+    trial = _OtherClass.newest
+    assert all(torch.equal(trial.before[name], value) for name, value in trial.model.state_dict().items())
+
+
+class _Remembering(Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.found = state_dict
+
+
+def _remembering(values: dict[str, Any]) -> type[PointsTrial]:
+    class Trial(PointsTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.recorder = _Remembering()
+            self.recorder.values = values
+
+    return Trial
+
+
+def test_callbacks_may_keep_what_numpy_and_pathlib_have() -> None:
+    values = {
+        "best": numpy.float32(0.1),
+        "seen": [numpy.int64(3), (numpy.bool_(True), numpy.str_("a"))],
+        "matrix": numpy.arange(6.0).reshape(2, 3).T,
+        "names": numpy.array(["a", "bc"]),
+        "place": Path("/data/x"),
+    }
+    kind = _remembering(values)
+    found = getattr(_resume(_saved(kind=kind), kind=kind), "found", {})
+    assert found["best"] == numpy.float32(0.1)
+    assert found["seen"] == [3, (True, "a")]
+    assert numpy.array_equal(numpy.asarray(found["matrix"]), values["matrix"])
+    assert found["names"] == ["a", "bc"]
+    assert Path(found["place"]) == values["place"]
+
+
+class _Odd:
+    """Of no kind that a checkpoint can give back."""
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"fine": 1, "deep": [{"odd": _Odd()}]},
+            "callback 'recorder': state_dict()['deep'][0]['odd'] is a _Odd, which a checkpoint cannot give back; "
+            "keep tensors, arrays, numbers, strings, lists and dictionaries",
+        ),
+        (
+            {"call": lambda: 0},
+            "callback 'recorder': state_dict()['call'] is a function, which a checkpoint cannot give back; "
+            "keep tensors, arrays, numbers, strings, lists and dictionaries",
+        ),
+    ],
+)
+def test_what_cannot_be_given_back_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(GanglineError) as caught:
+        _saved(kind=_remembering(values))
+    assert (caught.value.code, caught.value.message) == ("checkpoint.not_plain", message)
+
+
 class _Noted(Recorder):
     """Adds to the state and to the folder, as Determined's callbacks may."""
 

@@ -60,6 +60,25 @@ def test_fp16_scales_the_loss_and_keeps_its_scale() -> None:
     assert (found["scale"], found["_growth_tracker"]) == (kept["scale"], kept["_growth_tracker"] + 1)
 
 
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        (("O0", "fp16"), "holds 0, this trial has 1; it starts with a fresh scale"),
+        (("fp16", "O0"), "holds 1, this trial has 0; its scale is left out"),
+    ],
+)
+def test_fp16_may_be_turned_on_or_off_between_runs(
+    levels: tuple[str, str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    latest = None
+    for batches, level in enumerate(levels, 2):
+        init = {"exp_conf": {"optimizations": {"mixed_precision": level}}}
+        trial = fit(_Slow, max_length=pytorch.Batch(batches), init=init, latest_checkpoint=latest)
+        latest = next(Path("checkpoints").iterdir()).name
+    assert len(trial.losses) == 1
+    assert [text for text in caplog.messages if "scaler" in text] == [f"scalers of gradients: the checkpoint {message}"]
+
+
 class _Slow(SmallTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
