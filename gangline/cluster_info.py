@@ -37,7 +37,8 @@ class CheckpointInfo:
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
     """node_rank counts the machines of this allocation, slot_ids are the slots of this machine, in local-rank order.
-    storage_url is where checkpoints go, code_directory where the user's files lie."""
+    storage_url is where checkpoints go, code_directory where the user's files lie. addresses: of the machines, by node
+    rank, in the network over which the gang is linked."""
 
     cluster_id: str
     allocation_id: str
@@ -51,6 +52,7 @@ class ClusterInfo:
     trial: TrialInfo
     latest_checkpoint: CheckpointInfo | None = None
     warnings: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
         return json.dumps(self, default=_fields_of)

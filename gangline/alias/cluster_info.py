@@ -28,10 +28,10 @@ class TrialInfo(Lacking):
 
 @dataclass(frozen=True)
 class ClusterInfo(Lacking):
-    """container_rank counts the machines of the allocation; slot_ids those of this machine, from 0."""
+    """container_rank counts the machines of the allocation; slot_ids those of this machine, from 0. container_addrs:
+    the machines' addresses, by container_rank."""
 
     lacks: ClassVar[tuple[str, ...]] = (
-        "container_addrs",
         "container_slot_counts",
         "gpu_uuids",
         "master_cert_file",
@@ -48,6 +48,7 @@ class ClusterInfo(Lacking):
     allocation_id: str
     task_type: str
     container_rank: int
+    container_addrs: list[str]
     latest_checkpoint: str | None
     trial: TrialInfo
 
@@ -73,6 +74,7 @@ def get_cluster_info() -> ClusterInfo | None:
         allocation_id=found.allocation_id,
         task_type="TRIAL",
         container_rank=found.node_rank,
+        container_addrs=found.addresses,
         latest_checkpoint=found.latest_checkpoint.id if found.latest_checkpoint else None,
         trial=trial,
     )

@@ -1,4 +1,4 @@
-"""`python -m gangline.launch.wrap_rank [--no-redirect-stdio] RANK command ...`: marks each line that a command prints.
+"""`python -m gangline.launch.wrap_rank [--no-redirect-stdio] RANK [--] command ...`: marks each line of a command.
 
 For launchers of a user's own that start several workers behind one rank: every line gets the worker's number in front,
 so that the log tells them apart. RANK is a number or the name of an environment variable that holds it.
@@ -24,11 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
     install()
     try:
         rank = _rank_of(options.rank)
-        if not options.command:
+        command = options.command[1:] if options.command[:1] == ["--"] else options.command
+        if not command:
             raise invalid("launch.no_command", f"wrap_rank {options.rank}: name the command to run after the rank")
-        if shutil.which(options.command[0]) is None:
-            raise invalid("launch.no_program", f"wrap_rank {options.rank}: there is no program {options.command[0]}")
-        return _run(options.command) if options.no_redirect_stdio else _run_marked(rank, options.command)
+        if shutil.which(command[0]) is None:
+            raise invalid("launch.no_program", f"wrap_rank {options.rank}: there is no program {command[0]}")
+        return _run(command) if options.no_redirect_stdio else _run_marked(rank, command)
     except GanglineError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 2

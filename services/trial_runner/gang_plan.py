@@ -24,11 +24,16 @@ _FOREIGN = re.compile(r"^(GANGLINE_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|TORCHE
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Where the ranks meet: the store's address, and the interface of this machine that its members share."""
+    """Where the ranks meet: the members' addresses by node rank, of which the first one has the store, and the
+    interface of this machine that they share."""
 
-    store_address: str
+    addresses: tuple[str, ...]
     store_port: int
     interface: str = LOOPBACK_INTERFACE
+
+    @property
+    def store_address(self) -> str:
+        return self.addresses[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,7 @@ def rank_environment(
     environment |= _torch_variables(spec, place, network, rank)
     environment["GANGLINE_RUNNER_SOCKET"] = socket_path
     environment[BEAT_KEY] = beat_path
-    environment[ENVIRONMENT_KEY] = _cluster_info(spec, place, code_directory).to_json()
+    environment[ENVIRONMENT_KEY] = _cluster_info(spec, place, network, code_directory).to_json()
     return environment
 
 
@@ -169,7 +174,7 @@ def _is_gpu(spec: runner_pb2.RunnerSpec) -> bool:
     return any(_is_device(slot) for slot in spec.slots)
 
 
-def _cluster_info(spec: runner_pb2.RunnerSpec, place: Place, code_directory: str) -> ClusterInfo:
+def _cluster_info(spec: runner_pb2.RunnerSpec, place: Place, network: Network, code_directory: str) -> ClusterInfo:
     trial = TrialInfo(
         trial_id=spec.trial.id,
         experiment_id=spec.trial.experiment_id,
@@ -193,4 +198,5 @@ def _cluster_info(spec: runner_pb2.RunnerSpec, place: Place, code_directory: str
         code_directory=code_directory,
         trial=trial,
         latest_checkpoint=checkpoint,
+        addresses=list(network.addresses),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Preparation:
 
     async def run(self) -> Network:
         """Where the ranks meet. Raises GanglineError, OSError or RendezvousFailed: the first that came."""
-        found = Network(LOOPBACK, 0)
+        found = Network((LOOPBACK,), 0)
 
         async def network() -> None:
             nonlocal found
@@ -64,7 +64,7 @@ class Preparation:
             self.gang.share_store(port)
         else:
             port = await self.gang.wait_store()
-        return Network(found.store_address, port, found.interface)
+        return replace(found, store_port=port)
 
     async def _prepare_code(self) -> None:
         if not self.spec.code_sha256:
@@ -93,7 +93,7 @@ class Preparation:
     async def _find_network(self) -> Network:
         if self.place.num_nodes == 1:
             self.rendezvous_at = time.time()
-            return Network(LOOPBACK, 0)
+            return Network((LOOPBACK,), 0)
         rendezvous = Rendezvous(
             Route("scheduler", self.spec.scheduler_addresses),
             self.spec.token,
@@ -116,7 +116,7 @@ class Preparation:
         self.note(
             f"the gang of {self.place.num_nodes} is linked over {own.interface} ({candidate.subnet or own.address})"
         )
-        return Network(candidate.endpoints[0].address, 0, own.interface)
+        return Network(tuple(member.address for member in candidate.endpoints), 0, own.interface)
 
 
 async def run_together(*steps: Coroutine[Any, Any, None]) -> None:

@@ -219,6 +219,7 @@ if __name__ == "__main__":
         main(core_context, info.trial.hparams["increment_by"])
 """
 
+# The last stage as it is taught starts a worker for each slot by itself; see LAUNCHED.
 DISTRIBUTED = """
 import determined as det
 import torch.distributed as dist
@@ -254,3 +255,32 @@ if __name__ == "__main__":
     with det.core.init(distributed=distributed) as core_context:
         main(core_context, info.trial.hparams["increment_by"])
 """
+
+# The same with the worker's part of a launcher of the script's own: what that launcher would have passed on is read
+# from the rank's environment.
+LAUNCHED = (
+    DISTRIBUTED.partition("if __name__")[0]
+    + """
+import os
+
+
+def worker_main(slots_per_node, num_nodes, cross_rank, local_rank):
+    distributed = det.core.DistributedContext(
+        rank=cross_rank * slots_per_node + local_rank,
+        size=num_nodes * slots_per_node,
+        local_rank=local_rank,
+        local_size=slots_per_node,
+        cross_rank=cross_rank,
+        cross_size=num_nodes,
+        chief_ip=info.container_addrs[0],
+        pub_port=info.trial.hparams["port"],
+    )
+    with det.core.init(distributed=distributed) as core_context:
+        main(core_context, info.trial.hparams["increment_by"])
+
+
+if __name__ == "__main__":
+    info = det.get_cluster_info()
+    worker_main(len(info.slot_ids), len(info.container_addrs), info.container_rank, int(os.environ["LOCAL_RANK"]))
+"""
+)

@@ -206,6 +206,7 @@ def _environment(trial: Trial, rank: int, runner: StandInRunner, port: int, dire
         trial=TrialInfo("7.1", 7, trial.seed, trial.hparams, trial.config),
         latest_checkpoint=trial.latest_checkpoint,
         warnings=trial.warnings,
+        addresses=["127.0.0.1"],
     )
     return {
         "RANK": str(rank),

@@ -105,7 +105,7 @@ def test_child_processes_find_the_alias_and_an_installed_one_before_it(tmp_path:
 
 
 def test_launchers_run_under_the_old_name(tmp_path: Path) -> None:
-    words = ("-m", "determined.launch.wrap_rank", "3", sys.executable, "-c", "import determined; print('hello')")
+    words = ("-m", "determined.launch.wrap_rank", "3", "--", sys.executable, "-c", "import determined; print('hello')")
     done = _python("", tmp_path, SHIM, arguments=words)
     assert (done.stdout, done.returncode) == ("[rank=3] hello\n", 0), done.stderr
     trial = ("-m", "determined.launch.torch_distributed", "--trial", "model_def:Trial")

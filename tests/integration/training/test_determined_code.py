@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from gangline.cluster_info import CheckpointInfo
 from gangline.pytorch import load_checkpoint
-from tests.support.determined_source import CHECKPOINTS, DISTRIBUTED, METRICS, MNIST, SEARCH
+from tests.support.determined_source import CHECKPOINTS, DISTRIBUTED, LAUNCHED, METRICS, MNIST, SEARCH
 from tests.support.event_file import read_scalars
 from tests.support.rank import RunningTrial, Trial, run_trial, start_trial
 from tests.support.source import ROOT
@@ -113,13 +114,24 @@ def test_core_script_trains_as_long_as_the_search_says(tmp_path: Path) -> None:
     assert progress == [(10, 20), (20, 20), (20, 20)]
 
 
-def test_core_script_in_two_ranks(tmp_path: Path) -> None:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "source"),
+    [(f"{_LAUNCHER} -- python3 4_distributed.py", DISTRIBUTED), ("python3 4_distributed.py", LAUNCHED)],
+    ids=["torch", "own"],
+)
+def test_core_script_in_two_ranks(tmp_path: Path, entrypoint: str, source: str) -> None:
     running = _run(
         tmp_path,
-        f"{_LAUNCHER} -- python3 4_distributed.py",
-        {"4_distributed.py": DISTRIBUTED},
+        entrypoint,
+        {"4_distributed.py": source},
         size=2,
-        hparams={"increment_by": 3},
+        hparams={"increment_by": 3, "port": _free_port()},
         max_length=20,
     )
     assert running.runner.metric("training", "x") == {10: 70, 20: 140}

@@ -15,7 +15,7 @@ from services.trial_runner.gang_plan import (
 from tests.support.runner_process import make_spec
 
 MEMBERS = [("a1", 4), ("a2", 2), ("a3", 1)]
-NETWORK = Network("10.0.0.1", 4000, "eth1")
+NETWORK = Network(("10.0.0.1", "10.0.0.2", "10.0.0.3"), 4000, "eth1")
 
 
 def environment(node_rank: int, rank: int, base: dict[str, str] | None = None, config: object = None) -> dict[str, str]:
@@ -61,7 +61,7 @@ def test_a_rank_that_is_alone_hosts_its_own_store() -> None:
     found = rank_environment(
         spec,
         find_place(spec),
-        Network("127.0.0.1", 0),
+        Network(("127.0.0.1",), 0),
         0,
         base={},
         code_directory="/code",
@@ -119,6 +119,7 @@ def test_the_cluster_info_says_where_and_what() -> None:
     info = ClusterInfo.parse(environment(1, 5)[ENVIRONMENT_KEY])
     assert (info.allocation_id, info.agent_id, info.node_rank, info.num_nodes) == ("7.1.1", "a2", 1, 3)
     assert (info.slot_ids, info.code_directory, info.attempt) == (["a2/0", "a2/1"], "/code", 1)
+    assert info.addresses == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     assert info.trial.config["entrypoint"] == "model:Trial"
     assert info.latest_checkpoint is None
 
