@@ -35,6 +35,11 @@ class ForeignLoader:
             raise invalid("pytorch.dataset_too_short", "the training loader has no batch for this rank; use more data")
         return steps
 
+    def place_after(self, records: int, num_replicas: int) -> tuple[int, int]:
+        """As of a DataLoader with a sampler."""
+        assert self.batch_size is not None
+        return records // (self.batch_size * num_replicas), 0
+
     def get_data_loader(self, repeat: bool = False, **_place: Any) -> Any:
         """An iterable of this rank's batches; endless with repeat."""
         return _repeat(self.loader) if repeat else self.loader

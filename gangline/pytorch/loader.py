@@ -25,7 +25,13 @@ class BatchSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, epoch: int, seed: int, positions: range) -> Iterator[Any]: ...
+    def batches(self, epoch: int, seed: int, positions: range, shift: int) -> Iterator[Any]:
+        """shift: by how many records they begin later than their positions say."""
+        ...
+
+    def place_after(self, records: int, batch_size: int, size: int) -> tuple[int, int]:
+        """The step at which `size` ranks go on in an epoch of which so many records are done, and the shift."""
+        ...
 
 
 class _IndexSource:
@@ -35,18 +41,26 @@ class _IndexSource:
         self._length = length
         self._batch_size = batch_size
         self._shuffle = shuffle
-        self._count = length // batch_size if drop_last else -(-length // batch_size)
+        self._drop_last = drop_last
+        self._count = self._batches_of(length)
 
     def __len__(self) -> int:
         return self._count
 
-    def batches(self, epoch: int, seed: int, positions: range) -> Iterator[list[int]]:
+    def batches(self, epoch: int, seed: int, positions: range, shift: int) -> Iterator[list[int]]:
         # As an array: taking a few numbers out of a tensor costs more, and a list of all would take far more memory.
         order = torch.randperm(self._length, generator=_generator(seed, epoch)).numpy() if self._shuffle else None
         for position in positions:
-            first = position * self._batch_size
+            first = position * self._batch_size + shift
             last = min(first + self._batch_size, self._length)
             yield list(range(first, last)) if order is None else order[first:last].tolist()
+
+    def place_after(self, records: int, batch_size: int, size: int) -> tuple[int, int]:
+        left = self._batches_of(max(0, self._length - records))
+        return Shard(0, size).place_after(self._count, left, records, batch_size)
+
+    def _batches_of(self, records: int) -> int:
+        return records // self._batch_size if self._drop_last else -(-records // self._batch_size)
 
 
 class _SamplerSource:
@@ -61,28 +75,35 @@ class _SamplerSource:
     def __len__(self) -> int:
         return len(cast("Sized", self._batches))
 
-    def batches(self, epoch: int, seed: int, positions: range) -> Iterator[Any]:
+    def batches(self, epoch: int, seed: int, positions: range, shift: int) -> Iterator[Any]:
+        assert shift == 0, "a sampler's batches are as they are"
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
         return itertools.islice(iter(self._batches), positions.start, positions.stop, positions.step)
 
+    def place_after(self, records: int, batch_size: int, size: int) -> tuple[int, int]:
+        return records // (batch_size * size), 0
+
 
 class _ShardSampler(data.Sampler[Any]):
-    """This rank's batches, for torch's DataLoader."""
+    """This rank's batches, for torch's DataLoader. shift: of the first epoch."""
 
-    def __init__(self, source: BatchSource, shard: Shard, first_step: int | None, seed: int) -> None:
+    def __init__(self, source: BatchSource, shard: Shard, first_step: int | None, seed: int, shift: int = 0) -> None:
         self._source = source
         self._shard = shard
         self._first_step = first_step
         self._seed = seed
+        self._shift = shift
 
     def __iter__(self) -> Iterator[Any]:
         count = len(self._source)
         if self._first_step is None:
-            return self._source.batches(0, self._seed, self._shard.validation_positions(count))
+            return self._source.batches(0, self._seed, self._shard.validation_positions(count), 0)
         epochs = self._shard.training_positions(count, self._first_step)
+        shifts = itertools.chain([self._shift], itertools.repeat(0))
         return itertools.chain.from_iterable(
-            self._source.batches(epoch, self._seed, positions) for epoch, positions in epochs
+            self._source.batches(epoch, self._seed, positions, shift)
+            for (epoch, positions), shift in zip(epochs, shifts, strict=False)
         )
 
     def __len__(self) -> int:
@@ -129,20 +150,35 @@ class DataLoader:
         return iter(self.get_data_loader())
 
     def get_data_loader(
-        self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0, seed: int = 0
+        self,
+        repeat: bool = False,
+        skip: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+        seed: int = 0,
+        *,
+        shift: int = 0,
     ) -> data.DataLoader[Any]:
         """torch's loader for one rank of num_replicas.
 
-        repeat: epoch after epoch without an end, for training, beginning skip batches (of this rank) after the start.
+        repeat: epoch after epoch without an end, for training, beginning skip batches (of this rank) after the start
+        and, in that epoch, shift records later.
         Without repeat: one pass that leaves out nothing.
         """
-        sampler = _ShardSampler(self._source, Shard(rank, num_replicas), skip if repeat else None, seed)
+        sampler = _ShardSampler(self._source, Shard(rank, num_replicas), skip if repeat else None, seed, shift)
         # Workers draw their seeds from it: those of a rank that goes on shall not repeat what they drew at the start.
         options: dict[str, Any] = {"generator": _generator(seed, rank + num_replicas * skip), **self._options}
         whole = batched(self.dataset) if self._may_be_batched else None
         if whole is not None:
             return data.DataLoader(whole, batch_sampler=sampler, **{**options, "collate_fn": keep})
         return data.DataLoader(self.dataset, batch_sampler=sampler, **options)
+
+    def place_after(self, records: int, num_replicas: int) -> tuple[int, int]:
+        """Where an epoch goes on of which so many records are done: batches of each rank, and shift, for `skip` and
+        `shift` above. Only an order of its own has a shift; a sampler's epoch goes on at the begin of a batch. Needs
+        a batch_size."""
+        assert self.batch_size is not None
+        return self._source.place_after(records, self.batch_size, num_replicas)
 
     def steps_per_epoch(self, num_replicas: int) -> int:
         """Batches of each rank in one epoch. Raises GanglineError when there is not one for every rank."""

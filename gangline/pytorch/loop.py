@@ -86,10 +86,8 @@ class TrainingLoop:
         self._keeper.restore(source)
         progress = source.trainer["progress"]
         position = self._position
-        position.batches, position.epoch = progress["batches"], progress["epoch"]
-        position.offset = _offset_here(progress, self._loader.batch_size, self._distributed.size)
-        position.epoch += position.offset // position.epoch_length
-        position.offset %= position.epoch_length
+        position.batches = progress["batches"]
+        position.go_on(progress["epoch"], *_place_here(progress, self._loader, self._distributed.size))
         self._best.value = progress["best_validation"]
         self._saved_fusion = progress.get("fusion", {})
         self._newest_checkpoint, self._newest_validation = position.batches, progress["newest_validation"]
@@ -147,6 +145,7 @@ class TrainingLoop:
         loader = self._loader.get_data_loader(
             repeat=True,
             skip=self._position.loader_step,
+            shift=self._position.shift,
             num_replicas=self._distributed.size,
             rank=self._distributed.rank,
             seed=self._context.get_trial_seed(),
@@ -329,6 +328,7 @@ class TrainingLoop:
             "batches": position.batches,
             "epoch": position.epoch,
             "offset": position.offset,
+            "shift": position.shift,
             "batch_size": self._loader.batch_size,
             "world_size": self._distributed.size,
             "best_validation": self._best.value,
@@ -352,9 +352,11 @@ class TrainingLoop:
         self._keeper.wait()
 
 
-def _offset_here(progress: Mapping[str, Any], batch_size: int | None, size: int) -> int:
-    """Batches into the epoch: the same records as when the state was saved, also where a batch has another size now."""
+def _place_here(progress: Mapping[str, Any], loader: DataLoader | ForeignLoader, size: int) -> tuple[int, int]:
+    """Offset and shift that come after the records that were done when the state was saved, also where batches have
+    another size now."""
     batches = progress["offset"] * progress["world_size"]
-    if batch_size is None or progress["batch_size"] is None:
-        return int(batches // size)
-    return int(batches * progress["batch_size"] // (batch_size * size))
+    if loader.batch_size is None or progress["batch_size"] is None:
+        return int(batches // size), 0
+    # Earlier versions went on at the begin of a batch and kept no shift.
+    return loader.place_after(batches * progress["batch_size"] + progress.get("shift", 0), size)

@@ -3,6 +3,9 @@
 An epoch is a row of batches. Step i of a world of N ranks takes batches i*N to i*N + N - 1, rank r the r-th of them. A
 row that N does not divide loses its end, fewer than N batches: all ranks must make equally many steps. Validation
 loses nothing: its ranks need not be in step.
+
+An epoch that was begun with other batches goes on at its next record: what is left of it becomes the last steps of a
+row of the new batches, which all begin `shift` records later than that row alone would have them.
 """
 
 from __future__ import annotations
@@ -29,6 +32,12 @@ class Shard:
         while True:
             yield epoch, range(offset * self.size + self.rank, steps * self.size, self.size)
             epoch, offset = epoch + 1, 0
+
+    def place_after(self, num_batches: int, batches_left: int, records: int, batch_size: int) -> tuple[int, int]:
+        """The step at which an epoch goes on after `records`, and its shift. num_batches: of a whole epoch;
+        batches_left: that the other records make."""
+        step = self.steps_per_epoch(num_batches) - self.steps_per_epoch(batches_left)
+        return step, records - step * self.size * batch_size
 
     def validation_positions(self, num_batches: int) -> range:
         return range(self.rank, num_batches, self.size)

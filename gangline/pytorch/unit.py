@@ -16,7 +16,8 @@ from gangline.errors import invalid
 class Position:
     """batches and epoch are completed ones, offset counts the batches of the running epoch.
 
-    epoch_length is in batches, records_per_batch over all ranks together (0 when unknown).
+    epoch_length is in batches, records_per_batch over all ranks together (0 when unknown). shift: by how many records
+    the rest of the running epoch begins later than batches of this size would; 0 but after a change of the size.
     """
 
     epoch_length: int
@@ -24,6 +25,7 @@ class Position:
     batches: int = 0
     epoch: int = 0
     offset: int = 0
+    shift: int = 0
 
     @property
     def loader_step(self) -> int:
@@ -39,6 +41,11 @@ class Position:
         """Whether the running batch is the last of its epoch."""
         return self.offset == self.epoch_length - 1
 
+    def go_on(self, epoch: int, offset: int, shift: int) -> None:
+        """From there; an offset of a whole epoch or more is in a later one."""
+        epochs, self.offset = divmod(offset, self.epoch_length)
+        self.epoch, self.shift = epoch + epochs, 0 if epochs else shift
+
     def before(self, count: int) -> Position:
         """Where training was `count` batches ago, if it began no later."""
         epoch, offset = divmod(max(0, self.loader_step - count), self.epoch_length)
@@ -49,7 +56,7 @@ class Position:
         self.batches += 1
         self.offset += 1
         if self.offset == self.epoch_length:
-            self.epoch, self.offset = self.epoch + 1, 0
+            self.epoch, self.offset, self.shift = self.epoch + 1, 0, 0
 
 
 class TrainUnit:

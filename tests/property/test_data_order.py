@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from gangline.pytorch import DataLoader
+from gangline.pytorch.unit import Position
 
 
 class Numbers(Dataset[int]):
@@ -102,3 +103,45 @@ def test_seeds_and_epochs_have_orders_of_their_own(count: int, seed: int, other:
     assert first != second
     if seed != other:
         assert first != _train(loader, 0, 1, 0, 1, other)[0]
+
+
+STAGES = st.lists(st.tuples(st.integers(1, 7), SIZES, st.integers(0, 12)), min_size=2, max_size=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 60), STAGES, st.booleans(), st.booleans(), st.integers(0, 2**40))
+def test_epoch_that_goes_on_with_other_batches_has_each_record_once(
+    count: int, stages: list[tuple[int, int, int]], shuffle: bool, drop_last: bool, seed: int
+) -> None:
+    """stages: batch size, ranks, and steps before the next stage; the last one ends the epoch."""
+    (order,) = _train(_loader(count, batch_size=count, shuffle=shuffle), 0, 1, 0, 1, seed)
+    seen: list[int] = []
+    for number, (batch_size, size, wanted) in enumerate(stages):
+        loader = _loader(count, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
+        steps = _steps(loader, size)
+        if steps == 0:
+            return
+        position = Position(steps, records_per_batch=0)
+        position.go_on(0, *loader.place_after(len(seen), size))
+        left = steps - position.offset if position.epoch == 0 else 0
+        is_last = number == len(stages) - 1 or wanted >= left
+        by_rank = [_go_on(loader, rank, size, position, left + 1, seed) for rank in range(size)]
+        steps_now = left if is_last else wanted
+        seen += [record for step in range(steps_now) for batches in by_rank for record in batches[step]]
+        if is_last:
+            # The next epoch begins at its first record.
+            assert [batches[left] for batches in by_rank] == [
+                _train(loader, rank, size, steps, 1, seed)[0] for rank in range(size)
+            ]
+            break
+    assert seen == order[: len(seen)]
+    dropped = batch_size - 1 if drop_last else 0
+    assert count - len(seen) <= dropped + (size - 1) * batch_size
+
+
+def _go_on(  # noqa: PLR0917  as above
+    loader: DataLoader, rank: int, size: int, position: Position, steps: int, seed: int
+) -> list[list[int]]:
+    place = {"skip": position.loader_step, "shift": position.shift}
+    stream = loader.get_data_loader(repeat=True, num_replicas=size, rank=rank, seed=seed, **place)
+    return list(itertools.islice(stream, steps))

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
 
 from gangline import pytorch
 from gangline.errors import GanglineError
+from gangline.pytorch.loop import _place_here
 from tests.support.small_trial import DATA, SmallTrial, fit
 
 
@@ -437,3 +439,62 @@ def test_reducers_can_be_asked_by_the_trial() -> None:
         assert context.n_gpus == (1 if context.device.type == "cuda" else 0)
         context.distributed.close()
         assert not hasattr(context, "autocast_forward_pass")
+
+
+class _Numbers(SmallTrial):
+    """records: that were trained on."""
+
+    batch_size = 3
+    has_sampler = False
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.records: list[int] = []
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        sampler = range(12) if self.has_sampler else None
+        return pytorch.DataLoader(TensorDataset(torch.arange(12.0)[:, None]), self.batch_size, sampler=sampler)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.records += [int(number) for number in batch[0]]
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class _NumbersByFour(_Numbers):
+    batch_size = 4
+
+
+class _NumbersByFive(_Numbers):
+    batch_size = 5
+
+
+class _Sampled(_Numbers):
+    has_sampler = True
+
+
+class _SampledByFour(_NumbersByFour):
+    has_sampler = True
+
+
+def _newest() -> str:
+    found = {path.parent.name: json.loads(path.read_text()) for path in Path("checkpoints").glob("*/metadata.json")}
+    return max(found, key=lambda name: int(found[name]["steps_completed"]))
+
+
+def test_an_epoch_goes_on_at_its_next_record_with_another_batch_size() -> None:
+    first = fit(_Numbers, max_length=pytorch.Batch(1))
+    second = fit(_NumbersByFour, max_length=pytorch.Batch(2), latest_checkpoint=_newest())
+    third = fit(_NumbersByFive, max_length=pytorch.Epoch(2), latest_checkpoint=_newest())
+    assert [first.records, second.records] == [[0, 1, 2], [3, 4, 5, 6]]
+    assert third.records == [*range(7, 12), *range(12)]
+
+
+def test_batches_of_a_sampler_go_on_at_the_begin_of_one() -> None:
+    fit(_Sampled, max_length=pytorch.Batch(2))
+    trial = fit(_SampledByFour, max_length=pytorch.Epoch(1), latest_checkpoint=_newest())
+    assert trial.records == [*range(4, 12)]
+
+
+def test_a_checkpoint_of_an_earlier_version_knows_no_shift() -> None:
+    loader = pytorch.DataLoader(TensorDataset(torch.arange(12.0)), 4)
+    assert _place_here({"offset": 1, "world_size": 1, "batch_size": 3}, loader, 1) == (0, 3)
