@@ -5,7 +5,6 @@ Owns the passage through the validation data and the reduction of its metrics. W
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from gangline.errors import invalid
 from gangline.pytorch import reducer
 from gangline.pytorch.callback import PyTorchCallback, call_all
+from gangline.pytorch.calling import evaluate_call
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.foreign_loader import ForeignLoader
 from gangline.pytorch.loader import DataLoader
@@ -38,7 +38,8 @@ class Evaluation:
         self._loader = loader
         self._max_batches = max_batches
         self._is_by_batch = _is_by_batch(trial)
-        self._takes_index = self._is_by_batch and len(inspect.signature(trial.evaluate_batch).parameters) > 1
+        if self._is_by_batch:
+            self._call_evaluate = evaluate_call(trial)
 
     def run(self) -> dict[str, float]:
         """The metrics over all ranks' data, the same on every rank. All ranks call it in step."""
@@ -92,9 +93,8 @@ class Evaluation:
 
     def _evaluate(self, batch: Any, index: int) -> dict[str, Any]:
         moved = self._context.to_device(batch) if self._context.experimental.moves_batches else batch
-        arguments = (moved, index) if self._takes_index else (moved,)
         with self._context.autocast():
-            return check_metrics(self._trial.evaluate_batch(*arguments), "evaluate_batch")
+            return check_metrics(self._call_evaluate(moved, index), "evaluate_batch")
 
     def _full(self) -> dict[str, float]:
         with self._context.strategy.gather():

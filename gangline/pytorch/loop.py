@@ -15,6 +15,7 @@ from typing import Any
 from gangline.errors import invalid
 from gangline.pytorch import seed
 from gangline.pytorch.callback import PyTorchCallback, call_all
+from gangline.pytorch.calling import train_call
 from gangline.pytorch.checkpoint import Keeper, Source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
@@ -50,6 +51,7 @@ class TrainingLoop:
     ) -> None:
         self.is_preempted = False
         self._trial = trial
+        self._call_train = train_call(trial)
         self._context = context
         self._distributed = context.distributed
         self._link = context.core.link
@@ -182,7 +184,7 @@ class TrainingLoop:
         try:
             exchange = _NOTHING if is_step else context.strategy.accumulate()
             with exchange, context.clock.phase("forward"), context.autocast():
-                result = self._trial.train_batch(batch, position.epoch, position.batches)
+                result = self._call_train(batch, position.epoch, position.batches)
         except RuntimeError as error:
             meaning = explain(error)
             if meaning is None:
