@@ -58,7 +58,7 @@ class Bench:
         if self.pending is not None and self.pending.done():
             self.pending.result()
             self.pending = None
-        return self.pending is not None or self.own.is_running
+        return self.pending is not None or self.own.under_way is not None
 
     def save_here(self, folder: Path) -> None:
         captured = capture(self.context, {}, {})
