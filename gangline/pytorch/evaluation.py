@@ -37,6 +37,8 @@ class Evaluation:
         self._callbacks = list(callbacks.values())
         self._loader = loader
         self._max_batches = max_batches
+        if isinstance(loader, DataLoader) and len(loader) == 0:
+            raise _no_data()
         self._is_by_batch = _is_by_batch(trial)
         if self._is_by_batch:
             self._call_evaluate = evaluate_call(trial)
@@ -79,7 +81,10 @@ class Evaluation:
             self._context.core.beat.tick()
         self._context.core.beat.resume()
         self._call(lambda callback: callback.on_validation_epoch_end(outputs))
-        return found.combine(distributed.allgather(found.totals()))
+        by_rank = distributed.allgather((len(outputs), found.totals()))
+        if not any(count for count, _ in by_rank):
+            raise _no_data()
+        return found.combine(totals for _, totals in by_rank)
 
     def _make_up_for(self, loader: Any) -> None:
         """Evaluates a batch in advance for each that another rank has more, as all ranks run the model as often. What
@@ -109,6 +114,14 @@ class Evaluation:
             result = self._trial.evaluate_full_dataset(self._loader.get_data_loader())
         self._context.core.beat.resume()
         return {name: float(value) for name, value in check_metrics(result, "evaluate_full_dataset").items()}
+
+
+def _no_data() -> Exception:
+    return invalid(
+        "pytorch.no_validation_data",
+        "the loader of build_validation_data_loader has no batch on any rank, so a validation would say nothing; "
+        "give it records, or leave out drop_last where they are fewer than one batch",
+    )
 
 
 def _is_by_batch(trial: PyTorchTrial) -> bool:

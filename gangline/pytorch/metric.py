@@ -130,8 +130,14 @@ class ValidationMetrics:
         _check_reducer(reducer)
         self._reducer = reducer
         self._totals: dict[str, tuple[Any, int]] = {}
+        self._num_batches = 0
 
     def add(self, metrics: Mapping[str, Any], records: int) -> None:
+        """Raises GanglineError `pytorch.metrics` where a batch has other metrics than those before it: their means
+        would be of different records."""
+        if self._num_batches and metrics.keys() != self._totals.keys():
+            raise invalid("pytorch.metrics", _other_names(self._num_batches, metrics, self._totals))
+        self._num_batches += 1
         for name, value in metrics.items():
             number = value.detach() if isinstance(value, torch.Tensor) else value
             reducer = self.reducer_of(name)
@@ -153,6 +159,15 @@ class ValidationMetrics:
 
     def reducer_of(self, name: str) -> MetricReduction:
         return self._reducer.get(name, Reducer.AVG) if isinstance(self._reducer, Mapping) else self._reducer
+
+
+def _other_names(batch: int, metrics: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    name = min(metrics.keys() ^ known.keys())
+    has, before = ("has", "do not") if name in metrics else ("lacks", "do")
+    return (
+        f"evaluate_batch: batch {batch} of this rank {has} the metric {name!r}, the batches before it {before}; return "
+        "the same metrics for every batch, or use context.wrap_reducer"
+    )
 
 
 def _check_reducer(reducer: Any) -> None:

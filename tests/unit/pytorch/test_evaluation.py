@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
 
 from gangline import pytorch
 from gangline.core import DistributedContext
@@ -61,6 +64,43 @@ def test_what_is_no_reducer_is_refused(reducer: Any) -> None:
 
     with pytest.raises(GanglineError, match=r"evaluation_reducer returned ('mean'|3); use Reducer\.AVG, SUM, MAX"):
         fit(Wrong, max_length=pytorch.Batch(1))
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (True, "lacks the metric 'x', the batches before it do;"),
+        (False, "has the metric 'x', the batches before it do not;"),
+    ],
+)
+def test_batches_have_the_same_metrics(first: bool, words: str) -> None:
+    class Changing(SmallTrial):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:  # type: ignore[override]  # with it
+            return {"error": 1.0, **({"x": 2.0} if (batch_idx == 0) is first else {})}
+
+    with pytest.raises(GanglineError, match=f"evaluate_batch: batch 1 of this rank {words}"):
+        fit(Changing, max_length=pytorch.Batch(1))
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_validation_without_data_is_refused(is_foreign: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.experimental.disable_dataset_reproducibility_checks()
+
+        def build_validation_data_loader(self) -> Any:
+            rows = TensorDataset(torch.zeros(3, 1))
+            return (TorchLoader if is_foreign else pytorch.DataLoader)(rows, batch_size=4, drop_last=True)
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GanglineError) as caught:
+        fit(Empty, max_length=pytorch.Batch(2))
+    assert caught.value.code == "pytorch.no_validation_data"
+    assert caught.value.message == (
+        "the loader of build_validation_data_loader has no batch on any rank, so a validation would say nothing; "
+        "give it records, or leave out drop_last where they are fewer than one batch"
+    )
 
 
 def test_arrays_in_batches_become_tensors() -> None:
