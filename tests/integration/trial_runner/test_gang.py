@@ -28,6 +28,9 @@ print(f"sum {int(x)} of {dist.get_world_size()}")
 print("services", sorted(name for name in sys.modules if name.split(".")[0] == "services"))
 print("env", os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"])
 print("threads", torch.get_num_threads(), "stdin", repr(sys.stdin.read()))
+from gangline import get_cluster_info
+addresses = get_cluster_info().addresses
+print("addresses", len(addresses), addresses[0] == os.environ["MASTER_ADDR"])
 dist.destroy_process_group()
 """
 )
@@ -45,6 +48,7 @@ async def test_two_runners_form_a_gang_of_four_ranks(world: World) -> None:
     assert [report.kind for report in reports] == [ExitKind.COMPLETED, ExitKind.COMPLETED], reports
     assert world.gateway.lines("stdout").count("sum 10 of 4") == 4
     assert world.gateway.lines("stdout").count("services []") == 4
+    assert world.gateway.lines("stdout").count("addresses 2 True") == 4
     assert sorted(line for line in world.gateway.lines("stdout") if line.startswith("env")) == [
         "env 0 0 1",
         "env 0 1 1",

@@ -19,8 +19,8 @@ _HINT = "name a Python file, -m and a module, or a program"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a script in it."""
     monkeypatch.chdir(tmp_path)
-    for launcher, name in ((torch_distributed.alias, "install"), (wrap_rank, "install")):
-        monkeypatch.setattr(launcher, name, lambda: None)
+    for name in ("gangline.alias.install", "gangline.launch.wrap_rank.install"):
+        monkeypatch.setattr(name, lambda: None)
     monkeypatch.delenv("RANK", raising=False)
     (tmp_path / "train.py").write_text("")
     return tmp_path
