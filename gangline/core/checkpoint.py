@@ -29,6 +29,9 @@ from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
 STEPS_COMPLETED = "steps_completed"
+# The code of errors about the checkpoint from which the cluster wants this trial to go on; there may be an older one.
+LATEST_CORRUPT = "checkpoint.latest_corrupt"
+_DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing")
 
 
 class DownloadMode(Enum):
@@ -129,7 +132,7 @@ class CheckpointContext:
         """Yields a folder with the checkpoint's files, to be read only: storage itself where it is a directory."""
         local = self._store.local_path(storage_id)
         if local is not None:
-            self._store.load_metadata(storage_id)
+            self.get_metadata(storage_id)
             self._once(download_mode, storage_id, lambda: verify(local, self._select(storage_id, selector)))
             yield local
             return
@@ -140,7 +143,10 @@ class CheckpointContext:
                 self._distributed.allgather_local(None)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        return self._store.load_metadata(storage_id)
+        try:
+            return self._store.load_metadata(storage_id)
+        except GanglineError as error:
+            raise self._told_for(storage_id, error) from None
 
     def delete(self, storage_id: str) -> None:
         """Chief only. On the cluster the files go soon after, by the scheduler's word.
@@ -204,7 +210,8 @@ class CheckpointContext:
             try:
                 work()
             except GanglineError as error:
-                failure = (error.code, error.message, error.kind)
+                told = self._told_for(storage_id, error)
+                failure = (told.code, told.message, told.kind)
             except OSError as error:
                 text = f"checkpoint {storage_id} could not be read from {self._store.url}: {error}"
                 failure = ("checkpoint.storage", text, ErrorKind.UNAVAILABLE)
@@ -213,10 +220,18 @@ class CheckpointContext:
         if failure is not None:
             raise GanglineError(*failure)
 
+    def _told_for(self, storage_id: str, error: GanglineError) -> GanglineError:
+        """With a code of its own for the checkpoint that the cluster knows as this trial's latest."""
+        latest = self._cluster.latest_checkpoint if self._cluster else None
+        is_latest = latest is not None and latest.id == storage_id
+        return (
+            GanglineError(LATEST_CORRUPT, error.message, error.kind) if is_latest and error.code in _DAMAGES else error
+        )
+
     def _select(self, storage_id: str, selector: Callable[[str], bool] | None) -> list[str] | None:
         if selector is None:
             return None
-        files = self._store.load_metadata(storage_id)["manifest"]["files"]
+        files = self.get_metadata(storage_id)["manifest"]["files"]
         return [path for path in files if selector(path)]
 
     @contextmanager

@@ -62,6 +62,7 @@ class ExitKind(StrEnum):
     HANG = "HANG"
     UNAVAILABLE = "UNAVAILABLE"
     NONFINITE_METRIC = "NONFINITE_METRIC"
+    CHECKPOINT_CORRUPT = "CHECKPOINT_CORRUPT"
 
 
 class LogAction(StrEnum):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 import gangline
+from gangline.core.checkpoint import LATEST_CORRUPT
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
 
@@ -51,6 +52,8 @@ def _kind_of_own(error: GanglineError) -> ExitKind:
     # What others must do first, as storage that is full, may have been done by the next attempt.
     if error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT):
         return ExitKind.UNAVAILABLE
+    if error.code == LATEST_CORRUPT:
+        return ExitKind.CHECKPOINT_CORRUPT
     is_nonfinite = error.code.startswith("training.nonfinite_")
     return ExitKind.NONFINITE_METRIC if is_nonfinite else ExitKind.CONFIGURATION_ERROR
 

@@ -143,7 +143,11 @@ class Trainer:
         if isinstance(checkpoint, CheckpointInfo):
             return checkpoint.batches_completed
         storage_url, storage_id = location_of(checkpoint, self._context.core.checkpoint.storage_url)
-        return int(CheckpointStore(storage_url).load_metadata(storage_id).get(STEPS_COMPLETED, 0))
+        return int(self._stored(storage_url).get_metadata(storage_id).get(STEPS_COMPLETED, 0))
+
+    def _stored(self, storage_url: str) -> CheckpointContext:
+        core = self._context.core
+        return CheckpointContext(core.distributed, core.link, CheckpointStore(storage_url), core.info)
 
     def _loader_of(self, loader: Any, method: str) -> DataLoader | ForeignLoader:
         if isinstance(loader, DataLoader):
@@ -164,11 +168,9 @@ class Trainer:
     def _restore(self, loop: TrainingLoop, checkpoint: str | CheckpointInfo | None) -> Source | None:
         if checkpoint is None:
             return None
-        core = self._context.core
         place = checkpoint.url if isinstance(checkpoint, CheckpointInfo) else checkpoint
-        storage_url, storage_id = location_of(place, core.checkpoint.storage_url)
-        stored = CheckpointContext(core.distributed, core.link, CheckpointStore(storage_url), core.info)
-        with stored.restore_path(storage_id) as directory:
+        storage_url, storage_id = location_of(place, self._context.core.checkpoint.storage_url)
+        with self._stored(storage_url).restore_path(storage_id) as directory:
             source = open_source(directory)
             loop.restore(source)
         _log.info("training goes on after batch %d of checkpoint %s", self._context.position.batches, storage_id)

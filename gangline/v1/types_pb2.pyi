@@ -164,6 +164,8 @@ class _ExitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Something that the training needs from outside of it (storage, a server) did not answer."""
     EXIT_KIND_NONFINITE_METRIC: _ExitKind.ValueType  # 17
     """A loss or the searcher's metric is no finite number."""
+    EXIT_KIND_CHECKPOINT_CORRUPT: _ExitKind.ValueType  # 18
+    """The checkpoint from which this attempt was to go on is not what was saved."""
 
 class ExitKind(_ExitKind, metaclass=_ExitKindEnumTypeWrapper):
     """Why one member of an allocation ended. The scheduler decides from it whether the trial runs again."""
@@ -201,6 +203,8 @@ EXIT_KIND_UNAVAILABLE: ExitKind.ValueType  # 16
 """Something that the training needs from outside of it (storage, a server) did not answer."""
 EXIT_KIND_NONFINITE_METRIC: ExitKind.ValueType  # 17
 """A loss or the searcher's metric is no finite number."""
+EXIT_KIND_CHECKPOINT_CORRUPT: ExitKind.ValueType  # 18
+"""The checkpoint from which this attempt was to go on is not what was saved."""
 Global___ExitKind: typing_extensions.TypeAlias = ExitKind
 
 class _LogAction:

@@ -199,4 +199,15 @@ def _cluster_info(spec: runner_pb2.RunnerSpec, place: Place, network: Network, c
         trial=trial,
         latest_checkpoint=checkpoint,
         addresses=list(network.addresses),
+        warnings=_warnings_of(spec),
     )
+
+
+def _warnings_of(spec: runner_pb2.RunnerSpec) -> list[str]:
+    """For the trial's log. Nothing more to say once there is a checkpoint that was saved since."""
+    latest, failure = spec.latest_checkpoint, spec.trial.last_failure
+    is_older = latest.created_at < failure.failed_at
+    if failure.kind != types_pb2.EXIT_KIND_CHECKPOINT_CORRUPT or not spec.HasField("latest_checkpoint") or not is_older:
+        return []
+    text = f"training goes on from the older checkpoint {latest.id} after batch {latest.batches_completed}"
+    return [f"{failure.message}: {text}"]

@@ -82,6 +82,11 @@ def checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> Chan
     return draft.change
 
 
+def age_of(checkpoint: Checkpoint) -> tuple[int, float]:
+    """By which checkpoints of a trial follow one another."""
+    return checkpoint.batches_completed, checkpoint.created_at
+
+
 def _marked(checkpoint: Checkpoint, request_id: str = "") -> Checkpoint:
     """Only with what a gateway deletes it by: large records would not fit into the transaction of a report."""
     return replace(

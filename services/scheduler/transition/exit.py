@@ -15,7 +15,7 @@ from services.scheduler.facts import Facts, facts_of
 from services.scheduler.records import Change, Draft, Records, get
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
-from services.scheduler.transition.retry import decide, describe, excluded_by
+from services.scheduler.transition.retry import decide, describe, excluded_by, older_checkpoint
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import closed_event, tell
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -56,7 +56,9 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
     trial = get(draft, Trial, allocation.trial_id)
     facts = facts_of(experiment.config_json)
     closing = Outcome.CANCELED if experiment.state is State.STOPPING else trial.closing
-    decision = decide(trial, allocation, facts.max_restarts, closing, rules)
+    is_corrupt = any(report.kind is ExitKind.CHECKPOINT_CORRUPT for report in allocation.exits)
+    older = older_checkpoint(trial, allocation, draft.checkpoints_of(trial.id)) if is_corrupt else None
+    decision = decide(trial, allocation, facts.max_restarts, closing, rules, older=older)
     draft.delete(Allocation, allocation.id)
     trial = replace(
         trial,
@@ -67,6 +69,9 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
         timeline=allocation.timeline,
         excluded_agents={**trial.excluded_agents, **excluded_by(allocation)},
     )
+    if decision.checkpoint is not None:
+        batches = decision.checkpoint.batches_completed
+        trial = replace(trial, latest_checkpoint_id=decision.checkpoint.id, batches_completed=batches)
     if decision.outcome is None:
         trial = replace(trial, state=State.QUEUED, timeline=Timeline(queued_at=now))
         draft.put(trial)

@@ -16,7 +16,7 @@ from gangline.domain.state import CheckpointState, SearchEventKind, State
 from services.scheduler.estimate import Progress
 from services.scheduler.facts import facts_of
 from services.scheduler.records import Change, Draft, Records, get
-from services.scheduler.transition.checkpoint import mark_superfluous
+from services.scheduler.transition.checkpoint import age_of, mark_superfluous
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import tell
@@ -73,7 +73,7 @@ def checkpointed(records: Records, checkpoint: Checkpoint) -> Change:
     if known is None:
         draft.put(checkpoint)
     latest = records.find(Checkpoint, trial.latest_checkpoint_id)
-    is_newer = latest is None or _age(checkpoint) >= _age(latest)
+    is_newer = latest is None or age_of(checkpoint) >= age_of(latest)
     if trial.state is not State.TERMINAL and is_newer:
         batches = max(trial.batches_completed, checkpoint.batches_completed)
         trial = replace(trial, latest_checkpoint_id=checkpoint.id, batches_completed=batches)
@@ -81,10 +81,6 @@ def checkpointed(records: Records, checkpoint: Checkpoint) -> Change:
         draft.put(trial)
     mark_superfluous(draft, trial)
     return draft.change
-
-
-def _age(checkpoint: Checkpoint) -> tuple[int, float]:
-    return checkpoint.batches_completed, checkpoint.created_at
 
 
 def _tell(draft: Draft, trial: Trial, event: SearchEvent, rules: Rules, now: float) -> None:

@@ -3,16 +3,19 @@
 Owns the classification of exits and the rules of running again; no other place says what is tried again. A failure
 inside the trial uses up one of its restarts; one of the machines around it does not, but is bounded too; what would
 fail again just the same (memory, imports, configuration, a loss that is no number, the same error at the same batch as
-before) is not tried again, nor is what a log policy says is hopeless.
+before) is not tried again, nor is what a log policy says is hopeless. A damaged checkpoint costs no restart as long as
+the trial has an older one to go on from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gangline.domain.allocation import Allocation, ExitReport
-from gangline.domain.experiment import Trial
-from gangline.domain.state import ExitKind, LogAction, Outcome
+from gangline.domain.experiment import Checkpoint, Trial
+from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome
+from services.scheduler.transition.checkpoint import age_of
 from services.scheduler.transition.rules import Rules
 
 _NO_FAILURE = {ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.PEER_FAILED}
@@ -35,7 +38,7 @@ INFRASTRUCTURE = {
 @dataclass(frozen=True, slots=True)
 class Decision:
     """outcome: None when the trial is queued again, not before delay_seconds have passed. failure: what ended this
-    attempt, None when nothing failed."""
+    attempt, None when nothing failed. checkpoint: from which the trial goes on instead of its latest."""
 
     outcome: Outcome | None
     reason: str
@@ -43,10 +46,20 @@ class Decision:
     infrastructure_failures: int
     delay_seconds: float = 0.0
     failure: ExitReport | None = None
+    checkpoint: Checkpoint | None = None
 
 
-def decide(trial: Trial, allocation: Allocation, max_restarts: int, closing: Outcome | None, rules: Rules) -> Decision:
-    """allocation: every member has ended. closing: what a user or the searcher wants this trial to end as."""
+def decide(
+    trial: Trial,
+    allocation: Allocation,
+    max_restarts: int,
+    closing: Outcome | None,
+    rules: Rules,
+    *,
+    older: Checkpoint | None = None,
+) -> Decision:
+    """allocation: every member has ended. closing: what a user or the searcher wants this trial to end as. older: to go
+    on from where the checkpoint is damaged from which the allocation was to go on."""
     kinds = {report.kind for report in allocation.exits}
     restarts, setbacks = trial.restarts, trial.infrastructure_failures
     failure = first_failure(allocation)
@@ -56,13 +69,11 @@ def decide(trial: Trial, allocation: Allocation, max_restarts: int, closing: Out
         return Decision(closing, allocation.stop_reason, restarts, setbacks, failure=failure)
     if failure is None or _is_late_checkpoint(allocation, failure):
         return _after_stop(allocation, restarts, setbacks)
-    hopeless = _why_hopeless(trial, allocation, failure)
+    hopeless = _why_hopeless(trial, allocation, failure, older)
     if hopeless:
         reason = f"{describe(failure)}; not tried again, because {hopeless}"
         return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
-    if failure.kind in INFRASTRUCTURE:
-        return _after_setback(failure, restarts, setbacks + 1, rules)
-    return _after_error(failure, restarts, max_restarts, rules)
+    return _after_failure(failure, trial, max_restarts, rules, older)
 
 
 def first_failure(allocation: Allocation) -> ExitReport | None:
@@ -85,10 +96,24 @@ def excluded_by(allocation: Allocation) -> dict[str, str]:
     }
 
 
-def _why_hopeless(trial: Trial, allocation: Allocation, failure: ExitReport) -> str:
+def older_checkpoint(trial: Trial, allocation: Allocation, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
+    """The next one below that from which the allocation started, or the latest where that is another one.
+    checkpoints: the trial's."""
+    there = {one.id: one for one in checkpoints if one.state is CheckpointState.COMPLETED}
+    started = there.pop(allocation.checkpoint_id, None)
+    latest = there.get(trial.latest_checkpoint_id)
+    if latest is not None or started is None:
+        return latest
+    below = [one for one in there.values() if age_of(one) < age_of(started)]
+    return max(below, key=age_of, default=None)
+
+
+def _why_hopeless(trial: Trial, allocation: Allocation, failure: ExitReport, older: Checkpoint | None) -> str:
     """Empty where another attempt may go better."""
     if failure.kind in _FINAL:
         return f"{_FINAL[failure.kind]} would come again"
+    if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is None:
+        return "the trial has no older checkpoint"
     if _is_repetition(trial.last_failure, failure):
         batches = failure.batches_completed
         return f"it is the same failure {f'at batch {batches}' if batches else 'before the first batch'} twice"
@@ -132,6 +157,18 @@ def _after_stop(allocation: Allocation, restarts: int, setbacks: int) -> Decisio
 def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
     """It was preempted, did not get done within the grace, and its agent killed it."""
     return allocation.stop_kind is ExitKind.PREEMPTED and failure.kind is ExitKind.RUNNER_LOST
+
+
+def _after_failure(
+    failure: ExitReport, trial: Trial, max_restarts: int, rules: Rules, older: Checkpoint | None
+) -> Decision:
+    restarts, setbacks = trial.restarts, trial.infrastructure_failures
+    if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is not None:
+        reason = f"{describe(failure)}; it goes on from checkpoint {older.id} after batch {older.batches_completed}"
+        return Decision(None, reason, restarts, setbacks, failure=failure, checkpoint=older)
+    if failure.kind in INFRASTRUCTURE:
+        return _after_setback(failure, restarts, setbacks + 1, rules)
+    return _after_error(failure, restarts, max_restarts, rules)
 
 
 def _after_setback(failure: ExitReport, restarts: int, setbacks: int, rules: Rules) -> Decision:

@@ -138,6 +138,22 @@ def test_rank_does_not_wait_for_the_part_of_one_that_died(tmp_path: Path) -> Non
     assert "could not be written" in running.output(0)
 
 
+def test_damaged_latest_checkpoint_is_told_as_that(tmp_path: Path) -> None:
+    config = linear_config({"batches": 3})
+    running, codes = run_trial(tmp_path / "first", Trial({"model_def.py": LINEAR}, config, {"global_batch_size": 8}))
+    assert codes == [0]
+    latest = running.latest_checkpoint()
+    file = Path(latest.url) / "trainer.pth"
+    file.write_bytes(file.read_bytes()[:-1])
+    again = Trial({"model_def.py": LINEAR}, config, {"global_batch_size": 8}, 2, latest_checkpoint=latest)
+    running, codes = run_trial(tmp_path / "second", again)
+    assert codes == [1, 1]
+    for rank in (0, 1):
+        kind, message = _failure(running, rank)
+        assert kind is ExitKind.CHECKPOINT_CORRUPT
+        assert message.startswith(f"{file} differs from what was saved")
+
+
 @pytest.mark.parametrize(
     ("entrypoint", "message"),
     [

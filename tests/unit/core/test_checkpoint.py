@@ -126,6 +126,27 @@ def test_damage_is_noticed(tmp_path: Path, damage: Callable[[Path], object], cod
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize("name", ["note.txt", "metadata.json"])
+def test_damage_of_the_trials_latest_checkpoint_has_a_code_of_its_own(url: str, tmp_path: Path, name: str) -> None:
+    """By which the scheduler knows that an older one may be whole."""
+    latest, other = _save(_context(url)), _save(_context(url))
+    filesystem, root = fsspec.core.url_to_fs(url)
+    for storage_id in (latest, other):
+        filesystem.pipe_file(f"{root}/checkpoints/{storage_id}/{name}", b"nope")
+    info = CheckpointInfo(latest, f"{url}/checkpoints/{latest}", 4)
+    cluster = ClusterInfo("c1", "7.1.2", 2, "a1", 0, 1, [], url, "", TrialInfo("7.1", 7, 1, {}, {}), info)
+    context = CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), cluster)
+    codes = []
+    for storage_id in (latest, other):
+        with pytest.raises(GanglineError) as caught, context.restore_path(storage_id):
+            pass
+        codes.append(caught.value.code)
+        with pytest.raises(GanglineError) as caught:
+            context.download(storage_id, tmp_path / storage_id)
+        codes.append(caught.value.code)
+    assert codes == ["checkpoint.latest_corrupt"] * 2 + ["checkpoint.corrupt"] * 2
+
+
 def test_newer_format_is_refused(tmp_path: Path) -> None:
     context = _context(str(tmp_path))
     storage_id = _save(context)

@@ -16,6 +16,8 @@ from gangline.launch.failure import describe, import_failure
         (invalid("x.y", "use less"), ExitKind.CONFIGURATION_ERROR, "use less"),
         (unavailable("x.y", "disk full"), ExitKind.UNAVAILABLE, "disk full"),
         (invalid("training.nonfinite_loss", "loss is nan"), ExitKind.NONFINITE_METRIC, "loss is nan"),
+        (invalid("checkpoint.latest_corrupt", "c differs"), ExitKind.CHECKPOINT_CORRUPT, "c differs"),
+        (invalid("checkpoint.corrupt", "another differs"), ExitKind.CONFIGURATION_ERROR, "another differs"),
         (ConnectionRefusedError("no"), ExitKind.UNAVAILABLE, "ConnectionRefusedError: no"),
         (KeyError("label"), ExitKind.USER_ERROR, "KeyError: 'label'"),
         (ValueError(), ExitKind.USER_ERROR, "ValueError"),

@@ -7,9 +7,17 @@ from dataclasses import replace
 import pytest
 
 from gangline.domain.allocation import Allocation, ExitReport, LogHit, Member
-from gangline.domain.experiment import Trial
-from gangline.domain.state import ExitKind, LogAction, Outcome, State
-from services.scheduler.transition.retry import INFRASTRUCTURE, Decision, decide, describe, excluded_by, first_failure
+from gangline.domain.experiment import Checkpoint, Trial
+from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, State
+from services.scheduler.transition.retry import (
+    INFRASTRUCTURE,
+    Decision,
+    decide,
+    describe,
+    excluded_by,
+    first_failure,
+    older_checkpoint,
+)
 from services.scheduler.transition.rules import Rules
 
 RULES = Rules(max_infrastructure_failures=3, max_backoff_seconds=8)
@@ -64,6 +72,26 @@ def test_what_would_come_again_is_not_tried_again(kind: ExitKind) -> None:
 def test_what_may_go_better_uses_a_restart(kind: ExitKind) -> None:
     decision = _decide(_allocation(_exit(kind)))
     assert (decision.outcome, decision.restarts, decision.infrastructure_failures) == (None, 1, 0)
+
+
+def test_a_damaged_checkpoint_uses_no_restart() -> None:
+    older = Checkpoint("c1", "1.1", 1, 10, "/s")
+    allocation = _allocation(_exit(ExitKind.CHECKPOINT_CORRUPT))
+    decision = decide(Trial("1.1", 1, 1, restarts=2), allocation, 2, None, RULES, older=older)
+    assert (decision.outcome, decision.restarts, decision.checkpoint) == (None, 2, older)
+    assert _decide(allocation).reason == (
+        "agent a0: checkpoint corrupt; not tried again, because the trial has no older checkpoint"
+    )
+
+
+def test_what_is_being_deleted_is_no_older_checkpoint() -> None:
+    found = [Checkpoint(f"c{batches}", "1.1", 1, batches, "/s") for batches in (10, 20, 30)]
+    found[1] = replace(found[1], state=CheckpointState.DELETING)
+    allocation = replace(_allocation(_exit(ExitKind.CHECKPOINT_CORRUPT)), checkpoint_id="c30")
+    assert older_checkpoint(Trial("1.1", 1, 1, latest_checkpoint_id="c30"), allocation, found) == found[0]
+    newer = [*found, Checkpoint("c40", "1.1", 1, 40, "/s")]
+    assert older_checkpoint(Trial("1.1", 1, 1, latest_checkpoint_id="c40"), allocation, newer) == newer[-1]
+    assert older_checkpoint(Trial("1.1", 1, 1, latest_checkpoint_id="c30"), allocation, found[1:]) is None
 
 
 def _repeated(last: ExitReport | None, now: ExitReport) -> Decision:

@@ -206,6 +206,26 @@ def test_checkpoints_lead_only_forward_and_forgive_the_machines() -> None:
     assert not progressed(world.records, "1.1", Progress(10, 0, 0.0, 20.0), RULES, 20.0)
 
 
+def test_a_damaged_checkpoint_gives_way_to_the_next_older_one() -> None:
+    world = World()
+    kept = tuple(Checkpoint(f"c{number}", "1.1", 1, 10 * number, "/x") for number in (1, 2, 3))
+    world.apply(Change(puts=(*kept, replace(world.trial, latest_checkpoint_id="c3", batches_completed=35))))
+    for expected in ("c3", "c2", "c1"):
+        world.place()
+        allocation_id = world.allocation.id
+        assert world.trial.latest_checkpoint_id == expected
+        for agent in ("a1", "a2"):
+            report = ExitReport(
+                agent, ExitKind.CHECKPOINT_CORRUPT, f"{expected} differs", failed_at=19.0, ended_at=21.0
+            )
+            world.apply(member_exited(world.records, allocation_id, report, RULES, 21.0))
+        if expected == "c3":
+            assert world.trial.reason == "agent a1: c3 differs; it goes on from checkpoint c2 after batch 20"
+            assert (world.trial.state, world.trial.restarts, world.trial.batches_completed) == (State.QUEUED, 0, 20)
+    assert (world.trial.state, world.trial.outcome) == (State.TERMINAL, Outcome.FAILED)
+    assert world.trial.reason == "agent a1: c1 differs; not tried again, because the trial has no older checkpoint"
+
+
 def test_snapshot_counts_healthy_and_held_slots() -> None:
     world = _placed()
     sick = Agent("a1", slots=(Slot("a1/0"), Slot("a1/1", is_healthy=False)))

@@ -143,3 +143,22 @@ def test_the_experiment_says_how_many_threads() -> None:
     spec = make_spec([("a1", 1)], 0, "model:Trial", config={"environment": variables})
     spec.num_agent_slots = 8
     assert threads_per_rank(spec, find_place(spec), 64) == 3
+
+
+def test_ranks_are_told_why_they_go_on_from_an_older_checkpoint() -> None:
+    spec = make_spec([("a1", 1)], 0, "model:Trial")
+    spec.trial.last_failure.MergeFrom(
+        types_pb2.ExitReport(kind=types_pb2.EXIT_KIND_CHECKPOINT_CORRUPT, message="/s/c2/a differs", failed_at=50.0)
+    )
+
+    def warnings() -> list[str]:
+        found = rank_environment(
+            spec, find_place(spec), NETWORK, 0, base={}, code_directory="", beat_path="", socket_path="", num_threads=1
+        )
+        return ClusterInfo.parse(found[ENVIRONMENT_KEY]).warnings
+
+    assert warnings() == []
+    spec.latest_checkpoint.MergeFrom(types_pb2.Checkpoint(id="c1", batches_completed=10, created_at=40.0))
+    assert warnings() == ["/s/c2/a differs: training goes on from the older checkpoint c1 after batch 10"]
+    spec.latest_checkpoint.created_at = 60.0
+    assert warnings() == []
