@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangline.core.storage import CheckpointStore, StoredFile, list_files
+from gangline.core.manifest import StoredFile
+from gangline.core.storage import CheckpointStore, list_files
 from gangline.core.stream import DigestStream
 
 _CHUNK_BYTES = 1 << 20

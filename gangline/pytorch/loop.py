@@ -84,8 +84,10 @@ class TrainingLoop:
         context.position = self._position
 
     def restore(self, source: Source) -> None:
-        """Goes on where a checkpoint was saved. All ranks call it in step, before `run`."""
-        self._keeper.restore(source)
+        """Goes on where a checkpoint was saved; from one of another trial it takes all but the position. All ranks call
+        it in step, before `run`."""
+        if not self._keeper.restore(source):
+            return
         progress = source.trainer["progress"]
         position = self._position
         position.batches = progress["batches"]

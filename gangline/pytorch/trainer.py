@@ -13,7 +13,7 @@ from gangline.core.checkpoint import STEPS_COMPLETED, CheckpointContext, locatio
 from gangline.core.storage import CheckpointStore
 from gangline.errors import invalid
 from gangline.pytorch.callback import PyTorchCallback, trial_open
-from gangline.pytorch.checkpoint import Source, open_source
+from gangline.pytorch.checkpoint import TRIAL_ID, Source, is_of_another_trial, open_source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.evaluation import Evaluation
 from gangline.pytorch.foreign_loader import ForeignLoader
@@ -54,7 +54,8 @@ class Trainer:
         What is not given comes from the experiment's configuration; with neither, checkpoints and validations happen
         at the end only, reports every 100 batches. checkpoint_policy: what to save after a validation: "best", "all"
         or "none". latest_checkpoint: what to go on from: an id, the URL of its folder, or
-        get_cluster_info().latest_checkpoint; None starts anew. step_zero_validation: validate before the first batch.
+        get_cluster_info().latest_checkpoint; None starts anew. From another trial's checkpoint training takes all
+        but the position, and begins at batch 0. step_zero_validation: validate before the first batch.
         test_mode: one batch of everything, to see whether the code works. profiling_enabled: as profiling.enabled.
         """
         setting = self._context.setting
@@ -137,13 +138,16 @@ class Trainer:
         return loop.is_preempted
 
     def _batches_of(self, checkpoint: str | CheckpointInfo | None) -> int:
-        """How far training was when a checkpoint was saved."""
+        """How far training was when a checkpoint was saved; 0 for one of another trial."""
         if checkpoint is None:
             return 0
         if isinstance(checkpoint, CheckpointInfo):
             return checkpoint.batches_completed
         storage_url, storage_id = location_of(checkpoint, self._context.core.checkpoint.storage_url)
-        return int(self._stored(storage_url).get_metadata(storage_id).get(STEPS_COMPLETED, 0))
+        metadata = self._stored(storage_url).get_metadata(storage_id)
+        if is_of_another_trial(metadata.get(TRIAL_ID, ""), self._context.get_trial_id()):
+            return 0
+        return int(metadata.get(STEPS_COMPLETED, 0))
 
     def _stored(self, storage_url: str) -> CheckpointContext:
         core = self._context.core
@@ -173,7 +177,8 @@ class Trainer:
         with self._stored(storage_url).restore_path(storage_id) as directory:
             source = open_source(directory)
             loop.restore(source)
-        _log.info("training goes on after batch %d of checkpoint %s", self._context.position.batches, storage_id)
+        if self._context.position.batches:
+            _log.info("training goes on after batch %d of checkpoint %s", self._context.position.batches, storage_id)
         return source
 
 

@@ -22,6 +22,8 @@ from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, st
 from gangline.pytorch.checkpoint.source import STATE_FORMAT, STATE_FORMAT_KEY, Source, open_source
 from gangline.pytorch.context import PyTorchTrialContext
 
+# Of whom saved it; empty off the cluster, where nobody has one.
+TRIAL_ID = "trial_id"
 _INTERNAL = ("num_models", MODEL_VALUES, OPTIMIZER_CLASSES)
 
 
@@ -48,6 +50,11 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     }
 
 
+def is_of_another_trial(saved_id: str, own_id: str) -> bool:
+    """Where both are known."""
+    return bool(saved_id and own_id) and saved_id != own_id
+
+
 def metadata_of(
     context: PyTorchTrialContext, batches: int, validation: Mapping[str, float] = MappingProxyType({})
 ) -> dict[str, Any]:
@@ -55,6 +62,7 @@ def metadata_of(
     when some are to be kept."""
     return {
         STEPS_COMPLETED: batches,
+        TRIAL_ID: context.get_trial_id(),
         "trial_type": "PyTorchTrial",
         "format": "pytorch",
         STATE_FORMAT_KEY: STATE_FORMAT,

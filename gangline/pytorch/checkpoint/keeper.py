@@ -6,6 +6,7 @@ decision.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,12 +15,14 @@ from typing import Any
 from gangline.core.scratch import temporary_folder
 from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture
-from gangline.pytorch.checkpoint.content import metadata_of
+from gangline.pytorch.checkpoint.content import TRIAL_ID, is_of_another_trial, metadata_of
 from gangline.pytorch.checkpoint.plain import to_bytes
 from gangline.pytorch.checkpoint.restore import restore, restore_random
 from gangline.pytorch.checkpoint.saver import Saver
 from gangline.pytorch.checkpoint.source import Source
 from gangline.pytorch.context import PyTorchTrialContext
+
+_log = logging.getLogger("gangline")
 
 
 class Keeper:
@@ -42,7 +45,7 @@ class Keeper:
     def save(self, batches: int, progress: Mapping[str, Any], validation: Mapping[str, float]) -> None:
         """progress: the loop's own, plain values. validation: the metrics of this very state, empty without any."""
         self._context.strategy.share_buffers(self._context.models)
-        captured = capture(self._context, self._callbacks, progress)
+        captured = capture(self._context, self._callbacks, {**progress, TRIAL_ID: self._context.get_trial_id()})
         folder = self._write_trainer(captured.trainer) if self._context.distributed.is_chief else None
         metadata = metadata_of(self._context, batches, validation)
         self._context.core.beat.rest()
@@ -70,12 +73,20 @@ class Keeper:
         batches = self._saver.under_way
         return found if batches is None else f"{found}, one of batch {batches} is being saved"
 
-    def restore(self, source: Source) -> None:
-        """All but the random numbers."""
+    def restore(self, source: Source) -> bool:
+        """All but the random numbers. Returns whether the checkpoint is this trial's, so that training goes on from its
+        position as well."""
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(source.trainer)
         restore(self._context, self._callbacks, source)
-        self._restored = source.trainer["progress"]["batches"]
+        progress, own_id = source.trainer["progress"], self._context.get_trial_id()
+        if not is_of_another_trial(progress.get(TRIAL_ID, ""), own_id):
+            self._restored = progress["batches"]
+            return True
+        if self._context.distributed.is_chief:
+            text = "the checkpoint is of trial %s after batch %d: trial %s takes its state and begins at batch 0"
+            _log.info(text, progress[TRIAL_ID], progress["batches"], own_id)
+        return False
 
     def restore_random(self, source: Source) -> None:
         """When nothing random is left to do before the first batch."""

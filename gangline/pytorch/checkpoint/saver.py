@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
-from gangline.core.storage import StoredFile
+from gangline.core.manifest import StoredFile
 from gangline.core.transport import AloneTransport, TorchTransport, Transport
 from gangline.errors import ErrorKind, GanglineError
 from gangline.pytorch.checkpoint.capture import Captured, rank_file
@@ -108,13 +108,18 @@ class Saver:
             self.wait()
 
     @property
+    def is_running(self) -> bool:
+        """Whether a save has begun and nobody has heard of its end yet."""
+        return self._running is not None
+
+    @property
     def newest(self) -> int:
         """The batches of the newest checkpoint that is complete, as far as anybody has looked; -1 for none."""
         return self._newest
 
     @property
     def under_way(self) -> int | None:
-        """The batches of the save that has begun and of whose end nobody has heard yet."""
+        """The batches of the save that is running."""
         return self._running.batches if self._running is not None else None
 
     def poll(self) -> None:

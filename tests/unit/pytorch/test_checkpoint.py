@@ -157,6 +157,34 @@ def test_checkpoint_of_another_trial(options: dict[str, Any], message: str) -> N
         _resume(folder, **options)
 
 
+@pytest.mark.parametrize(
+    ("saved_by", "own", "batches"), [("7.1", "8.1", 6), ("7.1", "7.1", 3), ("", "8.1", 3), ("7.1", "", 3)]
+)
+def test_position_is_that_of_the_trial_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, saved_by: str, own: str, batches: int
+) -> None:
+    monkeypatch.setattr(pytorch.PyTorchTrialContext, "get_trial_id", lambda context: saved_by)
+    folder = _saved()
+    caplog.set_level("INFO", "gangline")
+    monkeypatch.setattr(pytorch.PyTorchTrialContext, "get_trial_id", lambda context: own)
+    starts: list[tuple[int, int]] = []
+
+    class Started(PointsTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if not starts:
+                same = torch.equal(self.model.state_dict()["head.bias"], saved["models_state_dict"][0]["head.bias"])
+                assert same
+                starts.append((self.context.get_initial_batch(), batch_idx))
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    saved = pytorch.load_checkpoint(folder)
+    recorder = _resume(folder, kind=Started)
+    assert len(recorder.losses) == batches
+    assert starts == [(6 - batches, 6 - batches)]
+    text = "the checkpoint is of trial 7.1 after batch 3: trial 8.1 takes its state and begins at batch 0"
+    assert (text in caplog.messages) is (batches == 6)
+
+
 class _OtherClass(PointsTrial):
     """As its hyperparameter `optimizer` says, under a name of its own."""
 
@@ -211,7 +239,7 @@ def _remembering(values: dict[str, Any]) -> type[PointsTrial]:
 
 
 def test_callbacks_may_keep_what_numpy_and_pathlib_have() -> None:
-    values = {
+    values: dict[str, Any] = {
         "best": numpy.float32(0.1),
         "seen": [numpy.int64(3), (numpy.bool_(True), numpy.str_("a"))],
         "matrix": numpy.arange(6.0).reshape(2, 3).T,
