@@ -100,6 +100,19 @@ def test_each_batch_and_its_backward_pass_are_a_sign_of_life(file: BeatFile) -> 
     assert file.read().batches == 4
 
 
+def test_a_validation_is_no_part_of_a_step(file: BeatFile) -> None:
+    seen: set[tuple[str, bool]] = set()
+    fit(
+        lambda context: _Looking(context, lambda what: seen.add((what, file.read().is_broken))),
+        max_length=pytorch.Batch(4),
+        validation_period=pytorch.Batch(4),
+    )
+    assert {found for found in seen if found[0] in ("training", "validating")} == {
+        ("training", False),
+        ("validating", True),
+    }
+
+
 def test_a_trial_that_fails_is_watched_no_more_and_says_how_far_it_was(file: BeatFile) -> None:
     class Failing(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
