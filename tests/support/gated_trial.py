@@ -19,7 +19,7 @@ NUM_BATCHES = 16
 CHECKPOINT_PERIOD = 4
 NUM_RANKS = 4
 
-SOURCE = """
+SOURCE = '''
 import json
 import os
 import time
@@ -30,6 +30,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from gangline import get_cluster_info, pytorch
+
+
+class AtOnce(pytorch.PyTorchCallback):
+    def on_training_workload_end(self, avg_metrics, batch_metrics):
+        """Where somebody looks at it, a report goes off before the next batch, which may wait at the gate."""
 
 
 class GatedTrial(pytorch.PyTorchTrial):
@@ -51,6 +56,9 @@ class GatedTrial(pytorch.PyTorchTrial):
 
     def build_validation_data_loader(self):
         return pytorch.DataLoader(TensorDataset(torch.randn(8, 4), torch.randn(8, 1)), batch_size=2)
+
+    def build_callbacks(self):
+        return {"at once": AtOnce()}
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         self.report(batch_idx)
@@ -81,7 +89,7 @@ class GatedTrial(pytorch.PyTorchTrial):
     def seconds(self):
         pace = self.gate / "pace"
         return float(pace.read_text()) if pace.exists() else 0.0
-"""
+'''
 
 
 @dataclass(frozen=True, slots=True)
