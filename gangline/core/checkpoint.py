@@ -189,12 +189,12 @@ class CheckpointContext:
 
     def _check_folder(self, directory: str | Path | None, shard: bool) -> None:
         """With several ranks on all of them, as the others would wait for one that raises."""
-        is_missing = directory is not None and not Path(directory).is_dir()
-        text = f"upload: there is no folder {directory} on rank {self._distributed.rank}; write the files first"
-        own = text if is_missing else None
-        found = [text for text in (self._distributed.allgather(own) if shard else [own]) if text is not None]
-        if found:
-            raise invalid("checkpoint.no_folder", found[0])
+        own = ""
+        if directory is not None and not Path(directory).is_dir():
+            own = f"upload: there is no folder {directory} on rank {self._distributed.rank}; write the files first"
+        first = next(filter(None, self._distributed.allgather(own) if shard else [own]), None)
+        if first is not None:
+            raise invalid("checkpoint.no_folder", first)
 
     def _new_id(self, shard: bool) -> str:
         storage_id = str(uuid.uuid4())

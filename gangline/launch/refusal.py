@@ -1,7 +1,7 @@
 """How a refusal of Gangline's ends a process off the cluster: by its one line, as on it, in place of a traceback.
 
 Owns the hook for exceptions that nobody catches; other exceptions than ours go on to the hook that was there. On the
-cluster gangline.launch.entrypoint tells how a rank ended. Called by gangline.core.init and gangline.pytorch.init.
+cluster gangline.launch.entrypoint tells how a rank ended. Called by gangline.core.init.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from gangline.cluster_info import ClusterInfo
 from gangline.core import DistributedContext
 from gangline.core.manifest import find_unwritable
 from gangline.errors import invalid
-from gangline.launch import refusal
 from gangline.pytorch import group, seed
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel import choose_strategy
@@ -37,7 +36,6 @@ def init(
     say it. enable_tensorboard_logging: whether the metrics that are reported are written to TensorBoard as well.
     One process may use it several times, one block after the other: the process group stays until the process ends.
     """
-    refusal.install()
     device = group.choose_device()
     is_group_ours = group.open_group(device)
     core = gangline.core.init(distributed=distributed or _distributed())

@@ -29,6 +29,7 @@ from gangline.pytorch.checkpoint.name import (
     parameters_of,
     state_path,
 )
+from gangline.pytorch.checkpoint.plain import CALLBACKS
 from gangline.pytorch.checkpoint.source import Described, Source
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel.ownership import class_name
@@ -44,20 +45,21 @@ def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallbac
     for index, model in enumerate(context.models):
         _check_model(context, index, model, source)
     names = name_parameters(context.models, context.optimizers)
+    keys: list[list[str]] = []
     for number, optimizer in enumerate(context.optimizers):
         _check_optimizer(number, optimizer, trainer)
-        _keys_by_parameter(number, optimizer, trainer[OPTIMIZERS][number]["param_groups"], names)
+        keys.append(_keys_by_parameter(number, optimizer, trainer[OPTIMIZERS][number]["param_groups"], names))
     for index, model in enumerate(context.models):
         _load_model(context, index, model, source)
     for number, optimizer in enumerate(context.optimizers):
-        _load_optimizer(context, number, optimizer, source)
+        _load_optimizer(context, number, optimizer, source, keys[number])
     for wrapped, scheduler_state in zip(context.lr_schedulers, trainer["lr_schedulers_state_dict"], strict=True):
         wrapped.scheduler.load_state_dict(scheduler_state)
     _load_scalers(context, trainer["scalers_state_dict"])
     context.strategy.load_rank_state(_own_part(context, source).get("rank_state"))
     for name, callback in callbacks.items():
-        if name in trainer["callbacks"]:
-            callback.load_state_dict(trainer["callbacks"][name])
+        if name in trainer[CALLBACKS]:
+            callback.load_state_dict(trainer[CALLBACKS][name])
 
 
 def restore_random(context: PyTorchTrialContext, source: Source) -> None:
@@ -133,10 +135,11 @@ def _check_optimizer(number: int, optimizer: Optimizer, trainer: Mapping[str, An
         )
 
 
-def _load_optimizer(context: PyTorchTrialContext, number: int, optimizer: Optimizer, source: Source) -> None:
-    names = name_parameters(context.models, context.optimizers)
+def _load_optimizer(
+    context: PyTorchTrialContext, number: int, optimizer: Optimizer, source: Source, keys: Sequence[str]
+) -> None:
+    """keys: what its parameters are called in the checkpoint."""
     saved = source.trainer[OPTIMIZERS][number]
-    keys = _keys_by_parameter(number, optimizer, saved["param_groups"], names)
     own = {id(parameter) for parameter in context.strategy.stepped_parameters(optimizer)}
     everything = parameters_of(optimizer)
     described, values = source.state_tensors(number), source.optimizer_values(number)
