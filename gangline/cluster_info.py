@@ -38,7 +38,8 @@ class CheckpointInfo:
 class ClusterInfo:
     """node_rank counts the machines of this allocation, slot_ids are the slots of this machine, in local-rank order.
     storage_url is where checkpoints go, code_directory where the user's files lie. addresses: of the machines, by node
-    rank, in the network over which the gang is linked."""
+    rank, in the network over which the gang is linked. rank, world_size: of the slot in which this process runs,
+    whatever a launcher of the script's own calls its workers."""
 
     cluster_id: str
     allocation_id: str
@@ -53,6 +54,8 @@ class ClusterInfo:
     latest_checkpoint: CheckpointInfo | None = None
     warnings: list[str] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
+    rank: int = 0
+    world_size: int = 1
 
     def to_json(self) -> str:
         return json.dumps(self, default=_fields_of)

@@ -91,6 +91,8 @@ def init(
     """
     refusal.install()
     cluster = get_cluster_info()
+    if cluster is not None and distributed is not None:
+        _check_place(distributed, cluster)
     context = _assemble(
         cluster=cluster,
         link=connect(),
@@ -147,6 +149,17 @@ def _assemble(
         link=link,
         beat=beat,
     )
+
+
+def _check_place(distributed: DistributedContext, cluster: ClusterInfo) -> None:
+    """Two workers that both take themselves for one rank would save and report over each other."""
+    if distributed.size == cluster.world_size and distributed.rank != cluster.rank:
+        raise invalid(
+            "core.rank",
+            f"core.init(distributed=...) is called for rank {distributed.rank} in the slot of rank {cluster.rank}: "
+            "each slot runs the entrypoint, so a launcher that starts all workers starts them in each; start them with "
+            "`python3 -m gangline.launch.wrap_rank RANK -- ...`, or call core.init() without distributed",
+        )
 
 
 def _url_of(storage: str | Mapping[str, Any] | None) -> str | None:

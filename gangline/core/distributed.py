@@ -15,6 +15,8 @@ from gangline.errors import invalid
 from gangline.lacking import Lacking
 
 CHIEF_PORT = 12360
+_WORLD = "gangline/world"
+_MACHINE = "gangline/local/{}"
 
 
 class DistributedContext(Lacking):
@@ -22,7 +24,8 @@ class DistributedContext(Lacking):
 
     rank counts the ranks of the trial, local_rank those of this machine, cross_rank the machines.
     A context for more than one rank gets its transports from one of the class methods; or from chief_ip, for a launcher
-    of a script's own: rank 0 then listens at that address on port pub_port for the others.
+    of a script's own: rank 0 then listens at that address on port pub_port for the others, unless whoever started the
+    ranks has a store for them already, as a trial runner has.
     """
 
     lacks = ("from_horovod", "from_deepspeed")
@@ -42,9 +45,11 @@ class DistributedContext(Lacking):
         make_local_transport: Callable[[], Transport] | None = None,
     ) -> None:
         if size > 1 and transport is None and chief_ip is not None:
-            worlds = _stores_at(chief_ip, pub_port, rank == 0, cross_rank)
-            transport = StoreTransport(worlds[0], rank, size)
-            make_local_transport = lambda: StoreTransport(worlds[1], local_rank, local_size)  # noqa: E731  as below
+            open_store = _stores_for(rank, size, chief_ip, pub_port)
+            transport = StoreTransport(open_store(_WORLD), rank, size)
+            make_local_transport = lambda: StoreTransport(  # noqa: E731  as below
+                open_store(_MACHINE.format(cross_rank)), local_rank, local_size
+            )
         if size > 1 and transport is None:
             raise invalid(
                 "core.no_transport",
@@ -91,14 +96,12 @@ class DistributedContext(Lacking):
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
         place = _place_from(os.environ, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        store = _open_store("gangline/world", place["rank"], place["size"])
+        store = _store_of_environment(place["rank"], place["size"])
         return cls(
             **place,
-            transport=StoreTransport(store, place["rank"], place["size"]),
+            transport=StoreTransport(store(_WORLD), place["rank"], place["size"]),
             make_local_transport=lambda: StoreTransport(
-                _open_store(f"gangline/local/{place['cross_rank']}", place["rank"], place["size"]),
-                place["local_rank"],
-                place["local_size"],
+                store(_MACHINE.format(place["cross_rank"])), place["local_rank"], place["local_size"]
             ),
         )
 
@@ -185,12 +188,15 @@ def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[st
     }
 
 
-def _stores_at(address: str, port: int, is_host: bool, machine: int) -> tuple[Any, Any]:
-    """For all ranks, and for those of one machine, in a store that rank 0 hosts."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  not in __all__
+def _stores_for(rank: int, size: int, address: str, port: int) -> Callable[[str], Any]:
+    """For a launcher of a script's own: the store of whoever started these ranks, else one that rank 0 hosts."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  public, but not in __all__
 
-    store = TCPStore(address, port, is_master=is_host, wait_for_workers=False)
-    return PrefixStore("gangline/world", store), PrefixStore(f"gangline/local/{machine}", store)
+    own = {"RANK": str(rank), "WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    if own.items() <= os.environ.items():
+        return _store_of_environment(rank, size)
+    store = TCPStore(address, port, is_master=rank == 0, wait_for_workers=False)
+    return lambda name: _part_of(store, name, rank)
 
 
 def _cpu_group() -> Any:
@@ -206,10 +212,22 @@ def _local_group(ranks: list[int]) -> Any:
     return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
 
-def _open_store(prefix: str, rank: int, size: int) -> Any:
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # noqa: PLC0415  public, but not in __all__
+def _store_of_environment(rank: int, size: int) -> Callable[[str], Any]:
     from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415  gangline.core is usable without torch
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store, _, _ = next(rendezvous("env://", rank, size))
-    return PrefixStore(f"{prefix}/{attempt}", store)
+
+    def open_part(name: str) -> Any:
+        store, _, _ = next(rendezvous("env://", rank, size))
+        return _part_of(store, f"{name}/{attempt}", rank)
+
+    return open_part
+
+
+def _part_of(store: Any, name: str, rank: int) -> Any:
+    """A new part at each call: all ranks open theirs equally often, and rounds must not meet what an earlier context of
+    these ranks has left."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # noqa: PLC0415  public, but not in __all__
+
+    number = PrefixStore(name, store).add(f"opened/{rank}", 1)
+    return PrefixStore(f"{name}/{number}", store)

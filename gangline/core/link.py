@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from gangline import unix_socket
+from gangline.cluster_info import get_cluster_info
 from gangline.domain.state import ExitKind
 from gangline.v1 import rank_pb2
 from gangline.wire import enum_number
@@ -32,11 +33,10 @@ _FLUSH_SECONDS = 10.0
 class Link(Protocol):
     """What a rank may tell its trial runner, and what it may be asked or ask.
 
-    batches_completed: the newest count that was sent. is_preempted: whether this rank gave in to a preemption.
+    batches_completed: the newest count that was sent.
     """
 
     batches_completed: int
-    is_preempted: bool
 
     @property
     def preemption(self) -> str | None:
@@ -70,7 +70,13 @@ class Link(Protocol):
         """Chief only: the record of this key does not hold."""
         ...
 
-    def send_failure(self, kind: ExitKind, message: str, traceback: str) -> None: ...
+    def send_stopping(self) -> None:
+        """This rank gives in to a preemption: it ends after its checkpoint. Only the first call has an effect."""
+        ...
+
+    def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
+        """kind: None leaves it to the runner to find out from the message and the rank's last lines."""
+        ...
 
     def send_finished(self) -> None: ...
 
@@ -84,7 +90,6 @@ class LocalLink:
 
     def __init__(self) -> None:
         self.batches_completed = 0
-        self.is_preempted = False
 
     @property
     def preemption(self) -> str | None:
@@ -113,7 +118,10 @@ class LocalLink:
     def forget_fusion(self, key: str) -> None:
         pass
 
-    def send_failure(self, kind: ExitKind, message: str, traceback: str) -> None:
+    def send_stopping(self) -> None:
+        pass
+
+    def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
         pass
 
     def send_finished(self) -> None:
@@ -131,10 +139,10 @@ class RunnerLink:
 
     def __init__(self, path: str, rank: int, on_lost: Callable[[], None] | None = None) -> None:
         self.batches_completed = 0
-        self.is_preempted = False
         self._preemption: str | None = None
         self._fusion: rank_pb2.FusionAnswer | None = None
         self._has_stepped = False
+        self._is_stopping = False
         self._on_lost = on_lost or _end_process
         self._pending = bytearray()
         self._lock = threading.Condition()
@@ -194,10 +202,15 @@ class RunnerLink:
     def forget_fusion(self, key: str) -> None:
         self._send(fusion_forget=rank_pb2.RankFusionForget(key=key))
 
-    def send_failure(self, kind: ExitKind, message: str, traceback: str) -> None:
+    def send_stopping(self) -> None:
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._send(stopping=rank_pb2.RankStopping())
+
+    def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
         self._send(
             failure=rank_pb2.RankFailure(
-                kind=enum_number(kind),  # type: ignore[arg-type]  # the generated enum is an int at run time
+                kind=enum_number(kind) if kind else None,  # type: ignore[arg-type]  # the enum is an int at run time
                 message=message,
                 traceback=traceback,
                 failed_at=time.time(),
@@ -205,9 +218,7 @@ class RunnerLink:
         )
 
     def send_finished(self) -> None:
-        self._send(
-            finished=rank_pb2.RankFinished(is_preempted=self.is_preempted, batches_completed=self.batches_completed)
-        )
+        self._send(finished=rank_pb2.RankFinished(batches_completed=self.batches_completed))
 
     def flush(self, timeout_seconds: float = _FLUSH_SECONDS) -> bool:
         with self._lock:
@@ -307,9 +318,12 @@ _current: Link | None = None
 
 
 def connect() -> Link:
-    """The connection of this process: made at the first call, the local twin where no runner started this process."""
+    """The connection of this process: made at the first call, the local twin where no runner started this process.
+
+    A worker that a script starts for its rank has one too, beside the one of the rank itself.
+    """
     global _current  # noqa: PLW0603  a process has one trial runner
     if _current is None:
-        path = os.environ.get(SOCKET_KEY)
-        _current = RunnerLink(path, int(os.environ.get("RANK", "0"))) if path else LocalLink()
+        path, cluster = os.environ.get(SOCKET_KEY), get_cluster_info()
+        _current = RunnerLink(path, cluster.rank) if path and cluster else LocalLink()
     return _current

@@ -52,7 +52,7 @@ class PreemptContext:
 
     def acknowledge_preemption_signal(self) -> None:
         """Says that this rank ends because it was asked to, so that the trial counts as preempted, not as completed."""
-        self._link.is_preempted = True
+        self._link.send_stopping()
 
     def _is_asked(self) -> bool:
         own = self._link.preemption is not None

@@ -127,11 +127,11 @@ def _on_system_exit(error: SystemExit, link: Link) -> int:
     if error.code is None or error.code == 0:
         link.send_finished()
         return 0
-    is_number = isinstance(error.code, int)
-    code = error.code if isinstance(error.code, int) else EXIT_FAILED
     found = describe(error)
-    message = f"the code called sys.exit({code})" if is_number else str(error.code).splitlines()[0]
-    return _fail(Failure(found.kind, message, found.traceback), link, code)
+    if isinstance(error.code, int):
+        # It may pass on what happened to a worker of the script's own launcher, which has printed it.
+        return _fail(Failure(None, f"the code called sys.exit({error.code})", found.traceback), link, error.code)
+    return _fail(Failure(found.kind, str(error.code).splitlines()[0], found.traceback), link)
 
 
 def _fail(failure: Failure, link: Link, code: int = EXIT_FAILED) -> int:

@@ -24,9 +24,10 @@ _MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """message: one line. traceback: for the log; one line as well when the user's code is not in it."""
+    """kind: None when only the rank's output can tell. message: one line. traceback: for the log; one line as well when
+    the user's code is not in it."""
 
-    kind: ExitKind
+    kind: ExitKind | None
     message: str
     traceback: str
 

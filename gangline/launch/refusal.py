@@ -1,7 +1,8 @@
-"""How a refusal of Gangline's ends a process off the cluster: by its one line, as on it, in place of a traceback.
+"""How a refusal of Gangline's ends a process that no entrypoint of ours runs: by its one line, in place of a traceback.
 
-Owns the hook for exceptions that nobody catches; other exceptions than ours go on to the hook that was there. On the
-cluster gangline.launch.entrypoint tells how a rank ended. Called by gangline.core.init.
+Owns the hook for exceptions that nobody catches; other exceptions than ours go on to the hook that was there. In a rank
+of the cluster gangline.launch.entrypoint tells how it ended; the hook is for what a rank starts, and off the cluster.
+Called by gangline.core.init.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class RefusalHook:
         if not isinstance(error, GanglineError):
             self._before(kind, error, trace)
             return
-        rank = os.environ.get("RANK")
+        # The cluster's log knows whose lines these are.
+        rank = None if ENVIRONMENT_KEY in os.environ else os.environ.get("RANK")
         who = "" if rank is None else f"rank {rank}: "
         sys.stdout.flush()
         # In one piece: other ranks write to the same terminal.
@@ -37,7 +39,6 @@ class RefusalHook:
 
 
 def install() -> None:
-    """From now on in this process; it then ends with exit code 1, as after any exception. May be called twice. Does
-    nothing on the cluster."""
-    if ENVIRONMENT_KEY not in os.environ and not isinstance(sys.excepthook, RefusalHook):
+    """From now on in this process; it then ends with exit code 1, as after any exception. May be called twice."""
+    if not isinstance(sys.excepthook, RefusalHook):
         sys.excepthook = RefusalHook(sys.excepthook)

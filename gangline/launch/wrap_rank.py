@@ -1,7 +1,9 @@
-"""`python -m gangline.launch.wrap_rank [--no-redirect-stdio] RANK [--] command ...`: marks each line of a command.
+"""`python -m gangline.launch.wrap_rank [--no-redirect-stdio] RANK [--] command ...`: a worker of a script's launcher.
 
-For launchers of a user's own that start several workers behind one rank: every line gets the worker's number in front,
-so that the log tells them apart. RANK is a number or the name of an environment variable that holds it.
+Off the cluster every line that the command prints gets the worker's number in front. In the cluster every slot runs the
+launcher, so one that starts a worker for each slot starts each of them several times over: a worker goes on in the slot
+whose rank it has, and ends at once, as one that has done its part, in the others. RANK is a number or the name of an
+environment variable that holds it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import threading
 from typing import IO
 
 from gangline.alias import install
+from gangline.cluster_info import get_cluster_info
 from gangline.errors import GanglineError, invalid
 
 
@@ -29,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise invalid("launch.no_command", f"wrap_rank {options.rank}: name the command to run after the rank")
         if shutil.which(command[0]) is None:
             raise invalid("launch.no_program", f"wrap_rank {options.rank}: there is no program {command[0]}")
-        return _run(command) if options.no_redirect_stdio else _run_marked(rank, command)
+        return _run_in_its_slot(rank, command, is_plain=options.no_redirect_stdio)
     except GanglineError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 2
@@ -49,6 +52,15 @@ def _rank_of(word: str) -> int:
         found = f"the variable holds {value!r}" if word in os.environ else "there is no such variable"
         raise invalid("launch.rank", f"wrap_rank {word}: expected a number or a variable that holds one; {found}")
     return int(value)
+
+
+def _run_in_its_slot(rank: int, command: list[str], *, is_plain: bool) -> int:
+    cluster = get_cluster_info()
+    is_slots = cluster is not None and rank < cluster.world_size
+    if cluster is not None and is_slots and rank != cluster.rank:
+        return 0
+    # The log knows the lines of a slot's own rank already.
+    return _run(command) if is_plain or is_slots else _run_marked(rank, command)
 
 
 def _run(command: list[str]) -> int:

@@ -85,7 +85,8 @@ class Trainer:
                 is_preempted = self._run(callbacks, schedule, checkpoint, validate_first, test_mode)
         finally:
             context.flush_writer()
-        context.core.link.is_preempted = is_preempted
+        if is_preempted:
+            context.core.link.send_stopping()
         context.core.link.batches_completed = context.position.batches
 
     def _run(

@@ -35,6 +35,7 @@ class RankMessage(google.protobuf.message.Message):
     FUSION_QUERY_FIELD_NUMBER: builtins.int
     FUSION_RECORD_FIELD_NUMBER: builtins.int
     FUSION_FORGET_FIELD_NUMBER: builtins.int
+    STOPPING_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> Global___RankHello: ...
     @property
@@ -63,6 +64,8 @@ class RankMessage(google.protobuf.message.Message):
     def fusion_record(self) -> gangline.v1.types_pb2.FusionRecord: ...
     @property
     def fusion_forget(self) -> Global___RankFusionForget: ...
+    @property
+    def stopping(self) -> Global___RankStopping: ...
     def __init__(
         self,
         *,
@@ -76,10 +79,11 @@ class RankMessage(google.protobuf.message.Message):
         fusion_query: Global___RankFusionQuery | None = ...,
         fusion_record: gangline.v1.types_pb2.FusionRecord | None = ...,
         fusion_forget: Global___RankFusionForget | None = ...,
+        stopping: Global___RankStopping | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping"] | None: ...
 
 Global___RankMessage: typing_extensions.TypeAlias = RankMessage
 
@@ -230,13 +234,25 @@ class RankFirstStep(google.protobuf.message.Message):
 Global___RankFirstStep: typing_extensions.TypeAlias = RankFirstStep
 
 @typing.final
+class RankStopping(google.protobuf.message.Message):
+    """It gives in to a preemption: it ends after its checkpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___RankStopping: typing_extensions.TypeAlias = RankStopping
+
+@typing.final
 class RankFinished(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     IS_PREEMPTED_FIELD_NUMBER: builtins.int
     BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
     is_preempted: builtins.bool
-    """True when it ended early because it was asked to (preemption), after its checkpoint."""
+    """RankStopping has said so."""
     batches_completed: builtins.int
     def __init__(
         self,

@@ -127,8 +127,10 @@ class Crew:
                 state.end = replace(state.end, failure=_to_failure(rank, self.place.agent_id, message.failure))
                 state.failed_at = time.time()
             case "finished":
-                state.end = replace(state.end, is_finished=True, is_preempted=message.finished.is_preempted)
+                state.end = replace(state.end, is_finished=True)
                 state.finished_at = time.time()
+            case "stopping":
+                state.end = replace(state.end, is_preempted=True)
             case _:
                 return
         self._act()

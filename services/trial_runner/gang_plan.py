@@ -7,6 +7,7 @@ rendezvous chose.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,20 +89,23 @@ def rank_environment(
     *,
     base: Mapping[str, str],
     code_directory: str,
+    programs_directory: str,
     socket_path: str,
     beat_path: str,
     num_threads: int,
 ) -> dict[str, str]:
     """All of the environment of one rank. base: the runner's own; the experiment's variables win over it, and what
-    torch.distributed needs wins over both."""
+    torch.distributed needs wins over both. programs_directory: where this Python lies; what a script starts by the name
+    of python3 is to be the same."""
     environment = {name: value for name, value in base.items() if not _FOREIGN.match(name)}
+    environment["PATH"] = _with_directory(environment.get("PATH", os.defpath), programs_directory)
     environment["OMP_NUM_THREADS"] = str(num_threads)
     environment |= _device_variables(spec)
     environment |= experiment_variables(spec)
     environment |= _torch_variables(spec, place, network, rank)
     environment["GANGLINE_RUNNER_SOCKET"] = socket_path
     environment[BEAT_KEY] = beat_path
-    environment[ENVIRONMENT_KEY] = _cluster_info(spec, place, network, code_directory).to_json()
+    environment[ENVIRONMENT_KEY] = _cluster_info(spec, place, network, rank, code_directory).to_json()
     return environment
 
 
@@ -135,6 +139,10 @@ def needs_no_warmth(spec: runner_pb2.RunnerSpec) -> bool:
     """Whether nothing that this member starts uses libraries of ours: neither its ranks nor a store beside them."""
     place = find_place(spec)
     return bool(find_program(spec)) and (place.is_alone or not place.is_head)
+
+
+def _with_directory(path: str, directory: str) -> str:
+    return path if directory in path.split(os.pathsep) else f"{directory}{os.pathsep}{path}"
 
 
 def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network, rank: int) -> dict[str, str]:
@@ -174,7 +182,9 @@ def _is_gpu(spec: runner_pb2.RunnerSpec) -> bool:
     return any(_is_device(slot) for slot in spec.slots)
 
 
-def _cluster_info(spec: runner_pb2.RunnerSpec, place: Place, network: Network, code_directory: str) -> ClusterInfo:
+def _cluster_info(
+    spec: runner_pb2.RunnerSpec, place: Place, network: Network, rank: int, code_directory: str
+) -> ClusterInfo:
     trial = TrialInfo(
         trial_id=spec.trial.id,
         experiment_id=spec.trial.experiment_id,
@@ -199,6 +209,8 @@ def _cluster_info(spec: runner_pb2.RunnerSpec, place: Place, network: Network, c
         trial=trial,
         latest_checkpoint=checkpoint,
         addresses=list(network.addresses),
+        rank=rank,
+        world_size=place.world_size,
         warnings=_warnings_of(spec),
     )
 

@@ -25,7 +25,10 @@ _CONSEQUENCE = re.compile(
     r"|sendbytes failed|connection was likely closed",
     re.IGNORECASE | re.DOTALL,
 )
-_EXCEPTION_LINE = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)")
+# An exception's last line, or a refusal of ours in a process that a rank started. SystemExit only passes on a number.
+_ERROR_LINE = re.compile(
+    r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
+)
 _KIND_BY_EXCEPTION = {
     "MemoryError": ExitKind.OUT_OF_MEMORY,
     "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
@@ -146,8 +149,7 @@ def failure_of(end: RankEnd) -> Failure | None:
     if end.is_success:
         return None
     if end.failure is not None:
-        kind = end.failure.kind or _kind_of(end.failure.message)
-        return replace(end.failure, kind=kind, rank=end.rank)
+        return replace(_classify(end.failure, end.last_lines), rank=end.rank)
     if end.was_killed or (end.signal is None and end.exit_code is None):
         return None
     if end.signal is not None:
@@ -157,9 +159,18 @@ def failure_of(end: RankEnd) -> Failure | None:
     return Failure(_kind_of(message), message, end.rank, "", end.ended_at, "\n".join(end.last_lines))
 
 
+def _classify(failure: Failure, lines: Sequence[str]) -> Failure:
+    """What a rank cannot tell the kind of may have happened in a process that it started, which has printed it."""
+    if failure.kind is not None:
+        return failure
+    line = find_error_line(lines)
+    message = line if _ERROR_LINE.match(line) else failure.message
+    return replace(failure, kind=_kind_of(message), message=message)
+
+
 def find_error_line(lines: Sequence[str]) -> str:
-    """The last line that names an exception, else the last line that is not empty."""
-    named = [line.strip() for line in lines if _EXCEPTION_LINE.match(line.strip())]
+    """The last line that names an error, else the last line that is not empty."""
+    named = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
     filled = [line.strip() for line in lines if line.strip()]
     return (named or filled or [""])[-1]
 
@@ -185,7 +196,7 @@ def signal_name(number: int) -> str:
 
 
 def _kind_of(message: str) -> ExitKind:
-    match = _EXCEPTION_LINE.match(message)
+    match = _ERROR_LINE.match(message)
     if match is None:
         return ExitKind.USER_ERROR
     # Torch names the device's name for it in the text of a plain RuntimeError too.

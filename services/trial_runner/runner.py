@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -216,6 +217,7 @@ class TrialRunner:
                 rank,
                 base=os.environ,
                 code_directory=str(self._preparation.code_directory),
+                programs_directory=str(Path(sys.executable).parent),
                 socket_path=self._link.path,
                 beat_path=str(self._lookout.files[rank].path),
                 num_threads=num_threads,

@@ -1,5 +1,5 @@
-"""A trial written for Determined on a real cluster: submitted with its launcher's line, trained on two slots, its
-metrics, TensorBoard files and checkpoint where ours are."""
+"""Code written for Determined on a real cluster: a trial submitted with its launcher's line, trained on two slots, its
+metrics, TensorBoard files and checkpoint where ours are; and a script that starts its workers by itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from gangline.domain.state import Outcome
 from gangline.pytorch import load_checkpoint
 from tests.support.cluster import running_cluster
-from tests.support.determined_source import MNIST
+from tests.support.determined_source import LAUNCHED, MNIST
 from tests.support.event_file import read_scalars
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,3 +50,32 @@ def test_trial_of_determined_trains_on_two_slots(tmp_path: Path) -> None:
         assert load_checkpoint(checkpoint)["callbacks"] == {"epochs": {"seen": [0, 1]}}
         [folder] = cluster.folder.rglob(f"tensorboard/{number}.1")
         assert 16 in read_scalars(folder)["training/loss"]
+
+
+_COUNTING = {
+    "name": "counting",
+    "entrypoint": "python3 4_distributed.py launcher",
+    "hyperparameters": {"increment_by": 3},
+    "searcher": {"name": "single", "metric": "x", "max_length": 20},
+    "resources": {"slots_per_trial": 2},
+    "max_restarts": 0,
+}
+
+
+def test_launcher_of_a_script_s_own_counts_over_two_machines(tmp_path: Path) -> None:
+    """And an error of one of its workers ends the trial by its name."""
+    breaking = LAUNCHED.replace("x = 0\n", "x = 0\n    assert distributed.rank == 0, 'odd'\n")
+    sources = {"sound": LAUNCHED, "breaking": breaking}
+    trials = {}
+    with running_cluster(tmp_path / "cluster", agents=2, slots=1) as cluster, cluster.connect() as client:
+        for name, source in sources.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "4_distributed.py").write_text(source)
+            created = client.create_experiment(yaml.safe_dump(_COUNTING), tmp_path / name)
+            trials[name] = client.wait_experiment(created.experiment.id, 120).trials[0].trial
+        entries = list(client.stream_metrics(trials["sound"].experiment_id))
+    assert trials["sound"].outcome is Outcome.COMPLETED, trials["sound"].reason
+    assert [entry.point.metrics["x"] for entry in entries] == [70, 140, 140]
+    failure = trials["breaking"].last_failure
+    assert failure is not None
+    assert (failure.rank, failure.message) == (1, "AssertionError: odd")

@@ -256,12 +256,21 @@ if __name__ == "__main__":
         main(core_context, info.trial.hparams["increment_by"])
 """
 
-# The same with the worker's part of a launcher of the script's own: what that launcher would have passed on is read
-# from the rank's environment.
+# The same behind a launcher of the script's own, which starts a worker for each slot of its machine.
 LAUNCHED = (
     DISTRIBUTED.partition("if __name__")[0]
     + """
-import os
+import subprocess
+import sys
+
+
+def launcher_main(slots_per_node, cross_rank):
+    workers = []
+    for local_rank in range(slots_per_node):
+        rank = cross_rank * slots_per_node + local_rank
+        wrapped = ["python3", "-m", "determined.launch.wrap_rank", str(rank), "--"]
+        workers.append(subprocess.Popen([*wrapped, "python3", __file__, "worker", str(local_rank)]))
+    return max(worker.wait() for worker in workers)
 
 
 def worker_main(slots_per_node, num_nodes, cross_rank, local_rank):
@@ -273,14 +282,17 @@ def worker_main(slots_per_node, num_nodes, cross_rank, local_rank):
         cross_rank=cross_rank,
         cross_size=num_nodes,
         chief_ip=info.container_addrs[0],
-        pub_port=info.trial.hparams["port"],
     )
+    print("hello from worker", distributed.rank, flush=True)
     with det.core.init(distributed=distributed) as core_context:
         main(core_context, info.trial.hparams["increment_by"])
 
 
 if __name__ == "__main__":
     info = det.get_cluster_info()
-    worker_main(len(info.slot_ids), len(info.container_addrs), info.container_rank, int(os.environ["LOCAL_RANK"]))
+    slots_per_node = len(info.slot_ids)
+    if sys.argv[1] == "launcher":
+        sys.exit(launcher_main(slots_per_node, info.container_rank))
+    worker_main(slots_per_node, len(info.container_addrs), info.container_rank, int(sys.argv[2]))
 """
 )

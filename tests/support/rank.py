@@ -207,6 +207,8 @@ def _environment(trial: Trial, rank: int, runner: StandInRunner, port: int, dire
         latest_checkpoint=trial.latest_checkpoint,
         warnings=trial.warnings,
         addresses=["127.0.0.1"],
+        rank=rank,
+        world_size=trial.size,
     )
     return {
         "RANK": str(rank),

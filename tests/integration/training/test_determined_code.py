@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.support.rank import RunningTrial, Trial, run_trial, start_trial
 from tests.support.source import ROOT
 
 _LAUNCHER = "python3 -m determined.launch.torch_distributed"
+_OWN_LAUNCHER = "python3 4_distributed.py launcher"
 _HPARAMS = {"global_batch_size": 64, "learning_rate": 0.01, "hidden": 16}
 
 
@@ -91,7 +91,7 @@ def test_core_script_is_paused_and_goes_on(tmp_path: Path) -> None:
         running.runner.preempt("a pause")
         assert running.wait() == [0]
         latest = running.latest_checkpoint()
-        assert running.runner.of(0, "finished")[0].is_preempted
+        assert running.runner.of(0, "stopping")
     # It gives in at a checkpoint: at the one after which it waits, or at the next.
     done = latest.batches_completed
     assert done in (20, 30)
@@ -114,15 +114,9 @@ def test_core_script_trains_as_long_as_the_search_says(tmp_path: Path) -> None:
     assert progress == [(10, 20), (20, 20), (20, 20)]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize(
     ("entrypoint", "source"),
-    [(f"{_LAUNCHER} -- python3 4_distributed.py", DISTRIBUTED), ("python3 4_distributed.py", LAUNCHED)],
+    [(f"{_LAUNCHER} -- python3 4_distributed.py", DISTRIBUTED), (_OWN_LAUNCHER, LAUNCHED)],
     ids=["torch", "own"],
 )
 def test_core_script_in_two_ranks(tmp_path: Path, entrypoint: str, source: str) -> None:
@@ -131,12 +125,36 @@ def test_core_script_in_two_ranks(tmp_path: Path, entrypoint: str, source: str) 
         entrypoint,
         {"4_distributed.py": source},
         size=2,
-        hparams={"increment_by": 3, "port": _free_port()},
+        hparams={"increment_by": 3},
         max_length=20,
     )
     assert running.runner.metric("training", "x") == {10: 70, 20: 140}
     newest = running.checkpoints()[-1]
     assert dict(newest.file_bytes) == {"rank0": 3, "rank1": 3}
+
+
+def test_launcher_of_a_script_s_own_has_one_worker_in_each_slot(tmp_path: Path) -> None:
+    """Which gives in to a preemption for its slot."""
+    config = {"entrypoint": _OWN_LAUNCHER, "searcher": {"name": "single", "metric": "x", "max_length": 100_000_000}}
+    trial = Trial({"4_distributed.py": LAUNCHED}, config, {"increment_by": 3}, 2)
+    with start_trial(tmp_path, trial) as running:
+        running.runner.wait_for(lambda: bool(running.checkpoints()), "the first checkpoint")
+        running.runner.preempt("a pause")
+        assert running.wait() == [0, 0]
+        assert [len(running.runner.of(rank, "stopping")) for rank in (0, 1)] == [1, 1]
+    assert [running.output(rank).count("hello from") for rank in (0, 1)] == [1, 1]
+    assert "hello from worker 1" in running.output(1).splitlines()
+
+
+def test_launcher_that_starts_all_workers_in_each_slot_is_told(tmp_path: Path) -> None:
+    source = LAUNCHED.replace("[*wrapped, ", "[").replace("exit(launcher_main(slots_per_node", "exit(launcher_main(1")
+    config = {"entrypoint": _OWN_LAUNCHER, "searcher": {"name": "single", "metric": "x"}}
+    running, codes = run_trial(tmp_path, Trial({"4_distributed.py": source}, config, {"increment_by": 3}, 2))
+    assert codes[1] == 1
+    told = (
+        "error: core.init(distributed=...) is called for rank 0 in the slot of rank 1: every slot runs the entrypoint"
+    )
+    assert f"\n{told}, so a launcher" in running.output(1)
 
 
 def test_what_is_lacking_ends_the_trial_with_its_name(tmp_path: Path) -> None:

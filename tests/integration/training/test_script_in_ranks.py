@@ -33,7 +33,7 @@ def test_core_script_reports_and_saves(tmp_path: Path) -> None:
     assert (newest.trial_id, newest.experiment_id, newest.batches_completed) == ("7.1", 7, 200)
     assert json.loads(Path(newest.url, "slope.json").read_text())["steps"] == 200
     assert running.runner.of(0, "finished")[0].batches_completed == 200
-    assert not running.runner.of(0, "finished")[0].is_preempted
+    assert not running.runner.of(0, "stopping")
 
 
 def test_core_script_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_core_script_stops_when_it_is_preempted(tmp_path: Path) -> None:
         running.runner.preempt("drain")
         assert running.wait() == [0, 0]
         finished = running.runner.of(0, "finished")[0]
-    assert finished.is_preempted
+    assert running.runner.of(0, "stopping")
     assert running.checkpoints()[-1].batches_completed == finished.batches_completed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -84,6 +85,33 @@ def test_launcher_of_a_script_s_own_names_the_chief() -> None:
     commands = [[sys.executable, "-c", program, str(rank), str(port)] for rank in range(2)]
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for command in commands]
     assert [worker.communicate(timeout=100)[0] for worker in workers] == ["[5, 6] 0 [0, 1]\n"] * 2
+
+
+def test_contexts_one_after_the_other_do_not_read_each_other_s_rounds() -> None:
+    """As scripts that a shell runs in turn; the second one finds the store as the first has left it."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
+
+    program = (
+        "from gangline.core import DistributedContext\n"
+        "for number in range(2):\n"
+        "    context = DistributedContext.from_environment()\n"
+        "    print(context.allgather((number, context.rank)), context.allgather_local((number, 'local')))\n"
+    )
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    environment = {**os.environ, **place, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**environment, "RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    told = "[(0, 0), (0, 1)] [(0, 'local'), (0, 'local')]\n[(1, 0), (1, 1)] [(1, 'local'), (1, 'local')]\n"
+    assert [rank.communicate(timeout=100)[0] for rank in ranks] == [told, told]
 
 
 def test_context_of_several_ranks_needs_a_transport() -> None:

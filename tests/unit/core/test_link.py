@@ -64,15 +64,16 @@ def test_messages_arrive_in_order(peer: _Peer) -> None:
     link.send_progress(6, 10, 100.0, 0.01)
     link.send_checkpoint(types_pb2.Checkpoint(id="abc"))
     link.send_failure(ExitKind.USER_ERROR, "ValueError: x", "trace")
-    link.is_preempted = True
+    link.send_stopping()
+    link.send_stopping()
     link.send_finished()
     assert link.flush()
-    messages = [peer.read() for _ in range(7)]
+    messages = [peer.read() for _ in range(8)]
     kinds = [message.WhichOneof("message") for message in messages]
-    assert kinds == ["hello", "first_step", "metrics", "progress", "checkpoint", "failure", "finished"]
+    assert kinds == ["hello", "first_step", "metrics", "progress", "checkpoint", "failure", "stopping", "finished"]
     assert dict(messages[2].metrics.metrics) == {"loss": 0.5}
     assert messages[5].failure.kind == types_pb2.EXIT_KIND_USER_ERROR
-    assert (messages[6].finished.is_preempted, messages[6].finished.batches_completed) == (True, 6)
+    assert messages[7].finished.batches_completed == 6
 
 
 def test_runner_that_does_not_read_holds_nobody_up(peer: _Peer) -> None:

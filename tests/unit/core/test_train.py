@@ -94,7 +94,14 @@ def test_progress_is_a_share() -> None:
         _train(LocalLink()).report_progress(50)
 
 
-class _AskedLink(LocalLink):
+class _KeepingLink(LocalLink):
+    is_stopping = False
+
+    def send_stopping(self) -> None:
+        self.is_stopping = True
+
+
+class _AskedLink(_KeepingLink):
     @property
     def preemption(self) -> str | None:
         return "drain"
@@ -102,8 +109,8 @@ class _AskedLink(LocalLink):
 
 def test_workers_get_the_answer_of_the_chief() -> None:
     def work(distributed: DistributedContext) -> tuple[bool, bool]:
-        link = _AskedLink() if distributed.is_chief else LocalLink()
-        return PreemptContext(distributed, link).should_preempt(), link.is_preempted
+        link = _AskedLink() if distributed.is_chief else _KeepingLink()
+        return PreemptContext(distributed, link).should_preempt(), link.is_stopping
 
     assert in_ranks(2, work) == [(True, True), (True, True)]
 
@@ -136,9 +143,9 @@ def test_unacknowledged_preemption_does_not_count() -> None:
     link = _AskedLink()
     preempt = PreemptContext(DistributedContext(), link)
     assert preempt.should_preempt(auto_ack=False)
-    assert not link.is_preempted
+    assert not link.is_stopping
     preempt.acknowledge_preemption_signal()
-    assert link.is_preempted
+    assert link.is_stopping
 
 
 def test_early_exit_has_its_reasons() -> None:

@@ -1,4 +1,4 @@
-"""How an exception that nobody catches is told off the cluster."""
+"""How an exception that nobody catches is told."""
 
 from __future__ import annotations
 
@@ -72,11 +72,14 @@ def test_other_exceptions_go_on_to_the_hook_before(passed_on: list[BaseException
     assert passed_on == [error]
 
 
-def test_on_the_cluster_nothing_changes(passed_on: list[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
-    before = sys.excepthook
+def test_on_the_cluster_the_log_says_which_rank(
+    passed_on: list[BaseException], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(ENVIRONMENT_KEY, "{}")
+    monkeypatch.setenv("RANK", "3")
     refusal.install()
-    assert sys.excepthook is before
+    end_with(invalid("x.y", "use less"))
+    assert capsys.readouterr().err == "error: use less\n"
 
 
 def test_the_core_api_installs_it(passed_on: list[BaseException]) -> None:

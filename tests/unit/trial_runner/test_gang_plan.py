@@ -28,6 +28,7 @@ def environment(node_rank: int, rank: int, base: dict[str, str] | None = None, c
         rank,
         base=base or {},
         code_directory="/code",
+        programs_directory="/bin",
         beat_path="/beats",
         socket_path="/tmp/s/rank.sock",
         num_threads=3,
@@ -65,6 +66,7 @@ def test_a_rank_that_is_alone_hosts_its_own_store() -> None:
         0,
         base={},
         code_directory="/code",
+        programs_directory="/bin",
         beat_path="/beats",
         socket_path="/tmp/s/rank.sock",
         num_threads=1,
@@ -96,6 +98,11 @@ def test_the_experiments_variables_win_over_the_machines_but_not_over_torchs() -
     assert (found["PATH"], found["RANK"], found["A"]) == ("/mine", "0", "b=c")
 
 
+def test_a_scripts_python_is_the_ranks_own() -> None:
+    assert environment(0, 0, {"PATH": "/usr/bin"})["PATH"] == "/bin:/usr/bin"
+    assert environment(0, 0, {"PATH": "/usr/bin:/bin"})["PATH"] == "/usr/bin:/bin"
+
+
 def test_a_rank_sees_all_devices_of_its_member() -> None:
     spec = make_spec([("a1", 2)], 0, "x")
     del spec.slots[:]
@@ -108,6 +115,7 @@ def test_a_rank_sees_all_devices_of_its_member() -> None:
         0,
         base={},
         code_directory="/c",
+        programs_directory="/bin",
         socket_path="/s",
         beat_path="/b",
         num_threads=1,
@@ -153,7 +161,16 @@ def test_ranks_are_told_why_they_go_on_from_an_older_checkpoint() -> None:
 
     def warnings() -> list[str]:
         found = rank_environment(
-            spec, find_place(spec), NETWORK, 0, base={}, code_directory="", beat_path="", socket_path="", num_threads=1
+            spec,
+            find_place(spec),
+            NETWORK,
+            0,
+            base={},
+            code_directory="",
+            programs_directory="",
+            beat_path="",
+            socket_path="",
+            num_threads=1,
         )
         return ClusterInfo.parse(found[ENVIRONMENT_KEY]).warnings
 

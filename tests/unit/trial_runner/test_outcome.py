@@ -74,6 +74,14 @@ def test_the_kind_that_a_rank_names_is_kept() -> None:
     assert judge([end], around()).kind is ExitKind.CONFIGURATION_ERROR
 
 
+def test_what_a_child_of_the_rank_printed_says_more_than_an_exit_code() -> None:
+    lines = ("Traceback:", "MemoryError: too big", "the launcher ends", "SystemExit: 1")
+    report = judge([raised(0, "the code called sys.exit(1)", 1.0, last_lines=lines)], around())
+    assert (report.kind, report.message) == (ExitKind.OUT_OF_MEMORY, "MemoryError: too big")
+    report = judge([raised(0, "the code called sys.exit(1)", 1.0, last_lines=("good bye",))], around())
+    assert (report.kind, report.message) == (ExitKind.USER_ERROR, "the code called sys.exit(1)")
+
+
 HANG = Failure(ExitKind.HANG, "hung: it has stood still", 1, "a1", failed_at=50.0, details="in wait\nin train_batch")
 
 
@@ -172,6 +180,7 @@ def test_ranks_that_vanished() -> None:
 
 def test_the_line_that_names_the_error_is_found_among_others() -> None:
     assert find_error_line(["Traceback", "ValueError: x", "[W socket.cpp] warning", ""]) == "ValueError: x"
+    assert find_error_line(["error: rank 3 of 2", "good bye"]) == "error: rank 3 of 2"
     assert find_error_line(["something odd", "  "]) == "something odd"
     assert find_error_line([]) == ""
 
