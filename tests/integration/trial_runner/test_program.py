@@ -14,6 +14,14 @@ from tests.support.wait import until
 
 ABOUT = "echo pid $$; ps -o pgid=,sid= -p $$; pwd; cat; echo rank $RANK of $WORLD_SIZE >&2; exit 3"
 SLEEP = "echo pid $$; exec sleep 600"
+OBEDIENT = """
+import time
+from gangline import core
+with core.init() as context:
+    print("ready", flush=True)
+    while not context.preempt.should_preempt():
+        time.sleep(0.01)
+"""
 
 
 async def test_a_program_starts_as_from_a_shell(world: World) -> None:
@@ -41,6 +49,15 @@ async def test_a_program_that_cannot_be_run_is_named(world: World, entrypoint: l
     report = await runner.wait()
     assert report.kind is not ExitKind.COMPLETED
     assert world.gateway.lines("stderr") == [text]
+
+
+async def test_a_script_below_a_program_gives_in_to_a_preemption(world: World) -> None:
+    (runner,) = await world.start(OBEDIENT, (1,), config={"entrypoint": "python3 train.py; echo done"})
+    await world.gateway.wait_line("ready")
+    runner.kill(signal.SIGTERM)
+    report = await runner.wait()
+    assert (report.kind, report.message) == (ExitKind.PREEMPTED, "stopped after a checkpoint: asked by a signal")
+    assert world.gateway.lines("stdout") == ["ready", "done"]
 
 
 @pytest.mark.parametrize("sizes", [(2,), (1, 1)], ids=["one agent", "two agents"])
