@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
+from gangline.config.failure import find_bad_pattern
 from gangline.config.resource import Resources
 from gangline.config.searcher import Searcher
 from gangline.config.spread import find_spread_conflict
@@ -65,7 +66,12 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
     if config.searcher.name not in SEARCHERS:
         text = f"{config.searcher.name} is {_LATER}; this version has the searchers {', '.join(SEARCHERS)}"
         return Complaint("not_supported", ("searcher", "name"), text)
-    return _find_source(config.searcher) or find_spread_conflict(config) or _find_impossible(config.resources)
+    return (
+        _find_source(config.searcher)
+        or find_spread_conflict(config)
+        or _find_impossible(config.resources)
+        or find_bad_pattern(config.log_policies)
+    )
 
 
 def _find_source(searcher: Searcher) -> Complaint | None:

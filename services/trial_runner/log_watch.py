@@ -6,25 +6,34 @@ nothing new. What follows from a hit is the scheduler's to decide, when the atte
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 from gangline.domain.allocation import LogHit
 from gangline.domain.failure import LogRule
+from gangline.pattern import BadPattern, compile_pattern
 
-# A pattern may take time that grows with the square of a line's length, while the runner does nothing else.
-MAX_SEARCHED_LENGTH = 2000
+# A search takes time that grows with the line and with the counts in the pattern, as in .{0,900}, and the runner does
+# nothing else meanwhile.
+MAX_SEARCHED_LENGTH = 8000
 # Hits travel with the exit into etcd.
 MAX_HIT_LENGTH = 300
 
 
 class LogWatch:
-    """note: called with a sentence for the trial's log."""
+    """note: called with a sentence for the trial's log. left_out: a sentence for each policy whose pattern only Python
+    knows, which an earlier version's submit took."""
 
     def __init__(self, rules: Iterable[LogRule], note: Callable[[str], None]) -> None:
         self._note = note
-        self._waiting = [(rule, re.compile(rule.pattern)) for rule in rules]
+        self._waiting: list[tuple[LogRule, Callable[[str], bool]]] = []
         self.hits: list[LogHit] = []
+        self.left_out: list[str] = []
+        for rule in rules:
+            try:
+                self._waiting.append((rule, compile_pattern(rule.pattern)))
+            except BadPattern as error:
+                advice = "submit the experiment again with one that is"
+                self.left_out.append(f"log policy {rule.label!r} is not applied: {error}; {advice}")
 
     def search(self, rank: int, lines: Sequence[str]) -> None:
         """Looks through what a rank printed."""
@@ -34,7 +43,7 @@ class LogWatch:
             self._search_line(rank, line[:MAX_SEARCHED_LENGTH])
 
     def _search_line(self, rank: int, line: str) -> None:
-        found = [entry for entry in self._waiting if entry[1].search(line)]
+        found = [entry for entry in self._waiting if entry[1](line)]
         for entry in found:
             rule = entry[0]
             self._waiting.remove(entry)

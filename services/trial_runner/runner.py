@@ -225,6 +225,7 @@ class TrialRunner:
             for rank in self._place.ranks
         }
         directory, program = str(self._preparation.code_directory), find_program(self._spec)
+        self._note_left_out()
         up_at = await crew.start(environments, directory, num_threads, program)
         exit_file.write_rank_pids(self._directory, crew.pids)
         self._lookout.start(lambda: crew.living)
@@ -317,6 +318,12 @@ class TrialRunner:
     def _on_lines(self, rank: int, stream: str, lines: Sequence[str]) -> None:
         self._outlet.recorder.record_lines(rank, stream, lines)
         self._log_watch.search(rank, lines)
+
+    def _note_left_out(self) -> None:
+        """Once for the gang."""
+        if self._place.node_rank == 0:
+            for sentence in self._log_watch.left_out:
+                self._outlet.recorder.note(sentence)
 
     def _on_hang(self, failure: Failure) -> None:
         if self._crew is not None and self._ending_hung is None:

@@ -60,3 +60,8 @@ def test_import_gangline_is_light() -> None:
     loaded = _modules_loaded_by("import gangline")
     assert "gangline" in loaded
     assert loaded & {"torch", "grpc", "numpy", "pydantic", "google.protobuf", "services"} == set()
+
+
+def test_patterns_load_their_library_only_where_there_are_some() -> None:
+    """Ranks and most clients read configurations without any."""
+    assert "re2" not in _modules_loaded_by("import gangline.config")

@@ -113,6 +113,18 @@ async def test_what_a_rank_reports_goes_where_it_belongs(world: World) -> None:
     assert groups == ["training", "validation"]
 
 
+async def test_a_log_policy_that_is_not_applied_is_told_once_for_the_gang(world: World) -> None:
+    policies = [{"pattern": "(?<!no )error"}, {"pattern": "greeting from rank 0"}]
+    await world.start(
+        'print("greeting from rank", __import__("os").environ["RANK"])', (1, 1), config={"log_policies": policies}
+    )
+    assert [report.kind for report in await world.wait()] == [ExitKind.COMPLETED] * 2
+    assert [line.partition(": ")[0] for line in world.gateway.lines("runner") if line.startswith("log policy")] == [
+        "log policy '(?<!no )error' is not applied",
+        "log policy 'greeting from rank 0' matches a line of rank 0",
+    ]
+
+
 async def test_reports_that_no_scheduler_took_are_in_the_exit_file(world: World) -> None:
     (runner,) = await world.start(REPORTER, (1,))
     await until(lambda: bool(world.scheduler.reports_of("progress")), "the progress at the scheduler")

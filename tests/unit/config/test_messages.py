@@ -311,8 +311,15 @@ CASES = [
         "name: digits",
         "log_policies:\n  - pattern: fine\n  - name: bad\n    pattern: '(unclosed'",
         "config.invalid_value",
-        "log_policies[1].pattern (line 4): is no regular expression: missing ), unterminated subpattern at position 0, "
-        "found '(unclosed'",
+        "log_policies[1].pattern (line 4): '(unclosed' is no pattern of RE2: missing ): (unclosed; write it as "
+        "https://github.com/google/re2/wiki/Syntax says, without lookaround and backreferences",
+    ),
+    (
+        "name: digits",
+        "log_policies: [{pattern: 'out of (?!host).*memory'}]",
+        "config.invalid_value",
+        "log_policies[0].pattern (line 1): 'out of (?!host).*memory' is no pattern of RE2: invalid perl operator: (?!; "
+        "write it as https://github.com/google/re2/wiki/Syntax says, without lookaround and backreferences",
     ),
     (
         "name: digits",

@@ -6,7 +6,15 @@ import random
 
 import pytest
 
-from gangline.config import ExperimentConfig, export_schema, parse_config, sample_hyperparameters, split_batch
+from gangline.config import (
+    ExperimentConfig,
+    check_config,
+    export_schema,
+    parse_config,
+    sample_hyperparameters,
+    split_batch,
+)
+from gangline.config.failure import LogPolicy
 from gangline.domain.state import SlotKind
 from gangline.errors import GanglineError
 
@@ -66,6 +74,14 @@ def test_script_needs_no_length() -> None:
 def test_stored_json_of_a_newer_version_is_read() -> None:
     stored = parse(MINIMAL).model_dump_json().replace('"name":', '"invented_later":1,"name":', 1)
     assert ExperimentConfig.model_validate_json(stored) == parse(MINIMAL)
+
+
+def test_stored_json_with_a_pattern_that_only_python_knows_is_read_but_not_taken_again() -> None:
+    policy = {"pattern": r"(?<!no )error"}
+    stored = parse(MINIMAL).model_copy(update={"log_policies": [LogPolicy.model_validate(policy)]}).model_dump_json()
+    assert ExperimentConfig.model_validate_json(stored).log_policies[0].pattern == policy["pattern"]
+    with pytest.raises(GanglineError, match=r"^log_policies\[0\]\.pattern: '\(\?<!no \)error' is no pattern of RE2: "):
+        check_config(stored)
 
 
 def test_determined_keys_of_every_section_are_known() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from gangline.domain.allocation import LogHit
 from gangline.domain.failure import LogRule, log_rules_of
 from gangline.domain.state import LogAction
@@ -49,6 +53,31 @@ def test_one_line_may_match_several() -> None:
     watch, _ = _watch()
     watch.search(0, ["slow: out of host memory"])
     assert [hit.policy for hit in watch.hits] == ["out of .*memory", "note"]
+
+
+def test_a_pattern_that_would_hold_python_up_for_ever_is_only_a_pattern() -> None:
+    """For each a more, Python's re takes twice as long to see that a line of them with another end has no match."""
+    notes: list[str] = []
+    watch = LogWatch([LogRule("repetitions", "(a+)+$", None)], notes.append)
+    watch.search(0, ["a" * 5000 + "!"])
+    assert watch.hits == []
+    watch.search(0, ["!" + "a" * 5000])
+    assert [hit.policy for hit in watch.hits] == ["repetitions"]
+
+
+@pytest.mark.parametrize("pattern", ["out of (?!host).*memory", r"(\w+) \1", r"end\Z", "a++"])
+def test_a_stored_pattern_that_only_python_knows_leaves_the_others(
+    pattern: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    re.compile(pattern)
+    notes: list[str] = []
+    watch = LogWatch([LogRule("old", pattern, None), LogRule("new", "slow", None)], notes.append)
+    assert [sentence.partition(" is no pattern of RE2: ")[0] for sentence in watch.left_out] == [
+        f"log policy 'old' is not applied: {pattern!r}"
+    ]
+    watch.search(0, ["out of slow memory memory end"])
+    assert [hit.policy for hit in watch.hits] == ["new"]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_long_lines_are_bounded() -> None:
