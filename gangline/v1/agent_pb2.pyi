@@ -31,6 +31,9 @@ class ConnectRequest(google.protobuf.message.Message):
     HEARTBEAT_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
+    SENT_AT_FIELD_NUMBER: builtins.int
+    sent_at: builtins.float
+    """By the agent's clock, so that the scheduler learns how far it is from its own; 0 from agents of earlier versions."""
     @property
     def hello(self) -> Global___AgentHello: ...
     @property
@@ -46,9 +49,10 @@ class ConnectRequest(google.protobuf.message.Message):
         heartbeat: Global___AgentHeartbeat | None = ...,
         status: Global___AllocationStatus | None = ...,
         slots: Global___AgentSlots | None = ...,
+        sent_at: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "slots", b"slots", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "slots", b"slots", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "sent_at", b"sent_at", "slots", b"slots", "status", b"status"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "status", "slots"] | None: ...
 
 Global___ConnectRequest: typing_extensions.TypeAlias = ConnectRequest

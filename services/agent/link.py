@@ -122,7 +122,7 @@ class Link:
             self._outbox.get_nowait()
         try:
             async with asyncio.timeout(WELCOME_SECONDS):
-                await call.write(agent_pb2.ConnectRequest(hello=self._peer.hello()))
+                await call.write(agent_pb2.ConnectRequest(hello=self._peer.hello(), sent_at=time.time()))
                 first = await call.read()
         except TimeoutError as error:
             raise NotLeadingError(f"no welcome within {WELCOME_SECONDS:g} s") from error
@@ -185,6 +185,7 @@ async def _first_to_end(*parts: Awaitable[object]) -> None:
 
 
 async def _write(call: Call, message: agent_pb2.ConnectRequest) -> None:
+    message.sent_at = time.time()
     try:
         await call.write(message)
     except asyncio.InvalidStateError:

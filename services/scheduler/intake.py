@@ -22,6 +22,7 @@ from gangline.domain.state import CheckpointState
 from gangline.errors import GanglineError
 from gangline.v1 import runner_pb2
 from services.scheduler import metric
+from services.scheduler.clock import AgentClock
 from services.scheduler.estimate import Progress
 from services.scheduler.records import Change
 from services.scheduler.session import Session, Sessions
@@ -93,7 +94,7 @@ class Intake:
             case "validation":
                 await self._validated(allocation_id, report.validation)
             case "checkpoint":
-                await self._checkpointed(allocation_id, wire.from_proto(Checkpoint, report.checkpoint))
+                await self._checkpointed(allocation_id, node_rank, wire.from_proto(Checkpoint, report.checkpoint))
             case "fusion":
                 found, trial_id = wire.from_proto(FusionRecord, report.fusion), parse_allocation_id(allocation_id)[0]
                 await self._store.commit(lambda records: fusion_found(records, found, trial_id, time.time()))
@@ -149,7 +150,7 @@ class Intake:
             )
         )
 
-    async def _checkpointed(self, allocation_id: str, checkpoint: Checkpoint) -> None:
+    async def _checkpointed(self, allocation_id: str, node_rank: int, checkpoint: Checkpoint) -> None:
         """A runner speaks for its own trial only, whatever the report says. Raises GanglineError `checkpoint.id`."""
         trial_id = parse_allocation_id(allocation_id)[0]
         trial = self._store.state.find(Trial, trial_id)
@@ -163,9 +164,17 @@ class Intake:
             checkpoint,
             trial_id=trial_id,
             experiment_id=trial.experiment_id,
+            created_at=self._clock_of(allocation_id, node_rank).to_ours(checkpoint.created_at),
             delete_request_id="",
         )
         await self._store.commit(lambda records: checkpointed(records, own))
+
+    def _clock_of(self, allocation_id: str, node_rank: int) -> AgentClock:
+        allocation = self._store.state.find(Allocation, allocation_id)
+        agents = (
+            [member.agent_id for member in allocation.members if member.node_rank == node_rank] if allocation else []
+        )
+        return self._sessions.clock_of(agents[0] if agents else "")
 
     async def _unneeded(self, allocation_id: str, trial: Trial, checkpoint_id: str) -> None:
         """A script has no use for a checkpoint any more. A refusal must not hold up what it reports next."""

@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator, Iterator
 from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError
 from gangline.v1 import agent_pb2
+from services.scheduler.clock import AgentClock
 
 
 class Session:
     """One stream of one agent.
 
+    clock: the agent's, as its messages tell.
     known: allocations that it has, or was told to start, in this session. accepted_at_by_id: those it has accepted.
     stop_kind_by_id: those it was told to stop. strangers: those it must end before its slots can be trusted.
     """
@@ -24,6 +26,7 @@ class Session:
     def __init__(self, agent_id: str, host_id: str) -> None:
         self.agent_id = agent_id
         self.host_id = host_id
+        self.clock = AgentClock()
         self.known: set[str] = set()
         self.accepted_at_by_id: dict[str, float] = {}
         self.stop_kind_by_id: dict[str, ExitKind] = {}
@@ -101,6 +104,11 @@ class Sessions:
         if session is None:
             return "not connected"
         return f"still ending {', '.join(sorted(session.strangers))}" if session.strangers else ""
+
+    def clock_of(self, agent_id: str) -> AgentClock:
+        """One that is trusted, where the agent is not connected."""
+        session = self._by_agent.get(agent_id)
+        return session.clock if session else AgentClock()
 
     def accepted_at(self, agent_id: str, allocation_id: str) -> float:
         """0 when it has not accepted, as far as is known."""

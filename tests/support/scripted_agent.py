@@ -27,6 +27,7 @@ class ScriptedAgent:
     """journal: allocation id -> status. specs: what it was started with. stops: the stop commands it got.
 
     obeys_stop: whether it reports the end of what it is told to stop. is_silent: its stream lives, but it says nothing.
+    clock_error_seconds: how far ahead its clock is. tells_time: False as agents of an earlier version.
     """
 
     def __init__(self, agent_id: str, addresses: Addresses, slots: int = 2, obeys_stop: bool = True) -> None:
@@ -37,6 +38,8 @@ class ScriptedAgent:
         self.welcomes: list[agent_pb2.AgentWelcome] = []
         self.accepts = True
         self.is_silent = False
+        self.clock_error_seconds = 0.0
+        self.tells_time = True
         self._obeys_stop = obeys_stop
         self._addresses = addresses
         self._outbox: asyncio.Queue[agent_pb2.ConnectRequest] = asyncio.Queue()
@@ -67,10 +70,12 @@ class ScriptedAgent:
         await until(lambda: len(self._alive()) >= count, f"{count} starts on {self.id}", 20)
         return [self.specs[allocation_id] for allocation_id in self._alive()]
 
-    def finish(self, allocation_id: str, kind: ExitKind, message: str = "", rank: int | None = None) -> None:
-        """The member ends; told now, or with the next hello."""
-        now = time.time()
-        report = types_pb2.ExitReport(agent_id=self.id, message=message, rank=rank, failed_at=now, ended_at=now)
+    def finish(
+        self, allocation_id: str, kind: ExitKind, message: str = "", rank: int | None = None, seconds_ago: float = 0.0
+    ) -> None:
+        """The member ends; told now, or with the next hello. seconds_ago: since when it is so."""
+        at = self._now() - seconds_ago
+        report = types_pb2.ExitReport(agent_id=self.id, message=message, rank=rank, failed_at=at, ended_at=at)
         report.kind = wire.enum_number(kind)  # type: ignore[assignment]  # protobuf takes the number
         status = self.journal[allocation_id]
         status.state = types_pb2.STATE_TERMINAL
@@ -82,6 +87,13 @@ class ScriptedAgent:
         self.record = replace(self.record, slots=tuple(slots))
         message = agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in slots])
         self._outbox.put_nowait(agent_pb2.ConnectRequest(slots=message))
+
+    def _now(self) -> float:
+        return time.time() + self.clock_error_seconds
+
+    def _stamped(self, request: agent_pb2.ConnectRequest) -> agent_pb2.ConnectRequest:
+        request.sent_at = self._now() if self.tells_time else 0.0
+        return request
 
     def _alive(self) -> list[str]:
         return [found for found, status in self.journal.items() if status.state != types_pb2.STATE_TERMINAL]
@@ -102,7 +114,7 @@ class ScriptedAgent:
 
     async def _requests(self) -> AsyncIterator[agent_pb2.ConnectRequest]:
         hello = agent_pb2.AgentHello(agent=wire.to_proto(self.record), allocations=self.journal.values())
-        yield agent_pb2.ConnectRequest(hello=hello)
+        yield self._stamped(agent_pb2.ConnectRequest(hello=hello))
         while True:
             request = agent_pb2.ConnectRequest(heartbeat=agent_pb2.AgentHeartbeat())
             # Nothing is handed out inside of the timeout: it would cancel whoever took it.
@@ -110,7 +122,7 @@ class ScriptedAgent:
                 async with asyncio.timeout(0.2):
                     request = await self._outbox.get()
             if not (self.is_silent and request.HasField("heartbeat")):
-                yield request
+                yield self._stamped(request)
 
     def _obey(self, response: agent_pb2.ConnectResponse) -> None:
         match response.WhichOneof("message"):
@@ -132,7 +144,7 @@ class ScriptedAgent:
             return
         self.specs[spec.allocation.id] = spec
         status = agent_pb2.AllocationStatus(
-            allocation_id=spec.allocation.id, state=types_pb2.STATE_STARTING, accepted_at=time.time()
+            allocation_id=spec.allocation.id, state=types_pb2.STATE_STARTING, accepted_at=self._now()
         )
         self.journal.setdefault(spec.allocation.id, status)
         self._outbox.put_nowait(agent_pb2.ConnectRequest(status=self.journal[spec.allocation.id]))

@@ -4,6 +4,7 @@ test tells it to. It may be a standby, which refuses and names the leader."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -18,7 +19,8 @@ T = TypeVar("T")
 
 
 class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
-    """hellos, statuses, heartbeats, slots: what came in, in order, over all streams.
+    """hellos, statuses, heartbeats, slots: what came in, in order, over all streams. latencies: of every
+    message, by the time that it carries.
 
     problems: what is wrong with slots, by slot id, as the newest message says.
     """
@@ -30,6 +32,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
         self.hellos: list[agent_pb2.AgentHello] = []
         self.statuses: list[agent_pb2.AllocationStatus] = []
         self.slots: list[agent_pb2.AgentSlots] = []
+        self.latencies: list[float] = []
         self.problems: dict[str, str] = {}
         self.num_heartbeats = self.num_refused = self.num_unauthenticated = 0
         self.streams: set[asyncio.Queue[agent_pb2.ConnectResponse | None]] = set()
@@ -71,6 +74,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         async for request in requests:
             kind = request.WhichOneof("message")
+            self.latencies.append(time.time() - request.sent_at)
             if kind == "hello":
                 self.hellos.append(request.hello)
                 self.problems = _problems(request.hello.agent.slots)

@@ -42,9 +42,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> AsyncIterator[agent_pb2.ConnectResponse]:
         require_cluster()
         term = self._seat.require()
-        hello = await _read_hello(request_iterator)
+        greeting = await _read_greeting(request_iterator)
+        greeted_at, hello = time.time(), greeting.hello
         agent = wire.from_proto(Agent, _with_state(hello.agent))
         session = _admit(term, agent)
+        session.clock.heard(greeting.sent_at, greeted_at)
         rules = term.conditions.rules
         await term.store.commit(lambda records: registered(records, agent, rules, time.time()))
         # From here on it may be told to stop what it has.
@@ -65,11 +67,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await asyncio.gather(reading, return_exceptions=True)
 
 
-async def _read_hello(requests: Requests) -> agent_pb2.AgentHello:
+async def _read_greeting(requests: Requests) -> agent_pb2.ConnectRequest:
     first = await anext(aiter(requests), None)
     if first is None or not first.HasField("hello") or not first.hello.agent.id:
         raise invalid("agent.no_hello", "an agent's stream starts with its hello, which names the agent")
-    return first.hello
+    return first
 
 
 def _with_state(agent: Any) -> Any:
@@ -105,6 +107,7 @@ async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requ
         await _reconcile(term, session, hello)
         async for request in requests:
             term.leases.renew(session.agent_id, time.monotonic())
+            session.clock.heard(request.sent_at, time.time())
             if request.HasField("status"):
                 await _on_status(term, session, request.status)
             elif request.HasField("slots"):
@@ -198,5 +201,6 @@ def _reported(session: Session, status: agent_pb2.AllocationStatus) -> Reported:
     state = wire.enum_member(State, status.state) or State.STARTING
     report = None
     if state is State.TERMINAL and status.HasField("exit"):
-        report = replace(wire.from_proto(ExitReport, status.exit), agent_id=session.agent_id)
+        theirs = replace(wire.from_proto(ExitReport, status.exit), agent_id=session.agent_id)
+        report = session.clock.exit_to_ours(theirs)
     return Reported(status.allocation_id, state, status.accepted_at, report)

@@ -197,6 +197,15 @@ async def test_status_is_sent_at_once(linked: Linked) -> None:
     await scheduler.wait_status("1.1.1", types_pb2.STATE_TERMINAL)
 
 
+async def test_every_message_tells_when_it_was_sent(linked: Linked) -> None:
+    scheduler = await linked.serve()
+    linked.start(scheduler.address)
+    await scheduler.wait_connected()
+    linked.outbox.put_nowait(agent_pb2.ConnectRequest(status=_ended("1.1.1")))
+    await scheduler.wait_for(lambda: scheduler.statuses and scheduler.num_heartbeats)
+    assert all(0 <= latency < 60 for latency in scheduler.latencies)
+
+
 async def test_slots_are_sent_at_once(linked: Linked) -> None:
     scheduler = await linked.serve()
     linked.start(scheduler.address)

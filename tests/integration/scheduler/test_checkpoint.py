@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -102,6 +103,20 @@ async def test_refused_report_does_not_keep_its_agent_away(bench: Bench) -> None
     await until(lambda: not agent.journal, "the agent being told to forget")
     await bench.caller.submit(config_json())
     assert [spec.allocation.id for spec in await agent.started()] == ["2.1.1"]
+
+
+async def test_a_checkpoint_is_as_old_as_the_leaders_clock_says(bench: Bench) -> None:
+    await bench.scheduler()
+    agent = await bench.agent("a1")
+    await agent.disconnect()
+    agent.clock_error_seconds = 3600.0
+    await agent.connect()
+    await bench.caller.submit(config_json())
+    _, runner = await _started(bench, agent)
+    await _save(runner, "c1", 1, created_at=time.time() + 3600.0)
+    found = await bench.etcd.get(keys.checkpoint("c1"))
+    assert found is not None
+    assert abs(wire.decode(Checkpoint, found.value).created_at - time.time()) < 60
 
 
 async def test_user_deletes_all_that_are_named_or_none(bench: Bench) -> None:

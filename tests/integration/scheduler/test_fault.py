@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 
 import pytest
 
@@ -220,3 +221,21 @@ async def test_what_ends_before_it_starts_is_not_waited_for(bench: Bench) -> Non
     await agent.connect()
     ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
     assert ended.outcome is Outcome.CANCELED
+
+
+@pytest.mark.parametrize("tells_time", [True, False], ids=["clock known", "earlier version"])
+async def test_the_first_failure_is_named_though_its_host_is_an_hour_ahead(bench: Bench, tells_time: bool) -> None:
+    """An agent of an earlier version tells no time, so its clock is trusted."""
+    await bench.scheduler()
+    ahead, right = [await bench.agent(name, obeys_stop=False) for name in ("a1", "a2")]
+    await ahead.disconnect()
+    ahead.clock_error_seconds, ahead.tells_time = 3600.0, tells_time
+    await ahead.connect()
+    await bench.caller.submit(config_json(slots=4))
+    [spec], _ = await ahead.started(), await right.started()
+    ahead.finish(spec.allocation.id, ExitKind.USER_ERROR, "first", rank=0, seconds_ago=5.0)
+    right.finish(spec.allocation.id, ExitKind.USER_ERROR, "second", rank=2)
+    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda found: found.last_failure is not None)
+    assert trial.last_failure is not None
+    assert trial.last_failure.message == ("first" if tells_time else "second")
+    assert abs(trial.last_failure.failed_at - time.time()) < 60
