@@ -151,17 +151,15 @@ class PyTorchTrialContext(Lacking):
         """After the models whose parameters it holds.
 
         backward_passes_per_step: accepted, no effect. Several backward passes may come before a step; with ddp and
-        zero1 each needs a forward pass of its own. fp16_compression: accepted with a warning, no effect;
-        optimizations.gradient_compression has it. average_aggregated_gradients: for all optimizers, in the place of
-        what optimizations say; None leaves that.
+        zero1 each needs a forward pass of its own. fp16_compression: the ranks exchange the gradients of its
+        models in fp16, as with optimizations.gradient_compression: true; what the experiment names there counts, and
+        the optimizers of one model agree. average_aggregated_gradients: for all optimizers, in the place of what
+        optimizations say; None leaves that.
         """
-        if fp16_compression and self.setting.optimizations.gradient_compression.hook is None:
-            _log.warning(
-                "wrap_optimizer(fp16_compression=True) has no effect; set optimizations.gradient_compression: true"
-            )
         if average_aggregated_gradients is not None:
             self._average_gradients(average_aggregated_gradients)
         wrapped = self.strategy.prepare_optimizer(optimizer)
+        self._compress_gradients(wrapped, fp16_compression)
         self.optimizers.append(wrapped)
         return wrapped
 
@@ -351,6 +349,14 @@ class PyTorchTrialContext(Lacking):
         optimizations = self.setting.optimizations.model_copy(update={"average_aggregated_gradients": is_on})
         self.setting = replace(self.setting, optimizations=optimizations)
         self.update.averages(is_on)
+
+    def _compress_gradients(self, optimizer: Optimizer, wants_fp16: bool | None) -> None:
+        named = self.setting.optimizations.gradient_compression.hook
+        if named is None:
+            self.strategy.compress_gradients(optimizer, bool(wants_fp16))
+        elif wants_fp16 is not None and wants_fp16 != (named == "fp16"):
+            text = "wrap_optimizer(fp16_compression=%s) has no effect: optimizations.gradient_compression says %s"
+            _log.warning(text, wants_fp16, named)
 
     def _set_precision(self, kind: str | None) -> None:
         self.precision = Precision(self.device, kind)

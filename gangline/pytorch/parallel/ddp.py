@@ -48,6 +48,12 @@ class DdpStrategy(Strategy):
         self._models.check(optimizer)
         return optimizer
 
+    def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for number, (model, wrapper) in enumerate(zip(self._routed, self._wrappers, strict=True)):
+            if any(id(parameter) in held for parameter in model.parameters()):
+                self._exchange.compress(number, wrapper, is_wanted, class_name(model))
+
     def share_buffers(self, models: Iterable[nn.Module]) -> None:
         if self._options.get("broadcast_buffers", True):
             broadcast_tensors(buffer for model in models for buffer in model.buffers())

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from gangline.config.optimization import Compression, Optimizations
+from gangline.errors import invalid
 
 _log = logging.getLogger("gangline")
 _SMALLEST_CAP_MB = 1 / 2**20
@@ -26,6 +27,7 @@ class Exchange:
         self.compression = optimizations.gradient_compression
         self._threshold_mb = optimizations.tensor_fusion_threshold
         self._powersgd: list[PowerSgd] = []
+        self._is_compressed: dict[int, bool] = {}
 
     @property
     def bucket_cap_mb(self) -> float | None:
@@ -35,7 +37,8 @@ class Exchange:
     @property
     def wire_ratio(self) -> float | None:
         """What is left of a gradient's bytes on the wire; None for PowerSGD, whose memory belongs to the buckets."""
-        return {None: 1.0, "fp16": 0.5, "bf16": 0.5}.get(self.compression.hook)
+        hook = "fp16" if any(self._is_compressed.values()) else self.compression.hook
+        return {None: 1.0, "fp16": 0.5, "bf16": 0.5}.get(hook)
 
     def options(self) -> dict[str, Any]:
         """Arguments of DistributedDataParallel."""
@@ -56,6 +59,21 @@ class Exchange:
                 memory = self._powersgd[-1 if replaced is None else replaced]
                 memory.begin()
                 wrapper.register_comm_hook(memory, _powersgd)
+            case None if replaced is not None and self._is_compressed.get(replaced):
+                wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+    def compress(self, number: int, wrapper: DistributedDataParallel, is_wanted: bool, model: str) -> None:
+        """What one optimizer asks for the gradients of the number-th wrapper, around this model: fp16 or none, where
+        the experiment names no compression. Raises GanglineError `parallelism.compression`."""
+        is_first = number not in self._is_compressed
+        if self._is_compressed.setdefault(number, is_wanted) != is_wanted:
+            raise invalid(
+                "parallelism.compression",
+                f"wrap_optimizer: one optimizer of {model} has fp16_compression=True and another one has not, but the "
+                "gradients of a model travel together; pass it to both, or to none",
+            )
+        if is_first and is_wanted:
+            wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone knows and a checkpoint has to keep; empty for most trials. Plain values and tensors."""

@@ -18,6 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gangline.config.optimization import Compression, compression_conflict
+from gangline.errors import invalid
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.parallel.norm import clip_to_norm
 
@@ -49,6 +51,13 @@ class Strategy(ABC):
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Takes an optimizer over parameters of prepared models; returns the one that user code steps."""
         return optimizer
+
+    def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
+        """Whether the gradients of an optimizer, just prepared, go to the other ranks in fp16; called for each of them
+        where the experiment names no compression. Raises GanglineError `parallelism.compression` where they cannot."""
+        conflict = compression_conflict(Compression(hook="fp16"), self.name) if is_wanted else None
+        if conflict is not None:
+            raise invalid("parallelism.compression", f"wrap_optimizer(fp16_compression=True): {conflict}")
 
     @abstractmethod
     def accumulate(self) -> AbstractContextManager[None]:

@@ -42,10 +42,12 @@ def _run(
     directory: Path,
     optimizations: dict[str, object],
     code: str = LINEAR,
+    *,
     batches: int = 12,
     latest: CheckpointInfo | None = None,
+    strategy: str = "ddp",
 ) -> RunningTrial:
-    config = linear_config({"batches": batches}, optimizations=optimizations)
+    config = linear_config({"batches": batches}, optimizations=optimizations, parallelism=strategy)
     trial = Trial({"model_def.py": code}, config, {"global_batch_size": 8}, 2, latest)
     running, codes = run_trial(directory, trial)
     assert codes == [0, 0], running.output(0) + running.output(1)
@@ -60,6 +62,39 @@ def test_half_gradients_have_nearly_the_losses_of_whole_ones(
     half = _run(tmp_path / "half", {"gradient_compression": hook}).runner.metric("training", "loss")
     assert half == pytest.approx(whole, abs=tolerance)
     assert half != whole
+
+
+_FP16 = LINEAR.replace("wrap_optimizer(optimizer)", "wrap_optimizer(optimizer, fp16_compression=True)")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_an_optimizer_asks_for_fp16_as_the_experiment_would(tmp_path: Path, strategy: str) -> None:
+    asked = _run(tmp_path / "asked", {}, _FP16, strategy=strategy).runner.metric("training", "loss")
+    named = _run(tmp_path / "named", {"gradient_compression": True}, strategy=strategy).runner.metric(
+        "training", "loss"
+    )
+    whole = _run(tmp_path / "whole", {}, strategy=strategy).runner.metric("training", "loss")
+    assert asked == named
+    assert asked != whole
+
+
+def test_what_the_experiment_names_counts(tmp_path: Path) -> None:
+    named = _run(tmp_path / "named", {"gradient_compression": "bf16"})
+    both = _run(tmp_path / "both", {"gradient_compression": "bf16"}, _FP16)
+    assert both.runner.metric("training", "loss") == named.runner.metric("training", "loss")
+    warning = "wrap_optimizer(fp16_compression=True) has no effect: optimizations.gradient_compression says bf16"
+    assert warning in both.output(0)
+    assert warning not in named.output(0)
+
+
+def test_fp16_of_an_optimizer_is_refused_where_gradients_go_in_shards(tmp_path: Path) -> None:
+    config = linear_config({"batches": 1}, parallelism="zero3")
+    running, codes = run_trial(tmp_path, Trial({"model_def.py": _FP16}, config, {"global_batch_size": 8}, 2))
+    assert codes == [1, 1]
+    assert running.runner.of(0, "failure")[0].message == (
+        "wrap_optimizer(fp16_compression=True): fp16 works with ddp and zero1, but parallelism is zero3, which "
+        "exchanges gradients in shards; leave it out, or use ddp"
+    )
 
 
 def test_powersgd_goes_on_with_its_memory(tmp_path: Path) -> None:

@@ -404,11 +404,11 @@ def test_checkpoint_of_another_model() -> None:
         _fit(Wider, max_length=pytorch.Batch(2), latest_checkpoint=folder.name)
 
 
-def test_arguments_of_wrap_optimizer(caplog: pytest.LogCaptureFixture) -> None:
+def test_average_of_aggregated_gradients_may_be_an_optimizers_own() -> None:
     """Four batches of one step: their gradients as a sum move as far as a mean does at four times the rate."""
 
     class Wrapping(SmallTrial):
-        rate, options = 0.1, {"average_aggregated_gradients": False, "fp16_compression": True}
+        rate, options = 0.1, {"average_aggregated_gradients": False}
 
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
@@ -423,7 +423,6 @@ def test_arguments_of_wrap_optimizer(caplog: pytest.LogCaptureFixture) -> None:
     init = {"aggregation_frequency": 4}
     summed, mean = (_fit(kind, max_length=pytorch.Batch(4), init=init) for kind in (Wrapping, Fast))
     assert summed.model.state_dict()["weight"] == pytest.approx(mean.model.state_dict()["weight"])
-    assert "wrap_optimizer(fp16_compression=True) has no effect; set optimizations.gradient_comp" in caplog.text
 
 
 def test_reducers_can_be_asked_by_the_trial() -> None:
