@@ -111,7 +111,7 @@ class Trainer:
             context.profile_setting,
             clock=context.clock,
             trace=context.trace,
-            traffic=Traffic(context.strategy.ddp_wrappers),
+            traffic=Traffic(context.strategy.traffic_meters(), context.clock),
             device=context.device,
             batches=context.initial_batch,
         )

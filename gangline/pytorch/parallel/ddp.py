@@ -15,11 +15,13 @@ from torch.optim import Optimizer
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.ddp_meter import DdpMeter
 from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.parallel.freshness import FreshForwards
 from gangline.pytorch.parallel.ownership import WrappedModels, class_name
 from gangline.pytorch.parallel.route import OriginalForward, reroute, route
 from gangline.pytorch.parallel.strategy import Holder, Strategy
+from gangline.pytorch.profile.traffic import TrafficMeter
 
 
 class DdpStrategy(Strategy):
@@ -75,9 +77,8 @@ class DdpStrategy(Strategy):
     def after_backward(self) -> None:
         self._forwards.end_backward()
 
-    @property
-    def ddp_wrappers(self) -> Sequence[DistributedDataParallel]:
-        return tuple(self._wrappers)
+    def traffic_meters(self) -> Sequence[TrafficMeter]:
+        return [DdpMeter(lambda: tuple(self._wrappers))]
 
     def rank_state(self) -> dict[str, Any]:
         return self._exchange.rank_state()

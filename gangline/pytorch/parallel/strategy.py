@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gangline.config.optimization import Compression, compression_conflict
 from gangline.errors import invalid
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.parallel.norm import clip_to_norm
+from gangline.pytorch.profile.traffic import TrafficMeter
 
 _log = logging.getLogger("gangline")
 
@@ -114,9 +114,9 @@ class Strategy(ABC):
         """Called when such a backward pass has ended well."""
         return
 
-    @property
-    def ddp_wrappers(self) -> Sequence[DistributedDataParallel]:
-        """Whose exchange of gradients torch measures; none where something else exchanges them."""
+    def traffic_meters(self) -> Sequence[TrafficMeter]:
+        """What measures the collectives for gradients and parameters; none where there are none, or they cannot be
+        measured. Called once all models are wrapped."""
         return ()
 
     def rank_state(self) -> dict[str, Any]:

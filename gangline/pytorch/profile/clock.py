@@ -28,6 +28,11 @@ class StepClock:
         """wait: called at the ends of phases, so that a phase holds the work on a GPU that it started."""
         self._synchronize = wait
 
+    @property
+    def is_in_phase(self) -> bool:
+        """Whether what happens now is part of a step that is measured."""
+        return bool(self._open)
+
     def phase(self, name: str) -> AbstractContextManager[None]:
         return _Phase(self, name) if self.is_running else _NOTHING
 

@@ -91,7 +91,7 @@ class Profile:
         found = {f"{name}_seconds": total / steps for name, total in seconds.items()}
         found["step_seconds"] = total_seconds / steps
         found["samples_per_second"] = self._records / total_seconds if total_seconds > 0 else 0.0
-        found.update(self._traffic.take())
+        found.update(self._traffic.take(steps))
         found.update(self._load.take())
         self._records = 0
         return found

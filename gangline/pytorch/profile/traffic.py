@@ -1,53 +1,63 @@
-"""How long DistributedDataParallel exchanges gradients, and how much of it hides behind the backward pass.
+"""How long this rank's collectives for gradients and parameters take, and how much of that hides behind computation.
 
-Reads torch's own measurement of a wrapper's last step, which it makes for the first ten steps and then for every
-hundredth; while a step is measured here, for each. The two underscored methods are what torch documents for it.
+Owns the sums over the meters of a strategy; each of them measures one way in which its ranks exchange something. The
+profile drives it: what was exchanged outside a step's phases, as in a validation, is none of its business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from torch.nn.parallel import DistributedDataParallel
+from gangline.pytorch.profile.clock import StepClock
 
-_NANOSECONDS = 1e9
-_USUAL_RATE = 100
+
+class TrafficMeter(Protocol):
+    """Measures some of a strategy's collectives, which are not under way at the same time as those of its other meters.
+    Until `start` and after `stop` it costs nothing."""
+
+    def start(self, is_in_step: Callable[[], bool]) -> None:
+        """is_in_step: whether what begins now belongs to a step."""
+        ...
+
+    def stop(self) -> None: ...
+
+    def end_step(self) -> None:
+        """Called after a batch whose gradients were exchanged. On a GPU it waits for that exchange at most."""
+        ...
+
+    def take(self) -> tuple[float, float]:
+        """Seconds since the last call in which one of the collectives was under way, and in how many of these the
+        computation did not wait for it. May wait for a GPU."""
+        ...
 
 
 class Traffic:
-    """wrappers: those whose gradients are exchanged; none where nothing can be measured."""
+    """meters: the strategy's; none where nothing is exchanged or nothing can be measured."""
 
-    def __init__(self, wrappers: Sequence[DistributedDataParallel]) -> None:
-        self._wrappers = list(wrappers)
-        self._steps = 0
-        self._seconds = 0.0
-        self._hidden_seconds = 0.0
+    def __init__(self, meters: Sequence[TrafficMeter], clock: StepClock) -> None:
+        self._meters = meters
+        self._clock = clock
 
     def start(self) -> None:
-        for wrapper in self._wrappers:
-            wrapper._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]  # see above
+        for meter in self._meters:
+            meter.start(lambda: self._clock.is_in_phase)
 
     def stop(self) -> None:
-        for wrapper in self._wrappers:
-            wrapper._set_ddp_runtime_logging_sample_rate(_USUAL_RATE)  # type: ignore[no-untyped-call]  # see above
+        for meter in self._meters:
+            meter.stop()
 
     def end_step(self) -> None:
         """After a batch whose gradients were exchanged."""
-        if not self._wrappers:
-            return
-        self._steps += 1
-        for wrapper in self._wrappers:
-            found = wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # see above
-            self._seconds += found.get("backward_comm_time", 0) / _NANOSECONDS
-            self._hidden_seconds += found.get("backward_compute_comm_overlap_time", 0) / _NANOSECONDS
+        for meter in self._meters:
+            meter.end_step()
 
-    def take(self) -> dict[str, float]:
-        """Mean seconds a step since the last call."""
-        if not self._steps:
+    def take(self, steps: int) -> dict[str, float]:
+        """Mean seconds a step since the last call; steps: how many were measured since then."""
+        if not self._meters:
             return {}
-        found = {
-            "communication_seconds": self._seconds / self._steps,
-            "hidden_communication_seconds": self._hidden_seconds / self._steps,
+        found = [meter.take() for meter in self._meters]
+        return {
+            "communication_seconds": sum(seconds for seconds, _ in found) / steps,
+            "hidden_communication_seconds": sum(hidden for _, hidden in found) / steps,
         }
-        self._steps, self._seconds, self._hidden_seconds = 0, 0.0, 0.0
-        return found
