@@ -3,7 +3,8 @@ for all of them would need as much memory as they do. Used by the strategies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -12,13 +13,18 @@ _MOST_BYTES_AT_ONCE = 32 << 20
 
 
 @torch.no_grad()
-def broadcast_tensors(tensors: Iterable[torch.Tensor], source: int = 0) -> None:
+def broadcast_tensors(
+    tensors: Iterable[torch.Tensor],
+    source: int = 0,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
     """Fills these tensors on all ranks with what they hold on the rank `source`. All ranks call it in step with tensors
-    of the same shapes and types."""
+    of the same shapes and types. around: put around each message."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         # As bytes: backends know fewer types than torch.
-        dist.broadcast(flat.view(torch.uint8), src=source)
+        with around():
+            dist.broadcast(flat.view(torch.uint8), src=source)
         if dist.get_rank() == source:
             continue
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])

@@ -7,6 +7,7 @@ in its place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,21 +18,29 @@ from torch.optim import Optimizer
 from gangline.errors import invalid
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.ddp import DdpStrategy
+from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.parallel.partition import divide
 from gangline.pytorch.parallel.strategy import Holder
+from gangline.pytorch.profile.collective import CollectiveTimer
+from gangline.pytorch.profile.traffic import TrafficMeter
 
 
 class Zero1Strategy(DdpStrategy):
     name = "zero1"
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, device: torch.device, options: dict[str, Any], exchange: Exchange) -> None:
+        super().__init__(device, options, exchange)
         self._divided: dict[int, DividedStep] = {}
+        self._timer = CollectiveTimer(device)
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         super().prepare_optimizer(optimizer)
-        self._divided[id(optimizer)] = DividedStep(optimizer)
+        self._divided[id(optimizer)] = DividedStep(optimizer, self._timer)
         return optimizer
+
+    def traffic_meters(self) -> Sequence[TrafficMeter]:
+        # Parameters travel after the step, when the exchange of gradients is over.
+        return [*super().traffic_meters(), self._timer]
 
     def stepped_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
         return self._divided[id(optimizer)].own
@@ -43,15 +52,16 @@ class Zero1Strategy(DdpStrategy):
 class DividedStep:
     """Has an optimizer's step update this rank's parameters only, and fetches the others' afterwards.
 
-    own: this rank's parameters.
+    timer: of what is fetched. own: this rank's parameters.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, timer: CollectiveTimer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise invalid(
                 "parallelism.optimizer",
                 "zero1 divides an optimizer's state by parameter, which LBFGS does not keep so; use ddp",
             )
+        self._timer = timer
         self._rank = dist.get_rank()
         self._owner_by_id: dict[int, int] = {}
         self._parameters_by_owner: list[list[nn.Parameter]] = [[] for _ in range(dist.get_world_size())]
@@ -88,4 +98,5 @@ class DividedStep:
             group["params"] = parameters
         optimizer.param_groups = self._groups
         for owner, parameters in enumerate(self._parameters_by_owner):
-            broadcast_tensors((one for one in parameters if one.requires_grad), source=owner)
+            trained = (one for one in parameters if one.requires_grad)
+            broadcast_tensors(trained, source=owner, around=self._timer.under_way)

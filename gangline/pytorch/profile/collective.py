@@ -1,0 +1,113 @@
+"""Times collectives that Python code starts: from the call to the completion, on the CPU or in a GPU's streams.
+
+Owns the marks of one rank's collectives and of the computation's waits for them. On a GPU the marks are events, which
+nobody waits for before a report is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gangline.pytorch.fusion.clock import clock_of
+from gangline.pytorch.profile.span import Span, covered_seconds, seconds_outside
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+@dataclass(slots=True)
+class _Marks:
+    """Pairs of begin and end. waits: of the computation."""
+
+    collectives: list[tuple[Any, Any]] = field(default_factory=list)
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+class CollectiveTimer:
+    """A TrafficMeter. device: where the collectives' tensors lie. The computation is what runs in the stream that is
+    current where `start` is called; a collective in this stream, as any on the CPU, is one that it waits for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._clock = clock_of(device)
+        self._is_in_step: Callable[[], bool] | None = None
+        self._marks = _Marks()
+        self._ended: list[_Marks] = []
+        self._seconds = self._hidden_seconds = 0.0
+        self._stream: torch.cuda.Stream | None = None
+
+    def start(self, is_in_step: Callable[[], bool]) -> None:
+        self._is_in_step = is_in_step
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.current_stream(self._device)
+
+    def stop(self) -> None:
+        self._is_in_step = None
+
+    def under_way(self) -> AbstractContextManager[None]:
+        """Around the call of a collective that is not asynchronous."""
+        return self._timed() if self.is_counting else _NOTHING
+
+    @property
+    def is_counting(self) -> bool:
+        return self._is_in_step is not None and self._is_in_step()
+
+    def mark(self) -> Any:
+        """This moment in the current stream."""
+        return self._clock.mark()
+
+    def add(self, begin: Any) -> Any:
+        """A collective was under way from that mark until now, in the current stream. Returns the mark of its end."""
+        end = self._clock.mark()
+        self._marks.collectives.append((begin, end))
+        if self._runs_in_computation():
+            self._marks.waits.append((begin, end))
+        return end
+
+    def add_wait(self, begin: Any) -> None:
+        """The computation has waited for another stream from that mark until now."""
+        self._marks.waits.append((begin, self._clock.mark()))
+
+    def end_step(self) -> None:
+        self._ended.append(self._marks)
+        self._marks = _Marks()
+        while self._ended and self._has_passed(self._ended[0]):
+            self._count(self._ended.pop(0))
+
+    def take(self) -> tuple[float, float]:
+        self._ended.append(self._marks)
+        self._marks = _Marks()
+        self._clock.settle()
+        for marks in self._ended:
+            self._count(marks)
+        found = self._seconds, self._hidden_seconds
+        self._ended, self._seconds, self._hidden_seconds = [], 0.0, 0.0
+        return found
+
+    def _runs_in_computation(self) -> bool:
+        return self._stream is None or torch.cuda.current_stream(self._device) == self._stream
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begin = self.mark()
+        yield
+        self.add(begin)
+
+    def _has_passed(self, marks: _Marks) -> bool:
+        return all(self._clock.has_passed(end) for _, end in (*marks.collectives, *marks.waits))
+
+    def _count(self, marks: _Marks) -> None:
+        if not marks.collectives:
+            return
+        origin = marks.collectives[0][0]
+
+        def spans(pairs: list[tuple[Any, Any]]) -> list[Span]:
+            return [(self._clock.seconds(origin, begin), self._clock.seconds(origin, end)) for begin, end in pairs]
+
+        collectives = spans(marks.collectives)
+        self._seconds += covered_seconds(collectives)
+        self._hidden_seconds += seconds_outside(collectives, spans(marks.waits))
