@@ -25,7 +25,9 @@ from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
 from gangline.pytorch.parallel.block import find_blocks
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.ownership import WrappedModels
+from gangline.pytorch.parallel.shard_meter import ShardMeter, can_be_measured, parameter_groups
 from gangline.pytorch.parallel.strategy import Holder, Strategy
+from gangline.pytorch.profile.traffic import TrafficMeter
 
 _log = logging.getLogger("gangline")
 
@@ -103,6 +105,11 @@ class ShardedStrategy(Strategy):
             count *= mesh.size(dim)
         return Holder(index, count)
 
+    def traffic_meters(self) -> Sequence[TrafficMeter]:
+        if not all(map(can_be_measured, self._all_modules())):
+            return ()
+        return [ShardMeter(self._device, self._all_modules, has_copies=self.mesh.ndim > 1)]
+
     def _shard(self, model: nn.Module, blocks: Sequence[nn.Module]) -> FSDPModule:
         try:
             for block in blocks:
@@ -153,11 +160,8 @@ def _forget_passes(module: FSDPModule) -> None:
     state: Any = module._get_fsdp_state()
     # Absent until a first pass.
     getattr(state._comm_ctx, "post_forward_order", []).clear()
-    # Older releases of torch know one group of parameters for each module.
-    groups = getattr(state, "_fsdp_param_groups", None)
-    for group in [state._fsdp_param_group] if groups is None else groups:
-        if group is not None:
-            group._post_forward_indices.clear()
+    for group in parameter_groups(module):
+        group._post_forward_indices.clear()
 
 
 def _check_shardable(name: str, model: nn.Module) -> None:

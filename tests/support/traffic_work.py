@@ -1,0 +1,210 @@
+"""What ranks of a gang do in tests of what the profile says of their exchange; called on every rank."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from gangline import pytorch
+from gangline.config.optimization import parse_optimizations
+from gangline.pytorch.parallel import Strategy, choose_strategy
+from gangline.pytorch.parallel.shard_meter import parameter_groups
+from gangline.pytorch.profile.clock import StepClock
+from gangline.pytorch.profile.traffic import Traffic
+from tests.support.strategy_work import Net, PointsTrial, WholePointsTrial, make_optimizer
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training under a Trainer. name: of its folder."""
+
+    name: str
+    strategy: str
+    is_profiled: bool
+    is_whole: bool = False
+    aggregation: int = 1
+
+
+def train(directory: Path, runs: Sequence[Run]) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
+    """Losses of each run, and its model."""
+    return [_train(directory / run.name, run) for run in runs]
+
+
+def _train(directory: Path, run: Run) -> tuple[list[float], dict[str, torch.Tensor]]:
+    directory.mkdir(parents=True, exist_ok=True)
+    os.chdir(directory)
+    configuration = {
+        "parallelism": run.strategy,
+        "scheduling_unit": 2,
+        "optimizations": {"aggregation_frequency": run.aggregation},
+    }
+    with pytorch.init(hparams={"global_batch_size": 8}, exp_conf=configuration) as context:
+        trial = (WholePointsTrial if run.is_whole else PointsTrial)(context)
+        pytorch.Trainer(trial, context).fit(
+            max_length=pytorch.Batch(8),
+            validation_period=pytorch.Batch(3),
+            checkpoint_policy="none",
+            profiling_enabled=run.is_profiled,
+        )
+        return trial.recorder.losses, context.get_full_model_state(trial.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Seconds a step on this rank, and in collectives that came after measuring had stopped."""
+
+    seconds: float
+    hidden: float
+    step_seconds: float
+    afterwards: float
+
+
+def measure(strategy_name: str, late: dict[str, Sequence[int]], seconds: float) -> Found:
+    """late: which ranks come that much later than the others, by the moment: before the "forward" or "backward" pass,
+    the "step" of the optimizer, an "evaluation" between two steps, a step after the last "measured" one."""
+    training = _Training(choose_strategy(strategy_name, dist.get_world_size(), _CPU, parse_optimizations({})), Net())
+
+    def come(moment: str) -> None:
+        if dist.get_rank() in late.get(moment, ()):
+            pass_time(seconds)
+
+    training.step(come=lambda moment: None)
+    with training.measured():
+        for _ in range(2):
+            training.step(come)
+            come("evaluation")
+            with torch.no_grad():
+                training.model(torch.ones(2, 6))
+    come("measured")
+    training.step(come=lambda moment: None)
+    return training.found()
+
+
+def measure_slow_backward(strategy_name: str, seconds: float) -> Found:
+    """Of a model whose last gradients come that much after the first ones, each in a bucket of its own."""
+    optimizations = parse_optimizations({"tensor_fusion_threshold": 0})
+    model = nn.Sequential(nn.Linear(6, 6), Slow(seconds), nn.Linear(6, 3))
+    training = _Training(choose_strategy(strategy_name, dist.get_world_size(), _CPU, optimizations), model)
+    # torch makes the buckets after the first step.
+    for _ in range(2):
+        training.step(come=lambda moment: None)
+    with training.measured():
+        training.step(come=lambda moment: None)
+    return training.found()
+
+
+def measure_models(strategy_name: str, seconds: float) -> list[float]:
+    """Communication of each of three steps, of which all but the second have a backward pass through the second model,
+    where the last rank is late each time."""
+    strategy = choose_strategy(strategy_name, dist.get_world_size(), _CPU, parse_optimizations({}))
+    first, second = (strategy.prepare_model(nn.Linear(6, 3)) for _ in range(2))
+    clock = StepClock()
+    clock.is_running = True
+    traffic = Traffic(strategy.traffic_meters(), clock)
+    traffic.start()
+    found = []
+    for models in ([first, second], [first], [first, second]):
+        for model in models:
+            with clock.phase("forward"):
+                loss = model(torch.ones(2, 6)).sum()
+                if model is second and dist.get_rank() == dist.get_world_size() - 1:
+                    pass_time(seconds)
+                loss.backward()
+        traffic.end_step()
+        found.append(traffic.take(1)["communication_seconds"])
+    return found
+
+
+def collectives() -> list[list[str]]:
+    """What hsdp calls for each divided module before, during and after measuring; the first module gathers with
+    something of the trial's own from the middle on."""
+    strategy = choose_strategy("hsdp", dist.get_world_size(), _CPU, parse_optimizations({}))
+    model: Any = strategy.prepare_model(Net())
+    (meter,) = strategy.traffic_meters()
+
+    def names() -> list[str]:
+        groups = [group for one in model.modules() if isinstance(one, FSDPModule) for group in parameter_groups(one)]
+        found = [(group._all_gather_comm, group._reduce_scatter_comm, group._all_reduce_hook) for group in groups]
+        return [type(part).__name__ for parts in found for part in parts]
+
+    before = names()
+    meter.start(lambda: True)
+    during = names()
+    model.set_custom_all_gather(OwnGather())
+    meter.stop()
+    return [before, during, names()]
+
+
+class OwnGather:
+    """A trial's, which nobody calls."""
+
+
+class Slow(nn.Module):
+    """Changes nothing, and takes its time in the backward pass."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: pass_time(self.seconds))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return x
+
+
+class _Training:
+    def __init__(self, strategy: Strategy, model: nn.Module) -> None:
+        self.model = strategy.prepare_model(model)
+        self._optimizer = strategy.prepare_optimizer(make_optimizer(self.model, "sgd"))
+        self._clock = StepClock()
+        self._traffic = Traffic(strategy.traffic_meters(), self._clock)
+        self._found: dict[str, float] = {}
+        self._step_seconds = 0.0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        self._clock.is_running = True
+        self._traffic.start()
+        yield
+        self._traffic.stop()
+        self._clock.is_running = False
+        steps, seconds = self._clock.take()
+        self._found, self._step_seconds = self._traffic.take(steps), sum(seconds.values()) / steps
+
+    def step(self, come: Callable[[str], None]) -> None:
+        come("forward")
+        with self._clock.phase("forward"):
+            loss = self.model(torch.ones(2, 6)).sum()
+            come("backward")
+            loss.backward()
+            come("step")
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        self._clock.end_step()
+        if self._clock.is_running:
+            self._traffic.end_step()
+
+    def found(self) -> Found:
+        return Found(
+            seconds=self._found["communication_seconds"],
+            hidden=self._found["hidden_communication_seconds"],
+            step_seconds=self._step_seconds,
+            afterwards=self._traffic.take(1)["communication_seconds"],
+        )
+
+
+def pass_time(seconds: float) -> Any:
+    """Nothing comes of it: being late is what the others are to see."""
+    threading.Event().wait(seconds)
