@@ -65,8 +65,9 @@ class TrainingReports:
 
     def begin(self, batches: int, may_wait: bool) -> None:
         """The mean over the batches since the last report. may_wait: the caller calls `end` one batch later; where
-        nobody looks at the report at once it is ended there, so that no rank stands still for the others' numbers."""
-        self.end()
+        nobody looks at the report at once it is ended there, so that no rank stands still for the others' numbers. Only
+        when none is under way."""
+        assert self._average is None
         self.newest = batches
         own = self._sums.take()
         is_joint = self._context.setting.optimizations.average_training_metrics
