@@ -10,9 +10,9 @@ The two kinds of .pth hold tensors, numbers, strings, lists and dictionaries onl
 weights_only.
 """
 
-from gangline.pytorch.checkpoint.content import TRIAL_ID, is_of_another_trial, load_checkpoint
+from gangline.pytorch.checkpoint.content import is_of_another_trial, load_checkpoint
 from gangline.pytorch.checkpoint.keeper import Keeper
 from gangline.pytorch.checkpoint.restore import restore
-from gangline.pytorch.checkpoint.source import Source, open_source
+from gangline.pytorch.checkpoint.source import TRIAL_ID, Source, open_source
 
 __all__ = ["TRIAL_ID", "Keeper", "Source", "is_of_another_trial", "load_checkpoint", "open_source", "restore"]

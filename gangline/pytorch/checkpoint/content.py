@@ -19,11 +19,9 @@ from gangline.core.storage import verify
 from gangline.domain.experiment import VALIDATION_METRICS
 from gangline.pytorch.checkpoint.capture import MODEL_VALUES, OPTIMIZER_CLASSES
 from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, state_path
-from gangline.pytorch.checkpoint.source import STATE_FORMAT, STATE_FORMAT_KEY, Source, open_source
+from gangline.pytorch.checkpoint.source import STATE_FORMAT, STATE_FORMAT_KEY, TRIAL_ID, Source, open_source
 from gangline.pytorch.context import PyTorchTrialContext
 
-# Of whom saved it; empty off the cluster, where nobody has one.
-TRIAL_ID = "trial_id"
 _INTERNAL = ("num_models", MODEL_VALUES, OPTIMIZER_CLASSES)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from gangline.core.scratch import temporary_folder
 from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture
-from gangline.pytorch.checkpoint.content import TRIAL_ID, is_of_another_trial, metadata_of
+from gangline.pytorch.checkpoint.content import is_of_another_trial, metadata_of
 from gangline.pytorch.checkpoint.plain import to_bytes
 from gangline.pytorch.checkpoint.restore import restore, restore_random
 from gangline.pytorch.checkpoint.saver import Saver
@@ -45,7 +45,7 @@ class Keeper:
     def save(self, batches: int, progress: Mapping[str, Any], validation: Mapping[str, float]) -> None:
         """progress: the loop's own, plain values. validation: the metrics of this very state, empty without any."""
         self._context.strategy.share_buffers(self._context.models)
-        captured = capture(self._context, self._callbacks, {**progress, TRIAL_ID: self._context.get_trial_id()})
+        captured = capture(self._context, self._callbacks, progress)
         folder = self._write_trainer(captured.trainer) if self._context.distributed.is_chief else None
         metadata = metadata_of(self._context, batches, validation)
         self._context.core.beat.rest()
@@ -79,13 +79,13 @@ class Keeper:
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(source.trainer)
         restore(self._context, self._callbacks, source)
-        progress, own_id = source.trainer["progress"], self._context.get_trial_id()
-        if not is_of_another_trial(progress.get(TRIAL_ID, ""), own_id):
-            self._restored = progress["batches"]
+        batches, own_id = source.trainer["progress"]["batches"], self._context.get_trial_id()
+        if not is_of_another_trial(source.trial_id, own_id):
+            self._restored = batches
             return True
         if self._context.distributed.is_chief:
             text = "the checkpoint is of trial %s after batch %d: trial %s takes its state and begins at batch 0"
-            _log.info(text, progress[TRIAL_ID], progress["batches"], own_id)
+            _log.info(text, source.trial_id, batches, own_id)
         return False
 
     def restore_random(self, source: Source) -> None:

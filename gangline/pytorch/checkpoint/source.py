@@ -33,6 +33,8 @@ from gangline.pytorch.checkpoint.writer import TENSORS_FOLDER
 
 STATE_FORMAT = 2
 STATE_FORMAT_KEY = "state_format"
+# Of whom saved it; empty off the cluster, where nobody has one.
+TRIAL_ID = "trial_id"
 _FIRST_FILE = "state_dict.pth"
 
 
@@ -45,8 +47,10 @@ class Described:
 
 
 class Source(ABC):
-    """trainer: what all ranks share. ranks: each rank's own, by rank. tensors: by joined path."""
+    """trainer: what all ranks share. ranks: each rank's own, by rank. tensors: by joined path. trial_id: of whom saved
+    it, or empty."""
 
+    trial_id: str
     trainer: dict[str, Any]
     ranks: list[dict[str, Any]]
     tensors: Mapping[str, Described]
@@ -75,14 +79,17 @@ class Source(ABC):
 
 def open_source(directory: Path) -> Source:
     """Raises GanglineError `checkpoint.newer_format`."""
-    found = read_manifest(directory).get(STATE_FORMAT_KEY, 1)
+    manifest = read_manifest(directory)
+    found = manifest.get(STATE_FORMAT_KEY, 1)
     if type(found) is not int or found > STATE_FORMAT:
         raise invalid(
             "checkpoint.newer_format",
             f"the checkpoint holds a trial's state in format {found}, this version of Gangline reads up to "
             f"{STATE_FORMAT}; use a newer one",
         )
-    return _DividedSource(directory) if found == STATE_FORMAT else _WholeSource(directory)
+    source = _DividedSource(directory) if found == STATE_FORMAT else _WholeSource(directory)
+    source.trial_id = manifest.get(TRIAL_ID, "")
+    return source
 
 
 class _DividedSource(Source):
