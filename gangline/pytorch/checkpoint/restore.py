@@ -117,22 +117,28 @@ def _shape(size: torch.Size) -> str:
 
 
 def _check_optimizer(number: int, optimizer: Optimizer, trainer: Mapping[str, Any]) -> None:
-    """Earlier checkpoints do not say the class; then two classes differ where each has settings that the other lacks. A
-    newer torch adds settings to a class, but takes none away."""
+    """Earlier checkpoints do not say the class."""
     here, classes = type(optimizer).__name__, trainer.get(OPTIMIZER_CLASSES)
-    if classes is not None and classes[number] == here:
-        return
-    saved = f"is a {classes[number]}" if classes is not None else ""
-    for ours, theirs in zip(optimizer.param_groups, trainer[OPTIMIZERS][number]["param_groups"], strict=False):
-        lacking, besides = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
-        if lacking and besides and not saved:
-            saved = f"has {', '.join(besides)} and no {', '.join(lacking)}"
+    if classes is None:
+        saved = _find_other_settings(optimizer, trainer[OPTIMIZERS][number]["param_groups"])
+    else:
+        saved = "" if classes[number] == here else f"is a {classes[number]}"
     if saved:
         raise invalid(
             "checkpoint.other_optimizer",
             f"the checkpoint's optimizer {number} {saved}, this trial's is a {here}; use the same class, or load the "
             "weights alone with gangline.pytorch.load_checkpoint",
         )
+
+
+def _find_other_settings(optimizer: Optimizer, saved_groups: Sequence[Mapping[str, Any]]) -> str:
+    """What tells another class: each has settings that the other lacks. A newer torch adds settings to a class, but
+    takes none away. Empty where nothing does."""
+    for ours, theirs in zip(optimizer.param_groups, saved_groups, strict=False):
+        lacking, besides = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+        if lacking and besides:
+            return f"has {', '.join(besides)} and no {', '.join(lacking)}"
+    return ""
 
 
 def _load_optimizer(
