@@ -130,12 +130,14 @@ class StoreTransport:
         return self.maximum_later(numbers)()
 
     def maximum_later(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
-        # A store has no way to begin: its rounds are over when their call returns.
-        found = [max(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
-        return lambda: found
+        return self._reduce_later(numbers, max)
 
     def total_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        found = [sum(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
+        return self._reduce_later(numbers, sum)
+
+    def _reduce_later(self, numbers: Sequence[Any], reduce: Callable[[Any], Any]) -> Callable[[], list[Any]]:
+        # A store has no way to begin: its rounds are over when their call returns.
+        found = [reduce(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
         return lambda: found
 
     @staticmethod
