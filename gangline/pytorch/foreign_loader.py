@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils import data
 
 from gangline.errors import invalid
+from gangline.pytorch.shard import Shard
 
 
 class ForeignLoader:
@@ -38,7 +39,7 @@ class ForeignLoader:
     def place_after(self, records: int, num_replicas: int) -> tuple[int, int]:
         """As of a DataLoader with a sampler."""
         assert self.batch_size is not None
-        return records // (self.batch_size * num_replicas), 0
+        return Shard(0, num_replicas).place_at_batch(records, self.batch_size)
 
     def get_data_loader(self, repeat: bool = False, **_place: Any) -> Any:
         """An iterable of this rank's batches; endless with repeat."""

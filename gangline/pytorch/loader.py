@@ -29,7 +29,7 @@ class BatchSource(Protocol):
         """shift: by how many records they begin later than their positions say."""
         ...
 
-    def place_after(self, records: int, batch_size: int, size: int) -> tuple[int, int]:
+    def place_after(self, records: int, size: int) -> tuple[int, int]:
         """The step at which `size` ranks go on in an epoch of which so many records are done, and the shift."""
         ...
 
@@ -55,9 +55,9 @@ class _IndexSource:
             last = min(first + self._batch_size, self._length)
             yield list(range(first, last)) if order is None else order[first:last].tolist()
 
-    def place_after(self, records: int, batch_size: int, size: int) -> tuple[int, int]:
+    def place_after(self, records: int, size: int) -> tuple[int, int]:
         left = self._batches_of(max(0, self._length - records))
-        return Shard(0, size).place_after(self._count, left, records, batch_size)
+        return Shard(0, size).place_after(self._count, left, records, self._batch_size)
 
     def _batches_of(self, records: int) -> int:
         return records // self._batch_size if self._drop_last else -(-records // self._batch_size)
@@ -68,6 +68,7 @@ class _SamplerSource:
 
     def __init__(self, sampler: Any, batch_size: int | None, drop_last: bool) -> None:
         self._sampler = sampler
+        self._batch_size = batch_size
         self._batches = sampler if batch_size is None else data.BatchSampler(sampler, batch_size, drop_last)
         if not isinstance(sampler, Sized):
             raise invalid("pytorch.loader_length", f"{type(sampler).__name__} has no len(); give the sampler a __len__")
@@ -81,8 +82,9 @@ class _SamplerSource:
             self._sampler.set_epoch(epoch)
         return itertools.islice(iter(self._batches), positions.start, positions.stop, positions.step)
 
-    def place_after(self, records: int, batch_size: int, size: int) -> tuple[int, int]:
-        return records // (batch_size * size), 0
+    def place_after(self, records: int, size: int) -> tuple[int, int]:
+        assert self._batch_size is not None
+        return Shard(0, size).place_at_batch(records, self._batch_size)
 
 
 class _ShardSampler(data.Sampler[Any]):
@@ -177,8 +179,7 @@ class DataLoader:
         """Where an epoch goes on of which so many records are done: batches of each rank, and shift, for `skip` and
         `shift` above. Only an order of its own has a shift; a sampler's epoch goes on at the begin of a batch. Needs
         a batch_size."""
-        assert self.batch_size is not None
-        return self._source.place_after(records, self.batch_size, num_replicas)
+        return self._source.place_after(records, num_replicas)
 
     def steps_per_epoch(self, num_replicas: int) -> int:
         """Batches of each rank in one epoch. Raises GanglineError when there is not one for every rank."""

@@ -39,5 +39,9 @@ class Shard:
         step = self.steps_per_epoch(num_batches) - self.steps_per_epoch(batches_left)
         return step, records - step * self.size * batch_size
 
+    def place_at_batch(self, records: int, batch_size: int) -> tuple[int, int]:
+        """Likewise for batches that begin where they begin: with the batch that the next record is in."""
+        return records // (batch_size * self.size), 0
+
     def validation_positions(self, num_batches: int) -> range:
         return range(self.rank, num_batches, self.size)
