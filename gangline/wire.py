@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from gangline.domain import allocation, experiment, fusion, resource, search
+from gangline.domain import allocation, experiment, fusion, resource, search, trace
 from gangline.v1 import types_pb2
 
 _MESSAGE_BY_RECORD: dict[type, type[Message]] = {
@@ -48,6 +48,7 @@ _MESSAGE_BY_RECORD: dict[type, type[Message]] = {
         search.SearchEvent,
         search.SearchLog,
         search.SearchPreview,
+        trace.TraceOrder,
     )
 }
 

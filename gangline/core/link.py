@@ -8,6 +8,7 @@ Called by gangline.launch.entrypoint, gangline.core and gangline.pytorch.
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import socket
@@ -28,19 +29,27 @@ SOCKET_KEY = "GANGLINE_RUNNER_SOCKET"
 EXIT_CODE_RUNNER_LOST = 70
 _HEADER = struct.Struct(">I")
 _FLUSH_SECONDS = 10.0
+_log = logging.getLogger("gangline")
 
 
 class Link(Protocol):
     """What a rank may tell its trial runner, and what it may be asked or ask.
 
     batches_completed: the newest count that was sent.
+    takes_traces: whether a trainer runs that looks at `take_trace`; it goes with each progress.
     """
 
     batches_completed: int
+    takes_traces: bool
 
     @property
     def preemption(self) -> str | None:
         """Why this rank is asked to stop after a checkpoint; None while it is not."""
+        ...
+
+    def take_trace(self) -> int:
+        """How many batches are to be traced, told once; 0 while nobody wants a trace, and on other ranks than the
+        chief."""
         ...
 
     def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None: ...
@@ -90,10 +99,14 @@ class LocalLink:
 
     def __init__(self) -> None:
         self.batches_completed = 0
+        self.takes_traces = False
 
     @property
     def preemption(self) -> str | None:
         return None
+
+    def take_trace(self) -> int:
+        return 0
 
     def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
         self.batches_completed = max(self.batches_completed, batches_completed)
@@ -139,6 +152,8 @@ class RunnerLink:
 
     def __init__(self, path: str, rank: int, on_lost: Callable[[], None] | None = None) -> None:
         self.batches_completed = 0
+        self.takes_traces = False
+        self._trace = 0
         self._preemption: str | None = None
         self._fusion: rank_pb2.FusionAnswer | None = None
         self._has_stepped = False
@@ -160,6 +175,11 @@ class RunnerLink:
     def preemption(self) -> str | None:
         return self._preemption
 
+    def take_trace(self) -> int:
+        with self._lock:
+            found, self._trace = self._trace, 0
+        return found
+
     def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
         self.batches_completed = max(self.batches_completed, batches_completed)
         self._send(metrics=rank_pb2.RankMetrics(group=group, batches_completed=batches_completed, metrics=metrics))
@@ -174,6 +194,7 @@ class RunnerLink:
                 batches_total=batches_total,
                 samples_per_second=samples_per_second,
                 seconds_per_batch=seconds_per_batch,
+                takes_traces=self.takes_traces,
             )
         )
 
@@ -306,6 +327,16 @@ class RunnerLink:
                 with self._lock:
                     self._fusion = message.fusion_answer
                     self._lock.notify_all()
+            elif message.HasField("trace"):
+                self._on_trace(message.trace.batches)
+
+    def _on_trace(self, batches: int) -> None:
+        """The scheduler knows which trials have a trainer, but that may have ended since."""
+        if not self.takes_traces:
+            _log.warning("a trace was ordered, but this script has no trainer running that could trace its batches")
+            return
+        with self._lock:
+            self._trace = batches
 
 
 def _end_process() -> None:

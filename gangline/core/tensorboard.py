@@ -19,6 +19,7 @@ from typing import Any
 import fsspec
 
 from gangline.core.scratch import temporary_folder
+from gangline.domain.trace import tensorboard_url_of
 from gangline.errors import invalid
 
 _UPLOAD_SECONDS = 30.0
@@ -57,7 +58,7 @@ class TensorboardFolder:
     """Nothing happens before the first use of `path`."""
 
     def __init__(self, storage_url: str, trial_id: str, rank: int, mode: TensorboardMode) -> None:
-        place = f"{storage_url.rstrip('/')}/tensorboard" + (f"/{trial_id}" if trial_id else "")
+        place = tensorboard_url_of(storage_url, trial_id)
         self.url = place if rank == 0 else f"{place}/rank{rank}"
         self._rank = rank
         self._mode = mode

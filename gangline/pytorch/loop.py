@@ -31,6 +31,8 @@ from gangline.pytorch.trial import PyTorchTrial
 from gangline.pytorch.unit import Position
 
 _PROGRESS_SECONDS = 1.0
+# The place in what the ranks agree on at a look.
+_TRACE = 2
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _log = logging.getLogger("gangline")
 
@@ -61,6 +63,7 @@ class TrainingLoop:
         self._loader = loader
         self._evaluation = evaluation
         self._profile = profile
+        self._trace = context.trace
         self._is_profiled = context.profile_setting.is_enabled
         self._aggregation_frequency = context.setting.optimizations.aggregation_frequency
         self._best = BestValidation(context.setting.metric, context.setting.smaller_is_better)
@@ -112,9 +115,11 @@ class TrainingLoop:
         self._looked_at = self._told_at = (self._position.batches, time.perf_counter())
         self._reports.start(self._position.batches)
         self._fusion = open_fusion(self._context, self._steps_left(), self._loader.batch_size or 0, self._saved_fusion)
+        self._link.takes_traces = True
         try:
             self._train()
         finally:
+            self._link.takes_traces = False
             self._fusion.close()
         self._end()
 
@@ -141,8 +146,6 @@ class TrainingLoop:
             self._after_batch()
             if position.batches >= pace.next_look and self._should_stop():
                 return
-        if self._question is not None:
-            self._question()
 
     def _batches(self) -> Iterator[Any]:
         """This rank's endless stream of batches, from where training stands."""
@@ -167,10 +170,10 @@ class TrainingLoop:
         self._records += records
         if self._is_profiled:
             self._profile.end_batch(records, is_step)
-        if self._context.trace.is_configured:
+        if self._trace.is_on:
             # Now and then it writes a trace, for which there is no bound.
             self._beat.rest()
-            self._context.trace.step()
+            self._trace.step()
             self._beat.resume()
         if is_step:
             self._fusion.on_step()
@@ -248,7 +251,7 @@ class TrainingLoop:
             if self._pace.distance > 1:
                 self._pace.next_look = batches + 1
                 return
-        is_preempted, is_stopped, distance = self._question()
+        is_preempted, is_stopped, batches_to_trace, distance = self._question()
         self._question = None
         self._pace.agree(batches, distance)
         self._looked_at = (batches, time.perf_counter())
@@ -256,15 +259,47 @@ class TrainingLoop:
             self._send_progress()
         if is_preempted or is_stopped:
             self._stop = (bool(is_preempted), bool(is_stopped))
+        if batches_to_trace:
+            self._begin_trace(batches_to_trace)
 
     def _ask(self) -> Callable[[], list[int]]:
         elapsed, done = time.perf_counter() - self._looked_at[1], self._position.batches - self._looked_at[0]
         wishes = [
             int(self._distributed.is_chief and self._link.preemption is not None),
             int(self._context.get_stop_requested()),
+            self._link.take_trace(),
             self._pace.suggest(done, elapsed),
         ]
         return self._distributed.maximum_later(wishes)
+
+    def _begin_trace(self, batches: int) -> None:
+        """All ranks, after the same batch. The chief traces; what the ranks measure of these steps, and of the one that
+        waits until the trace is written, says nothing of their buckets."""
+        self._fusion.rest(-(-(1 + batches) // self._aggregation_frequency) + 1)
+        if not self._distributed.is_chief:
+            return
+        if self._stop is not None:
+            self._trace.refuse("training ends")
+            return
+        # CUPTI takes a second or more to start.
+        self._beat.rest()
+        self._trace.order(batches, self._position.batches, self._context.core.tensorboard)
+        self._beat.resume()
+
+    def _cut_trace(self, why: str) -> None:
+        """An ordered one holds training alone: a validation of many batches would make a file that nothing opens."""
+        if self._trace.is_on:
+            self._beat.rest()
+            self._trace.cut(why)
+            self._beat.resume()
+
+    def _end_traces(self) -> None:
+        """One that is under way is written; whoever ordered one that comes too late is told so."""
+        self._cut_trace("training ends")
+        asked = self._question()[_TRACE] if self._question is not None else 0
+        self._question = None
+        if self._link.take_trace() or (asked and self._distributed.is_chief):
+            self._trace.refuse("training is over")
 
     def _send_progress(self) -> None:
         now, batches = time.perf_counter(), self._position.batches
@@ -291,6 +326,7 @@ class TrainingLoop:
         )
 
     def _validate(self) -> None:
+        self._cut_trace("a validation begins")
         if self._reports.newest != self._position.batches and self._context.reducers.is_shared:
             self._reports.begin(self._position.batches, may_wait=False)
         self._reports.end()
@@ -346,6 +382,7 @@ class TrainingLoop:
 
     def _end(self) -> None:
         """The last report and checkpoint, and unless the slots are needed the last validation."""
+        self._end_traces()
         self._send_progress()
         if self._reports.newest != self._position.batches:
             self._reports.begin(self._position.batches, may_wait=False)

@@ -126,8 +126,7 @@ class Trainer:
         )
         try:
             source = self._restore(loop, checkpoint)
-            if context.trace.is_configured:
-                context.trace.start(context.get_tensorboard_path())
+            context.trace.start(context.core.tensorboard)
             loop.run(source, validate_first)
         except BaseException:
             loop.settle()

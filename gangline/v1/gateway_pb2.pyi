@@ -394,6 +394,45 @@ class KillTrialResponse(google.protobuf.message.Message):
 Global___KillTrialResponse: typing_extensions.TypeAlias = KillTrialResponse
 
 @typing.final
+class GatewayServiceProfileTrialRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    BATCHES_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    trial_id: builtins.str
+    batches: builtins.int
+    """1 to 50."""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        trial_id: builtins.str = ...,
+        batches: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "request_id", b"request_id", "trial_id", b"trial_id"]) -> None: ...
+
+Global___GatewayServiceProfileTrialRequest: typing_extensions.TypeAlias = GatewayServiceProfileTrialRequest
+
+@typing.final
+class GatewayServiceProfileTrialResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ORDER_FIELD_NUMBER: builtins.int
+    @property
+    def order(self) -> gangline.v1.types_pb2.TraceOrder: ...
+    def __init__(
+        self,
+        *,
+        order: gangline.v1.types_pb2.TraceOrder | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["order", b"order"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["order", b"order"]) -> None: ...
+
+Global___GatewayServiceProfileTrialResponse: typing_extensions.TypeAlias = GatewayServiceProfileTrialResponse
+
+@typing.final
 class GatewayServicePreviewSearchRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

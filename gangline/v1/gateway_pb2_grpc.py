@@ -74,6 +74,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.KillTrialRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.KillTrialResponse.FromString,
                 _registered_method=True)
+        self.ProfileTrial = channel.unary_unary(
+                '/gangline.v1.GatewayService/ProfileTrial',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceProfileTrialRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceProfileTrialResponse.FromString,
+                _registered_method=True)
         self.PreviewSearch = channel.unary_unary(
                 '/gangline.v1.GatewayService/PreviewSearch',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServicePreviewSearchRequest.SerializeToString,
@@ -193,6 +198,13 @@ class GatewayServiceServicer(object):
 
     def KillTrial(self, request, context):
         """Ends one trial at once; the others of its experiment go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProfileTrial(self, request, context):
+        """Has the next batches of a running trial traced with torch's profiler; the trace goes to its TensorBoard files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -325,6 +337,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.KillTrial,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.KillTrialRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.KillTrialResponse.SerializeToString,
+            ),
+            'ProfileTrial': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProfileTrial,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceProfileTrialRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceProfileTrialResponse.SerializeToString,
             ),
             'PreviewSearch': grpc.unary_unary_rpc_method_handler(
                     servicer.PreviewSearch,
@@ -608,6 +625,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/KillTrial',
             gangline_dot_v1_dot_gateway__pb2.KillTrialRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.KillTrialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProfileTrial(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ProfileTrial',
+            gangline_dot_v1_dot_gateway__pb2.GatewayServiceProfileTrialRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.GatewayServiceProfileTrialResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -153,6 +153,22 @@ _GatewayServiceKillTrialType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceProfileTrialType = typing_extensions.TypeVar(
+    '_GatewayServiceProfileTrialType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceProfileTrialRequest,
+        gangline.v1.gateway_pb2.GatewayServiceProfileTrialResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceProfileTrialRequest,
+        gangline.v1.gateway_pb2.GatewayServiceProfileTrialResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceProfileTrialRequest,
+        gangline.v1.gateway_pb2.GatewayServiceProfileTrialResponse,
+    ],
+)
+
 _GatewayServicePreviewSearchType = typing_extensions.TypeVar(
     '_GatewayServicePreviewSearchType',
     grpc.UnaryUnaryMultiCallable[
@@ -361,7 +377,7 @@ _GatewayServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -395,6 +411,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.KillTrialRequest,
             gangline.v1.gateway_pb2.KillTrialResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GatewayServiceProfileTrialRequest,
+            gangline.v1.gateway_pb2.GatewayServiceProfileTrialResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GatewayServicePreviewSearchRequest,
@@ -485,6 +505,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.KillTrialResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GatewayServiceProfileTrialRequest,
+            gangline.v1.gateway_pb2.GatewayServiceProfileTrialResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GatewayServicePreviewSearchRequest,
             gangline.v1.gateway_pb2.GatewayServicePreviewSearchResponse,
         ],
@@ -561,6 +585,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     KillTrial: _GatewayServiceKillTrialType
     """Ends one trial at once; the others of its experiment go on."""
 
+    ProfileTrial: _GatewayServiceProfileTrialType
+    """Has the next batches of a running trial traced with torch's profiler; the trace goes to its TensorBoard files."""
+
     PreviewSearch: _GatewayServicePreviewSearchType
     """The trials that a configuration would make."""
 
@@ -626,6 +653,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.KillTrialRequest,
         gangline.v1.gateway_pb2.KillTrialResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GatewayServiceProfileTrialRequest,
+        gangline.v1.gateway_pb2.GatewayServiceProfileTrialResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.GatewayServicePreviewSearchRequest,
@@ -744,6 +775,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.KillTrialResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.KillTrialResponse]]:
         """Ends one trial at once; the others of its experiment go on."""
+
+    @abc.abstractmethod
+    def ProfileTrial(
+        self,
+        request: gangline.v1.gateway_pb2.GatewayServiceProfileTrialRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.GatewayServiceProfileTrialResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GatewayServiceProfileTrialResponse]]:
+        """Has the next batches of a running trial traced with torch's profiler; the trace goes to its TensorBoard files."""
 
     @abc.abstractmethod
     def PreviewSearch(

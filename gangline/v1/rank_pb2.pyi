@@ -93,19 +93,25 @@ class RunnerMessage(google.protobuf.message.Message):
 
     PREEMPT_FIELD_NUMBER: builtins.int
     FUSION_ANSWER_FIELD_NUMBER: builtins.int
+    TRACE_FIELD_NUMBER: builtins.int
     @property
     def preempt(self) -> Global___PreemptRank: ...
     @property
     def fusion_answer(self) -> Global___FusionAnswer: ...
+    @property
+    def trace(self) -> Global___TraceRank:
+        """Chief only."""
+
     def __init__(
         self,
         *,
         preempt: Global___PreemptRank | None = ...,
         fusion_answer: Global___FusionAnswer | None = ...,
+        trace: Global___TraceRank | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["preempt", "fusion_answer"] | None: ...
+    def HasField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt", "trace", b"trace"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt", "trace", b"trace"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["preempt", "fusion_answer", "trace"] | None: ...
 
 Global___RunnerMessage: typing_extensions.TypeAlias = RunnerMessage
 
@@ -174,12 +180,15 @@ class RankProgress(google.protobuf.message.Message):
     BATCHES_TOTAL_FIELD_NUMBER: builtins.int
     SAMPLES_PER_SECOND_FIELD_NUMBER: builtins.int
     SECONDS_PER_BATCH_FIELD_NUMBER: builtins.int
+    TAKES_TRACES_FIELD_NUMBER: builtins.int
     batches_completed: builtins.int
     batches_total: builtins.int
     """0 when unknown."""
     samples_per_second: builtins.float
     """Over the batches since the last such message, all ranks together."""
     seconds_per_batch: builtins.float
+    takes_traces: builtins.bool
+    """Whether a trainer runs that can be told to trace its batches."""
     def __init__(
         self,
         *,
@@ -187,8 +196,9 @@ class RankProgress(google.protobuf.message.Message):
         batches_total: builtins.int = ...,
         samples_per_second: builtins.float = ...,
         seconds_per_batch: builtins.float = ...,
+        takes_traces: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "batches_total", b"batches_total", "samples_per_second", b"samples_per_second", "seconds_per_batch", b"seconds_per_batch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "batches_total", b"batches_total", "samples_per_second", b"samples_per_second", "seconds_per_batch", b"seconds_per_batch", "takes_traces", b"takes_traces"]) -> None: ...
 
 Global___RankProgress: typing_extensions.TypeAlias = RankProgress
 
@@ -333,3 +343,20 @@ class PreemptRank(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["grace_seconds", b"grace_seconds", "reason", b"reason"]) -> None: ...
 
 Global___PreemptRank: typing_extensions.TypeAlias = PreemptRank
+
+@typing.final
+class TraceRank(google.protobuf.message.Message):
+    """The next so many batches are to be traced with torch's profiler."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BATCHES_FIELD_NUMBER: builtins.int
+    batches: builtins.int
+    def __init__(
+        self,
+        *,
+        batches: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches"]) -> None: ...
+
+Global___TraceRank: typing_extensions.TypeAlias = TraceRank

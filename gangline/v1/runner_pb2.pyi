@@ -433,17 +433,21 @@ class ProgressReport(google.protobuf.message.Message):
     BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
     BATCHES_TOTAL_FIELD_NUMBER: builtins.int
     SECONDS_PER_BATCH_FIELD_NUMBER: builtins.int
+    TAKES_TRACES_FIELD_NUMBER: builtins.int
     batches_completed: builtins.int
     batches_total: builtins.int
     seconds_per_batch: builtins.float
+    takes_traces: builtins.bool
+    """Whether a trainer runs that can be told to trace its batches; never with a runner of an older version."""
     def __init__(
         self,
         *,
         batches_completed: builtins.int = ...,
         batches_total: builtins.int = ...,
         seconds_per_batch: builtins.float = ...,
+        takes_traces: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "batches_total", b"batches_total", "seconds_per_batch", b"seconds_per_batch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "batches_total", b"batches_total", "seconds_per_batch", b"seconds_per_batch", "takes_traces", b"takes_traces"]) -> None: ...
 
 Global___ProgressReport: typing_extensions.TypeAlias = ProgressReport
 
@@ -512,19 +516,26 @@ class ReportTrialResponse(google.protobuf.message.Message):
 
     SCHEDULER_ADDRESSES_FIELD_NUMBER: builtins.int
     GATEWAY_ADDRESSES_FIELD_NUMBER: builtins.int
+    TRACE_FIELD_NUMBER: builtins.int
     @property
     def scheduler_addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The services that are alive now: a runner outlives what its spec named at its start."""
 
     @property
     def gateway_addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def trace(self) -> gangline.v1.types_pb2.TraceOrder:
+        """For the chief's runner, once; absent as long as nobody wants a trace."""
+
     def __init__(
         self,
         *,
         scheduler_addresses: collections.abc.Iterable[builtins.str] | None = ...,
         gateway_addresses: collections.abc.Iterable[builtins.str] | None = ...,
+        trace: gangline.v1.types_pb2.TraceOrder | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gateway_addresses", b"gateway_addresses", "scheduler_addresses", b"scheduler_addresses"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["trace", b"trace"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["gateway_addresses", b"gateway_addresses", "scheduler_addresses", b"scheduler_addresses", "trace", b"trace"]) -> None: ...
 
 Global___ReportTrialResponse: typing_extensions.TypeAlias = ReportTrialResponse
 

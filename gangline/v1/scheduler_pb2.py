@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gangline.v1 import types_pb2 as gangline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgangline/v1/scheduler.proto\x12\x0bgangline.v1\x1a\x17gangline/v1/types.proto\"f\n\x17SubmitExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x13\n\x0b\x63ode_sha256\x18\x04 \x01(\t\"k\n\x18SubmitExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12\x10\n\x08warnings\x18\x03 \x03(\t\"O\n\x14\x45ndExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\x03\x12\x0c\n\x04user\x18\x03 \x01(\t\"V\n\x15\x45ndExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\xd7\x01\n\x17\x43hangeExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\x03\x12-\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\x1d.gangline.v1.ExperimentAction\x12\x0c\n\x04user\x18\x04 \x01(\t\x12.\n\tresources\x18\x05 \x01(\x0b\x32\x1b.gangline.v1.ResourceChange\x12$\n\x04move\x18\x06 \x01(\x0b\x32\x16.gangline.v1.QueueMove\"Y\n\x18\x43hangeExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\"E\n\x0f\x45ndTrialRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\"G\n\x10\x45ndTrialResponse\x12!\n\x05trial\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Trial\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\x8b\x01\n\x12\x43hangeAgentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x10\n\x08slot_ids\x18\x03 \x03(\t\x12/\n\x0c\x61vailability\x18\x04 \x01(\x0e\x32\x19.gangline.v1.Availability\x12\x0c\n\x04user\x18\x05 \x01(\t\"J\n\x13\x43hangeAgentResponse\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Agent\x12\x10\n\x08revision\x18\x02 \x01(\x03\":\n\x14PreviewSearchRequest\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\"D\n\x15PreviewSearchResponse\x12+\n\x07preview\x18\x01 \x01(\x0b\x32\x1a.gangline.v1.SearchPreview\"\x14\n\x12ListPendingRequest\"\xe0\x01\n\x13ListPendingResponse\x12,\n\x07pending\x18\x01 \x03(\x0b\x32\x1b.gangline.v1.PendingRequest\x12]\n\x18\x64\x65\x66\x61ult_priority_by_pool\x18\x02 \x03(\x0b\x32;.gangline.v1.ListPendingResponse.DefaultPriorityByPoolEntry\x1a<\n\x1a\x44\x65\x66\x61ultPriorityByPoolEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\\\n\x0ePendingRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.gangline.v1.Request\x12#\n\x06reason\x18\x02 \x01(\x0b\x32\x13.gangline.v1.Reason\"\"\n\x12GetSnapshotRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\",\n\x13GetSnapshotResponse\x12\x15\n\rsnapshot_json\x18\x01 \x01(\t\"D\n\x13\x46orgetFusionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\">\n\x14\x46orgetFusionResponse\x12\x14\n\x0cis_forgotten\x18\x01 \x01(\x08\x12\x10\n\x08revision\x18\x02 \x01(\x03\"e\n\x18\x43hangeCheckpointsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndelete_ids\x18\x02 \x03(\t\x12\x13\n\x0b\x64\x65leted_ids\x18\x03 \x03(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\"[\n\x19\x43hangeCheckpointsResponse\x12,\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x17.gangline.v1.Checkpoint\x12\x10\n\x08revision\x18\x02 \x01(\x03\x32\xfc\x06\n\x10SchedulerService\x12_\n\x10SubmitExperiment\x12$.gangline.v1.SubmitExperimentRequest\x1a%.gangline.v1.SubmitExperimentResponse\x12V\n\rEndExperiment\x12!.gangline.v1.EndExperimentRequest\x1a\".gangline.v1.EndExperimentResponse\x12_\n\x10\x43hangeExperiment\x12$.gangline.v1.ChangeExperimentRequest\x1a%.gangline.v1.ChangeExperimentResponse\x12G\n\x08\x45ndTrial\x12\x1c.gangline.v1.EndTrialRequest\x1a\x1d.gangline.v1.EndTrialResponse\x12P\n\x0b\x43hangeAgent\x12\x1f.gangline.v1.ChangeAgentRequest\x1a .gangline.v1.ChangeAgentResponse\x12V\n\rPreviewSearch\x12!.gangline.v1.PreviewSearchRequest\x1a\".gangline.v1.PreviewSearchResponse\x12P\n\x0bListPending\x12\x1f.gangline.v1.ListPendingRequest\x1a .gangline.v1.ListPendingResponse\x12P\n\x0bGetSnapshot\x12\x1f.gangline.v1.GetSnapshotRequest\x1a .gangline.v1.GetSnapshotResponse\x12S\n\x0c\x46orgetFusion\x12 .gangline.v1.ForgetFusionRequest\x1a!.gangline.v1.ForgetFusionResponse\x12\x62\n\x11\x43hangeCheckpoints\x12%.gangline.v1.ChangeCheckpointsRequest\x1a&.gangline.v1.ChangeCheckpointsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgangline/v1/scheduler.proto\x12\x0bgangline.v1\x1a\x17gangline/v1/types.proto\"f\n\x17SubmitExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x13\n\x0b\x63ode_sha256\x18\x04 \x01(\t\"k\n\x18SubmitExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12\x10\n\x08warnings\x18\x03 \x03(\t\"O\n\x14\x45ndExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\x03\x12\x0c\n\x04user\x18\x03 \x01(\t\"V\n\x15\x45ndExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\xd7\x01\n\x17\x43hangeExperimentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\x03\x12-\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\x1d.gangline.v1.ExperimentAction\x12\x0c\n\x04user\x18\x04 \x01(\t\x12.\n\tresources\x18\x05 \x01(\x0b\x32\x1b.gangline.v1.ResourceChange\x12$\n\x04move\x18\x06 \x01(\x0b\x32\x16.gangline.v1.QueueMove\"Y\n\x18\x43hangeExperimentResponse\x12+\n\nexperiment\x18\x01 \x01(\x0b\x32\x17.gangline.v1.Experiment\x12\x10\n\x08revision\x18\x02 \x01(\x03\"E\n\x0f\x45ndTrialRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\"G\n\x10\x45ndTrialResponse\x12!\n\x05trial\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Trial\x12\x10\n\x08revision\x18\x02 \x01(\x03\"Z\n\x13ProfileTrialRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61tches\x18\x03 \x01(\x05\x12\x0c\n\x04user\x18\x04 \x01(\t\">\n\x14ProfileTrialResponse\x12&\n\x05order\x18\x01 \x01(\x0b\x32\x17.gangline.v1.TraceOrder\"\x8b\x01\n\x12\x43hangeAgentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x10\n\x08slot_ids\x18\x03 \x03(\t\x12/\n\x0c\x61vailability\x18\x04 \x01(\x0e\x32\x19.gangline.v1.Availability\x12\x0c\n\x04user\x18\x05 \x01(\t\"J\n\x13\x43hangeAgentResponse\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Agent\x12\x10\n\x08revision\x18\x02 \x01(\x03\":\n\x14PreviewSearchRequest\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\"D\n\x15PreviewSearchResponse\x12+\n\x07preview\x18\x01 \x01(\x0b\x32\x1a.gangline.v1.SearchPreview\"\x14\n\x12ListPendingRequest\"\xe0\x01\n\x13ListPendingResponse\x12,\n\x07pending\x18\x01 \x03(\x0b\x32\x1b.gangline.v1.PendingRequest\x12]\n\x18\x64\x65\x66\x61ult_priority_by_pool\x18\x02 \x03(\x0b\x32;.gangline.v1.ListPendingResponse.DefaultPriorityByPoolEntry\x1a<\n\x1a\x44\x65\x66\x61ultPriorityByPoolEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\\\n\x0ePendingRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.gangline.v1.Request\x12#\n\x06reason\x18\x02 \x01(\x0b\x32\x13.gangline.v1.Reason\"\"\n\x12GetSnapshotRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\",\n\x13GetSnapshotResponse\x12\x15\n\rsnapshot_json\x18\x01 \x01(\t\"D\n\x13\x46orgetFusionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\">\n\x14\x46orgetFusionResponse\x12\x14\n\x0cis_forgotten\x18\x01 \x01(\x08\x12\x10\n\x08revision\x18\x02 \x01(\x03\"e\n\x18\x43hangeCheckpointsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndelete_ids\x18\x02 \x03(\t\x12\x13\n\x0b\x64\x65leted_ids\x18\x03 \x03(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\"[\n\x19\x43hangeCheckpointsResponse\x12,\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x17.gangline.v1.Checkpoint\x12\x10\n\x08revision\x18\x02 \x01(\x03\x32\xd1\x07\n\x10SchedulerService\x12_\n\x10SubmitExperiment\x12$.gangline.v1.SubmitExperimentRequest\x1a%.gangline.v1.SubmitExperimentResponse\x12V\n\rEndExperiment\x12!.gangline.v1.EndExperimentRequest\x1a\".gangline.v1.EndExperimentResponse\x12_\n\x10\x43hangeExperiment\x12$.gangline.v1.ChangeExperimentRequest\x1a%.gangline.v1.ChangeExperimentResponse\x12G\n\x08\x45ndTrial\x12\x1c.gangline.v1.EndTrialRequest\x1a\x1d.gangline.v1.EndTrialResponse\x12S\n\x0cProfileTrial\x12 .gangline.v1.ProfileTrialRequest\x1a!.gangline.v1.ProfileTrialResponse\x12P\n\x0b\x43hangeAgent\x12\x1f.gangline.v1.ChangeAgentRequest\x1a .gangline.v1.ChangeAgentResponse\x12V\n\rPreviewSearch\x12!.gangline.v1.PreviewSearchRequest\x1a\".gangline.v1.PreviewSearchResponse\x12P\n\x0bListPending\x12\x1f.gangline.v1.ListPendingRequest\x1a .gangline.v1.ListPendingResponse\x12P\n\x0bGetSnapshot\x12\x1f.gangline.v1.GetSnapshotRequest\x1a .gangline.v1.GetSnapshotResponse\x12S\n\x0c\x46orgetFusion\x12 .gangline.v1.ForgetFusionRequest\x1a!.gangline.v1.ForgetFusionResponse\x12\x62\n\x11\x43hangeCheckpoints\x12%.gangline.v1.ChangeCheckpointsRequest\x1a&.gangline.v1.ChangeCheckpointsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,34 +50,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDTRIALREQUEST']._serialized_end=829
   _globals['_ENDTRIALRESPONSE']._serialized_start=831
   _globals['_ENDTRIALRESPONSE']._serialized_end=902
-  _globals['_CHANGEAGENTREQUEST']._serialized_start=905
-  _globals['_CHANGEAGENTREQUEST']._serialized_end=1044
-  _globals['_CHANGEAGENTRESPONSE']._serialized_start=1046
-  _globals['_CHANGEAGENTRESPONSE']._serialized_end=1120
-  _globals['_PREVIEWSEARCHREQUEST']._serialized_start=1122
-  _globals['_PREVIEWSEARCHREQUEST']._serialized_end=1180
-  _globals['_PREVIEWSEARCHRESPONSE']._serialized_start=1182
-  _globals['_PREVIEWSEARCHRESPONSE']._serialized_end=1250
-  _globals['_LISTPENDINGREQUEST']._serialized_start=1252
-  _globals['_LISTPENDINGREQUEST']._serialized_end=1272
-  _globals['_LISTPENDINGRESPONSE']._serialized_start=1275
-  _globals['_LISTPENDINGRESPONSE']._serialized_end=1499
-  _globals['_LISTPENDINGRESPONSE_DEFAULTPRIORITYBYPOOLENTRY']._serialized_start=1439
-  _globals['_LISTPENDINGRESPONSE_DEFAULTPRIORITYBYPOOLENTRY']._serialized_end=1499
-  _globals['_PENDINGREQUEST']._serialized_start=1501
-  _globals['_PENDINGREQUEST']._serialized_end=1593
-  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1595
-  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1629
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1631
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1675
-  _globals['_FORGETFUSIONREQUEST']._serialized_start=1677
-  _globals['_FORGETFUSIONREQUEST']._serialized_end=1745
-  _globals['_FORGETFUSIONRESPONSE']._serialized_start=1747
-  _globals['_FORGETFUSIONRESPONSE']._serialized_end=1809
-  _globals['_CHANGECHECKPOINTSREQUEST']._serialized_start=1811
-  _globals['_CHANGECHECKPOINTSREQUEST']._serialized_end=1912
-  _globals['_CHANGECHECKPOINTSRESPONSE']._serialized_start=1914
-  _globals['_CHANGECHECKPOINTSRESPONSE']._serialized_end=2005
-  _globals['_SCHEDULERSERVICE']._serialized_start=2008
-  _globals['_SCHEDULERSERVICE']._serialized_end=2900
+  _globals['_PROFILETRIALREQUEST']._serialized_start=904
+  _globals['_PROFILETRIALREQUEST']._serialized_end=994
+  _globals['_PROFILETRIALRESPONSE']._serialized_start=996
+  _globals['_PROFILETRIALRESPONSE']._serialized_end=1058
+  _globals['_CHANGEAGENTREQUEST']._serialized_start=1061
+  _globals['_CHANGEAGENTREQUEST']._serialized_end=1200
+  _globals['_CHANGEAGENTRESPONSE']._serialized_start=1202
+  _globals['_CHANGEAGENTRESPONSE']._serialized_end=1276
+  _globals['_PREVIEWSEARCHREQUEST']._serialized_start=1278
+  _globals['_PREVIEWSEARCHREQUEST']._serialized_end=1336
+  _globals['_PREVIEWSEARCHRESPONSE']._serialized_start=1338
+  _globals['_PREVIEWSEARCHRESPONSE']._serialized_end=1406
+  _globals['_LISTPENDINGREQUEST']._serialized_start=1408
+  _globals['_LISTPENDINGREQUEST']._serialized_end=1428
+  _globals['_LISTPENDINGRESPONSE']._serialized_start=1431
+  _globals['_LISTPENDINGRESPONSE']._serialized_end=1655
+  _globals['_LISTPENDINGRESPONSE_DEFAULTPRIORITYBYPOOLENTRY']._serialized_start=1595
+  _globals['_LISTPENDINGRESPONSE_DEFAULTPRIORITYBYPOOLENTRY']._serialized_end=1655
+  _globals['_PENDINGREQUEST']._serialized_start=1657
+  _globals['_PENDINGREQUEST']._serialized_end=1749
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1751
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1785
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1787
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1831
+  _globals['_FORGETFUSIONREQUEST']._serialized_start=1833
+  _globals['_FORGETFUSIONREQUEST']._serialized_end=1901
+  _globals['_FORGETFUSIONRESPONSE']._serialized_start=1903
+  _globals['_FORGETFUSIONRESPONSE']._serialized_end=1965
+  _globals['_CHANGECHECKPOINTSREQUEST']._serialized_start=1967
+  _globals['_CHANGECHECKPOINTSREQUEST']._serialized_end=2068
+  _globals['_CHANGECHECKPOINTSRESPONSE']._serialized_start=2070
+  _globals['_CHANGECHECKPOINTSRESPONSE']._serialized_end=2161
+  _globals['_SCHEDULERSERVICE']._serialized_start=2164
+  _globals['_SCHEDULERSERVICE']._serialized_end=3141
 # @@protoc_insertion_point(module_scope)

@@ -208,6 +208,47 @@ class EndTrialResponse(google.protobuf.message.Message):
 Global___EndTrialResponse: typing_extensions.TypeAlias = EndTrialResponse
 
 @typing.final
+class ProfileTrialRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    BATCHES_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    trial_id: builtins.str
+    batches: builtins.int
+    user: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        trial_id: builtins.str = ...,
+        batches: builtins.int = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "request_id", b"request_id", "trial_id", b"trial_id", "user", b"user"]) -> None: ...
+
+Global___ProfileTrialRequest: typing_extensions.TypeAlias = ProfileTrialRequest
+
+@typing.final
+class ProfileTrialResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ORDER_FIELD_NUMBER: builtins.int
+    @property
+    def order(self) -> gangline.v1.types_pb2.TraceOrder: ...
+    def __init__(
+        self,
+        *,
+        order: gangline.v1.types_pb2.TraceOrder | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["order", b"order"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["order", b"order"]) -> None: ...
+
+Global___ProfileTrialResponse: typing_extensions.TypeAlias = ProfileTrialResponse
+
+@typing.final
 class ChangeAgentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

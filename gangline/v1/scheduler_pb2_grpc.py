@@ -54,6 +54,11 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.FromString,
                 _registered_method=True)
+        self.ProfileTrial = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ProfileTrial',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ProfileTrialRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ProfileTrialResponse.FromString,
+                _registered_method=True)
         self.ChangeAgent = channel.unary_unary(
                 '/gangline.v1.SchedulerService/ChangeAgent',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.SerializeToString,
@@ -113,6 +118,14 @@ class SchedulerServiceServicer(object):
 
     def EndTrial(self, request, context):
         """Ends one trial at once; the others of its experiment go on. Ending an ended one changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProfileTrial(self, request, context):
+        """Has the next batches of a running trial traced. The order is kept in memory until the trial's runner has it; a later
+        one takes its place, and the same request id orders nothing twice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,6 +196,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.EndTrial,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.SerializeToString,
+            ),
+            'ProfileTrial': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProfileTrial,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ProfileTrialRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ProfileTrialResponse.SerializeToString,
             ),
             'ChangeAgent': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeAgent,
@@ -323,6 +341,33 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/EndTrial',
             gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProfileTrial(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ProfileTrial',
+            gangline_dot_v1_dot_scheduler__pb2.ProfileTrialRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.ProfileTrialResponse.FromString,
             options,
             channel_credentials,
             insecure,

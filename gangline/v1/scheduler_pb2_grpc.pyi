@@ -91,6 +91,22 @@ _SchedulerServiceEndTrialType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceProfileTrialType = typing_extensions.TypeVar(
+    '_SchedulerServiceProfileTrialType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ProfileTrialRequest,
+        gangline.v1.scheduler_pb2.ProfileTrialResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ProfileTrialRequest,
+        gangline.v1.scheduler_pb2.ProfileTrialResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ProfileTrialRequest,
+        gangline.v1.scheduler_pb2.ProfileTrialResponse,
+    ],
+)
+
 _SchedulerServiceChangeAgentType = typing_extensions.TypeVar(
     '_SchedulerServiceChangeAgentType',
     grpc.UnaryUnaryMultiCallable[
@@ -187,7 +203,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -205,6 +221,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndTrialRequest,
             gangline.v1.scheduler_pb2.EndTrialResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ProfileTrialRequest,
+            gangline.v1.scheduler_pb2.ProfileTrialResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ChangeAgentRequest,
@@ -251,6 +271,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.EndTrialResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ProfileTrialRequest,
+            gangline.v1.scheduler_pb2.ProfileTrialResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ChangeAgentRequest,
             gangline.v1.scheduler_pb2.ChangeAgentResponse,
         ],
@@ -290,6 +314,11 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     EndTrial: _SchedulerServiceEndTrialType
     """Ends one trial at once; the others of its experiment go on. Ending an ended one changes nothing."""
 
+    ProfileTrial: _SchedulerServiceProfileTrialType
+    """Has the next batches of a running trial traced. The order is kept in memory until the trial's runner has it; a later
+    one takes its place, and the same request id orders nothing twice.
+    """
+
     ChangeAgent: _SchedulerServiceChangeAgentType
     """Enables, drains or disables an agent or some of its slots. Asking for what is so already changes nothing."""
 
@@ -326,6 +355,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.EndTrialRequest,
         gangline.v1.scheduler_pb2.EndTrialResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ProfileTrialRequest,
+        gangline.v1.scheduler_pb2.ProfileTrialResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.ChangeAgentRequest,
@@ -387,6 +420,16 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.EndTrialResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.EndTrialResponse]]:
         """Ends one trial at once; the others of its experiment go on. Ending an ended one changes nothing."""
+
+    @abc.abstractmethod
+    def ProfileTrial(
+        self,
+        request: gangline.v1.scheduler_pb2.ProfileTrialRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.ProfileTrialResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ProfileTrialResponse]]:
+        """Has the next batches of a running trial traced. The order is kept in memory until the trial's runner has it; a later
+        one takes its place, and the same request id orders nothing twice.
+        """
 
     @abc.abstractmethod
     def ChangeAgent(

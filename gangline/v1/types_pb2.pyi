@@ -1271,6 +1271,34 @@ class FusionRecord(google.protobuf.message.Message):
 Global___FusionRecord: typing_extensions.TypeAlias = FusionRecord
 
 @typing.final
+class TraceOrder(google.protobuf.message.Message):
+    """That the next batches of a running trial are to be traced with torch's profiler."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    BATCHES_FIELD_NUMBER: builtins.int
+    TENSORBOARD_URL_FIELD_NUMBER: builtins.int
+    trial_id: builtins.str
+    allocation_id: builtins.str
+    """The attempt that is traced."""
+    batches: builtins.int
+    tensorboard_url: builtins.str
+    """The folder of the trial's TensorBoard files, where the trace comes to lie."""
+    def __init__(
+        self,
+        *,
+        trial_id: builtins.str = ...,
+        allocation_id: builtins.str = ...,
+        batches: builtins.int = ...,
+        tensorboard_url: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "batches", b"batches", "tensorboard_url", b"tensorboard_url", "trial_id", b"trial_id"]) -> None: ...
+
+Global___TraceOrder: typing_extensions.TypeAlias = TraceOrder
+
+@typing.final
 class User(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

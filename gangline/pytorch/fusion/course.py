@@ -45,6 +45,11 @@ class Course:
         self._newest = self.meter.end_step()
         self.num_steps += 1
 
+    def pass_over_step(self) -> None:
+        """All ranks, in place of `end_step`: nobody hears of this step."""
+        self.meter.end_step()
+        self.num_steps += 1
+
     def steps(self, count: int) -> Generator[None, None, list[Step]]:
         """The next steps; their times can be read once the clock has settled."""
         passed = []

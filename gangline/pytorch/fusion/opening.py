@@ -37,6 +37,10 @@ class Fusion(Protocol):
         """All ranks, after each optimizer step."""
         ...
 
+    def rest(self, steps: int) -> None:
+        """All ranks in step: the next so many steps take longer for a reason that is none of the exchange's."""
+        ...
+
     def close(self) -> None:
         """At the end of training. May be called twice."""
         ...
@@ -50,6 +54,9 @@ class Untuned:
     """Buckets stay as the strategy makes them."""
 
     def on_step(self) -> None:
+        pass
+
+    def rest(self, steps: int) -> None:
         pass
 
     def close(self) -> None:

@@ -71,13 +71,22 @@ class Tuner:
         self._recall = recall
         self._memory = memory
         self._terms = terms
+        self._steps_to_rest = 0
         self._story: Iterator[None] = self._run()
         self._go_on()
 
     def on_step(self) -> None:
         """All ranks, after each optimizer step, before the next forward pass."""
+        if self._steps_to_rest:
+            self._steps_to_rest -= 1
+            self._course.pass_over_step()
+            return
         self._course.end_step()
         self._go_on()
+
+    def rest(self, steps: int) -> None:
+        """All ranks in step: so many steps are not looked at, and the buckets stay as they are."""
+        self._steps_to_rest = steps
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: plain values, empty as long as nothing is decided."""

@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,13 +35,27 @@ class _Peer:
         return rank_pb2.RankMessage.FromString(self._file.read(length))
 
     def preempt(self, reason: str) -> bytes:
-        payload = rank_pb2.RunnerMessage(preempt=rank_pb2.PreemptRank(reason=reason)).SerializeToString()
-        return struct.pack(">I", len(payload)) + payload
+        return _frame(rank_pb2.RunnerMessage(preempt=rank_pb2.PreemptRank(reason=reason)))
+
+    def trace(self, batches: int) -> None:
+        self.connection.sendall(_frame(rank_pb2.RunnerMessage(trace=rank_pb2.TraceRank(batches=batches))))
 
     def close(self) -> None:
         self._file.close()
         self.connection.close()
         self._listener.close()
+
+
+def _frame(message: rank_pb2.RunnerMessage) -> bytes:
+    payload = message.SerializeToString()
+    return struct.pack(">I", len(payload)) + payload
+
+
+def _wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {_SECONDS:g} s"
+        threading.Event().wait(0.005)
 
 
 @pytest.fixture
@@ -90,10 +104,36 @@ def test_runner_that_does_not_read_holds_nobody_up(peer: _Peer) -> None:
 def test_request_that_arrives_in_pieces(peer: _Peer) -> None:
     for byte in peer.preempt("drain a1"):
         peer.connection.sendall(bytes([byte]))
-    deadline = time.monotonic() + _SECONDS
-    while (reason := peer.link.preemption) is None and time.monotonic() < deadline:
-        threading.Event().wait(0.005)
-    assert reason == "drain a1"
+    _wait_for(lambda: peer.link.preemption, "the request")
+    assert peer.link.preemption == "drain a1"
+
+
+def test_order_to_trace_is_told_once_and_a_later_one_takes_its_place(peer: _Peer) -> None:
+    assert peer.link.take_trace() == 0
+    peer.link.takes_traces = True
+    for batches in (3, 7):
+        peer.trace(batches)
+    peer.connection.sendall(peer.preempt("drain a1"))
+    _wait_for(lambda: peer.link.preemption, "what was sent after the orders")
+    assert peer.link.take_trace() == 7
+    assert peer.link.take_trace() == 0
+
+
+def test_script_without_a_trainer_says_that_nobody_traces_it(peer: _Peer, caplog: pytest.LogCaptureFixture) -> None:
+    peer.trace(3)
+    _wait_for(lambda: caplog.messages, "a line of the log")
+    assert caplog.messages == [
+        "a trace was ordered, but this script has no trainer running that could trace its batches"
+    ]
+    peer.link.takes_traces = True
+    assert peer.link.take_trace() == 0
+
+
+def test_progress_says_whether_a_trainer_takes_orders(peer: _Peer) -> None:
+    peer.link.send_progress(1, 10, 100.0, 0.01)
+    peer.link.takes_traces = True
+    peer.link.send_progress(2, 10, 100.0, 0.01)
+    assert [peer.read().progress.takes_traces for _ in range(3)] == [False, False, True]
 
 
 def test_lost_runner_is_noticed(peer: _Peer) -> None:

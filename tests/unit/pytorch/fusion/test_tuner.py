@@ -173,6 +173,38 @@ def test_lasting_change_of_the_exchange_tunes_again() -> None:
     assert chief.model.applied == other.model.applied
 
 
+def test_steps_that_rest_say_nothing_of_the_exchange() -> None:
+    def play(trial: ScriptedTrial) -> ScriptedTrial:
+        trial.train_until_decided()
+        trial.train(2165)
+        trial.tuner.rest(35)
+        trial.meter.exposed *= 100
+        trial.train(35)
+        trial.meter.exposed /= 100
+        trial.train(300)
+        return trial
+
+    chief, _ = _on_two_ranks(play)
+    assert len(chief.memory.kept) == 1
+
+
+def test_a_race_goes_on_after_a_rest_with_the_buckets_in_place() -> None:
+    def play(trial: ScriptedTrial) -> ScriptedTrial:
+        trial.train(12)
+        applied = list(trial.model.applied)
+        trial.tuner.rest(20)
+        trial.train(20)
+        assert applied
+        assert trial.model.applied == applied
+        trial.train_until_decided()
+        return trial
+
+    rested, _ = _on_two_ranks(play)
+    usual, _ = _on_two_ranks(_decided)
+    assert rested.num_steps == usual.num_steps + 20
+    assert rested.model.applied == usual.model.applied
+
+
 def test_rare_exchange_needs_a_larger_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "measure_link", lambda *arguments: LinkCost(0.0005, 2.7e8))
     chief, _ = _on_two_ranks(_decided, aggregation_frequency=1)

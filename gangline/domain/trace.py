@@ -1,0 +1,35 @@
+"""PURE: the order to trace a running trial, and where its trace comes to lie.
+
+A user places it, the leading scheduler keeps it until the trial's runner has it, the chief's trainer carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline.errors import invalid
+
+# A trace grows by megabytes a batch, and TensorBoard takes minutes to draw more.
+MOST_BATCHES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOrder:
+    """allocation_id: the attempt that is traced. tensorboard_url: the folder of the trial's TensorBoard files."""
+
+    trial_id: str
+    allocation_id: str
+    batches: int
+    tensorboard_url: str
+
+
+def check_batches(batches: int) -> None:
+    """Raises GanglineError `trace.batches`."""
+    if not 1 <= batches <= MOST_BATCHES:
+        raise invalid("trace.batches", f"a trace has 1 to {MOST_BATCHES} batches, not {batches}")
+
+
+def tensorboard_url_of(storage_url: str, trial_id: str) -> str:
+    """The folder of a trial's TensorBoard files. trial_id: empty off the cluster."""
+    place = f"{storage_url.rstrip('/')}/tensorboard"
+    return f"{place}/{trial_id}" if trial_id else place

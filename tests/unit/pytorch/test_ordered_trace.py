@@ -1,0 +1,213 @@
+"""Traces that are ordered while a trial trains: which batches they hold, what stands in their way, and that training
+goes on whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gangline import pytorch
+from gangline.core.link import LocalLink
+from tests.support.small_trial import SmallTrial, fit
+
+CPU = [torch.profiler.ProfilerActivity.CPU]
+
+
+class _OrderingLink(LocalLink):
+    """orders: by the number of times that the loop has asked."""
+
+    def __init__(self, orders: dict[int, int]) -> None:
+        super().__init__()
+        self.orders = orders
+        self.num_asked = 0
+
+    def take_trace(self) -> int:
+        self.num_asked += 1
+        return self.orders.pop(self.num_asked, 0)
+
+
+class _Ordered(SmallTrial):
+    """A look is due after every batch, so the first order comes after the first batch."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext, orders: dict[int, int]) -> None:
+        super().__init__(context)
+        self.link = context.core.link = _OrderingLink(orders)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        with torch.profiler.record_function(f"batch {batch_idx + 1}"):
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.pytorch.pace._MOST_BATCHES", 1)
+
+
+def _traces() -> list[list[str]]:
+    """Of each trace, the batches that it holds."""
+    found = []
+    for path in sorted(Path("tensorboard").glob("*.pt.trace.json")):
+        events = json.loads(path.read_text())["traceEvents"]
+        assert any(event.get("name", "").startswith("aten::") for event in events)
+        found.append(sorted({event["name"] for event in events if str(event.get("name")).startswith("batch ")}))
+    return found
+
+
+def _fit(
+    orders: dict[int, int], batches: int = 8, trial: Callable[..., _Ordered] = _Ordered, **arguments: Any
+) -> _Ordered:
+    return fit(lambda context: trial(context, orders), max_length=pytorch.Batch(batches), **arguments)
+
+
+def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "trace" in record.getMessage()]
+
+
+def test_the_batches_after_the_one_that_warms_up_are_traced(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    trial = _fit({1: 2})
+    assert _traces() == [["batch 3", "batch 4"]]
+    folder = Path("tensorboard").absolute()
+    assert _lines(caplog) == [
+        "batches 3 to 4 are traced, as ordered",
+        f"the trace of batches 3 to 4 is written to {folder}",
+    ]
+    assert not trial.context.trace.is_on
+    assert not trial.link.takes_traces
+
+
+def test_without_an_order_there_is_neither_a_trace_nor_a_folder() -> None:
+    trial = _fit({}, 4, init={"enable_tensorboard_logging": False})
+    assert trial.link.num_asked >= 4
+    assert not Path("tensorboard").exists()
+
+
+def test_a_second_order_is_refused_while_the_first_is_traced_and_a_later_one_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _fit({1: 2, 2: 5, 6: 1}, 12)
+    assert _traces() == [["batch 3", "batch 4"], ["batch 8"]]
+    assert _lines(caplog) == ["the ordered trace is refused: another one is under way"]
+
+
+def test_a_trial_that_traces_itself_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Profiled(_Ordered):
+        def __init__(self, context: pytorch.PyTorchTrialContext, orders: dict[int, int]) -> None:
+            super().__init__(context, orders)
+            context.set_profiler(activities=CPU, schedule=torch.profiler.schedule(wait=3, warmup=1, active=1, repeat=1))
+
+    _fit({1: 2}, trial=Profiled)
+    assert _traces() == [["batch 5"]]
+    (line,) = _lines(caplog)
+    assert line == (
+        "the ordered trace is refused: the trial traces itself by set_profiler, and torch has one profiler at a time"
+    )
+
+
+def test_a_named_range_goes_first_and_is_over_once_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    profiling = {"enabled": True, "begin_on_batch": 2, "end_after_batch": 3}
+    _fit({1: 2, 5: 2}, 10, init={"exp_conf": {"profiling": profiling}})
+    assert _traces() == [["batch 3", "batch 4"], ["batch 7", "batch 8"]]
+    (line,) = _lines(caplog)
+    assert "begin_on_batch of the section profiling" in line
+
+
+def test_a_profiler_in_the_trials_own_code_goes_first(caplog: pytest.LogCaptureFixture) -> None:
+    own = torch.profiler.profile(activities=CPU)
+
+    class Own(_Ordered):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 0:
+                own.start()
+            loss = super().train_batch(batch, epoch_idx, batch_idx)
+            if batch_idx == 4:
+                own.stop()
+            return loss
+
+    _fit({1: 2}, trial=Own)
+    assert _traces() == []
+    assert any(event.key == "batch 5" for event in own.key_averages())
+    assert _lines(caplog) == [
+        "the ordered trace is refused: the trial's own code runs torch's profiler, of which there is one at a time"
+    ]
+
+
+def test_a_profiler_of_the_trials_own_that_begins_meanwhile_ends_the_ordered_one_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = torch.profiler.profile(activities=CPU)
+
+    class Own(_Ordered):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 1:
+                own.start()
+            loss = super().train_batch(batch, epoch_idx, batch_idx)
+            if batch_idx == 5:
+                own.stop()
+            return loss
+
+    trial = _fit({1: 5}, trial=Own)
+    assert trial.context.position.batches == 8
+    assert any("the ordered trace fails" in line for line in _lines(caplog))
+
+
+def test_a_trial_that_ends_meanwhile_writes_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    _fit({1: 50}, 5)
+    assert _traces() == [["batch 3", "batch 4", "batch 5"]]
+    assert _lines(caplog)[1] == "the ordered trace ends after 3 batches: training ends"
+    assert _lines(caplog)[2].startswith("the trace of batches 3 to 5 is written to ")
+
+
+def test_a_trial_that_fails_meanwhile_fails_as_it_would_and_leaves_the_trace() -> None:
+    class Failing(_Ordered):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 4:
+                raise ValueError("no fifth batch")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(ValueError, match="no fifth batch"):
+        _fit({1: 50}, trial=Failing)
+    assert _traces() == [["batch 3", "batch 4"]]
+
+
+def test_a_validation_is_no_part_of_a_trace(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    _fit({1: 50}, 8, validation_period=pytorch.Batch(4))
+    assert _traces() == [["batch 3", "batch 4"]]
+    assert "the ordered trace ends after 2 batches: a validation begins" in _lines(caplog)
+
+
+def test_a_trace_of_no_batch_is_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    _fit({1: 2}, 8, validation_period=pytorch.Batch(2))
+    assert _traces() == []
+    assert _lines(caplog) == ["the ordered trace is not written: a validation begins before its first batch was over"]
+
+
+def test_an_order_that_comes_with_the_last_batch_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    _fit({5: 1}, 4)
+    assert _traces() == []
+    assert "the ordered trace is refused: training is over" in _lines(caplog)
+
+
+def test_a_storage_that_takes_nothing_ends_no_training(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", refuse)
+    trial = _fit({1: 2})
+    assert trial.context.position.batches == 8
+    assert _lines(caplog) == ["the ordered trace fails: OSError: [Errno 28] No space left on device"]
+
+
+def test_aggregated_batches_are_traced_as_any_others() -> None:
+    _fit({1: 3}, 9, init={"aggregation_frequency": 3})
+    assert _traces() == [["batch 3", "batch 4", "batch 5"]]
