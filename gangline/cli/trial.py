@@ -1,4 +1,4 @@
-"""`gangline trial ...`: one trial of an experiment: read it, follow it, end it."""
+"""`gangline trial ...`: one trial of an experiment: read it, follow it, trace it, end it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gangline.cli.shared import Json, connect, new_group, show
 from gangline.domain.absence import absent
 
 if TYPE_CHECKING:
-    from gangline.client import TrialView
+    from gangline.client import TraceOrder, TrialView
 
-app = new_group("Read and end single trials.")
+app = new_group("Read, trace and end single trials.")
 
 TrialArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the trial, as 7.1.")]
 
@@ -59,6 +59,33 @@ def kill(trial_id: TrialArgument, is_json: Json = False) -> None:
     with connect() as client:
         trial = client.kill_trial(trial_id)
     show(trial, is_json, lambda: f"trial {trial.id}: {trial.outcome or trial.state}")
+
+
+@app.command()
+def profile(
+    trial_id: TrialArgument,
+    batches: Annotated[int, typer.Option(metavar="N", help="How many batches to trace, 1 to 50.")] = 10,
+    is_json: Json = False,
+) -> None:
+    """Trace the next batches of a running trial with torch's profiler."""
+    _experiment_of(trial_id)
+    with connect() as client:
+        order = client.profile_trial(trial_id, batches)
+    show(order, is_json, lambda: _prospect(order))
+
+
+def _prospect(order: TraceOrder) -> str:
+    """What happens next, and where to look."""
+    folder = order.tensorboard_url.removeprefix("file://")
+    num = f"{order.batches} batches are" if order.batches > 1 else "1 batch is"
+    return "\n".join(
+        [
+            f"trial {order.trial_id}: {num} traced once the trial has heard of it, within seconds while it trains",
+            f"  when it begins and when it is written: gangline trial logs -f {order.trial_id}",
+            f"  the trace comes to: {folder}/*.pt.trace.json",
+            f"  look at it: tensorboard --logdir {folder} (with torch-tb-profiler), or open it in ui.perfetto.dev",
+        ]
+    )
 
 
 def _experiment_of(trial_id: str) -> int:

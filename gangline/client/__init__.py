@@ -17,6 +17,7 @@ from gangline.client.record import (
 from gangline.client.session import Client
 from gangline.domain.explanation import Blocker, Explanation, TaskExplanation
 from gangline.domain.task import Task
+from gangline.domain.trace import TraceOrder
 
 __all__ = [
     "AgentView",
@@ -34,6 +35,7 @@ __all__ = [
     "Progress",
     "Task",
     "TaskExplanation",
+    "TraceOrder",
     "TrialView",
     "find_login",
     "load_login",

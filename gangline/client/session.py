@@ -34,6 +34,7 @@ from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, ExperimentAction, State
 from gangline.domain.task import Task
+from gangline.domain.trace import TraceOrder, check_batches
 from gangline.errors import ErrorKind, GanglineError
 from gangline.rpc import CHUNK_BYTES
 from gangline.v1 import gateway_pb2 as pb
@@ -178,6 +179,19 @@ class Client:
         """Ends it at once; the others of its experiment go on. Killing an ended one changes nothing."""
         request = pb.KillTrialRequest(request_id=request_id or new_request_id(), trial_id=trial_id)
         return from_proto(Trial, self._connection.call(self._stub.KillTrial, request).trial)
+
+    def profile_trial(self, trial_id: str, batches: int = 10, request_id: str | None = None) -> TraceOrder:
+        """Has so many of its next batches, 1 to 50, traced with torch's profiler. Returns at once with where the trace
+        will lie; the trial's log says when it begins and when it is written. A second order takes the place of one that
+        has not begun.
+
+        Raises GanglineError `trial.not_running`, and `trace.no_trainer` for a script without Gangline's trainer.
+        """
+        check_batches(batches)
+        request = pb.GatewayServiceProfileTrialRequest(
+            request_id=request_id or new_request_id(), trial_id=trial_id, batches=batches
+        )
+        return from_proto(TraceOrder, self._connection.call(self._stub.ProfileTrial, request).order)
 
     def preview_search(self, config_text: str, limit: int = 20) -> SearchPreview:
         """The trials that this configuration would make. limit: at most so many hyperparameters."""

@@ -37,6 +37,7 @@ from services.scheduler.runner_spec import SpecSource
 from services.scheduler.session import Sessions
 from services.scheduler.snapshot import all_pools
 from services.scheduler.store import Store
+from services.scheduler.trace_order import TraceOrders
 from services.scheduler.transition.rules import Rules
 
 _log = structlog.get_logger(__name__)
@@ -71,6 +72,7 @@ class Term:
         self.sessions = Sessions()
         self.store = Store(leadership, state, self._on_committed, self._on_stalled)
         self.intake = Intake(self.store, self.sessions, conditions.rules)
+        self.traces = TraceOrders(conditions.storage_url)
         self.experience = Experience()
         self.experience.learn(state, newest_ended(state.all_of(Trial)))
         self.hall = Hall(conditions.rules.rendezvous_seconds, conditions.network_interface or None)
@@ -173,6 +175,7 @@ class Term:
             if kind is Allocation:
                 self.hall.close(str(allocation_id))
         self.intake.on_committed(change)
+        self.traces.on_committed(change)
         self.experience.learn(self.state, change.all_of(Trial))
         self.loop.on_committed(change)
         self.pursuit.on_committed(change)

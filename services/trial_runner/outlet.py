@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -27,10 +27,12 @@ log = structlog.get_logger(__name__)
 
 
 class Outlet:
-    """reporter and recorder may be used at once; nothing connects before there is something to send."""
+    """reporter and recorder may be used at once; nothing connects before there is something to send. on_trace: set by
+    the runner; told of an order to trace so many batches."""
 
     def __init__(self, spec: runner_pb2.RunnerSpec, agent_id: str, spools: Path) -> None:
         allocation_id, node_rank = spec.allocation.id, spec.node_rank
+        self.on_trace: Callable[[int], None] = _ignore
         self._spools = spools
         self._folder = spools / f"{allocation_id}-{node_rank}"
         self._has_folder = False
@@ -54,6 +56,8 @@ class Outlet:
         """A training may go on for weeks, while schedulers and gateways come and go. A full disk ends no reporting."""
         self._routes[0].learn(answer.scheduler_addresses)
         self._learn_gateways(answer.gateway_addresses)
+        if answer.HasField("trace"):
+            self.on_trace(answer.trace.batches)
 
     def _learn_gateways(self, addresses: Sequence[str]) -> None:
         """For this runner, and for the drainer that may have to go on after it."""
@@ -113,3 +117,7 @@ class Outlet:
         if not is_empty:
             log.warning("records are left to the drainer: the gateway is away", num_records=self._spool.num_waiting)
         self.adopt_orphans()
+
+
+def _ignore(_: int) -> None:
+    """Before there is a runner that listens."""

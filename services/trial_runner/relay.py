@@ -80,7 +80,10 @@ class Relay:
         metrics.observe_progress(completed, self._batches, progress.seconds_per_batch, progress.samples_per_second)
         self._batches = completed
         self._held = runner_pb2.ProgressReport(
-            batches_completed=completed, batches_total=total, seconds_per_batch=progress.seconds_per_batch
+            batches_completed=completed,
+            batches_total=total,
+            seconds_per_batch=progress.seconds_per_batch,
+            takes_traces=progress.takes_traces,
         )
         if self._clock() - self._told_at >= PROGRESS_SECONDS:
             self.tell_rest()

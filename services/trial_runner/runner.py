@@ -49,7 +49,7 @@ from services.trial_runner.outcome import Circumstances, Failure, describe_failu
 from services.trial_runner.outlet import Outlet
 from services.trial_runner.preparation import Preparation
 from services.trial_runner.rank_link import RankLinkServer
-from services.trial_runner.relay import Relay
+from services.trial_runner.relay import CHIEF, Relay
 from services.trial_runner.rendezvous import RendezvousFailed
 from services.trial_runner.signature import signature_of
 from services.trial_runner.stacks import dump_stacks
@@ -131,6 +131,7 @@ class TrialRunner:
         self._lookout = Lookout(directory / "beats", self._place, hang_rule_of(config), self._gang, self._on_hang)
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
         self._link = RankLinkServer(directory.absolute() / "ranks", self._on_rank_message)
+        self._outlet.on_trace = self._on_trace
         self._fusion = FusionDesk(spec, self._outlet.reporter, self._link.send)
         self._log_watch = LogWatch(log_rules_of(config), self._outlet.recorder.note)
         self._pump = LogPump(self._on_lines)
@@ -375,6 +376,9 @@ class TrialRunner:
         self._fusion.on_message(rank, message)
         if self._crew is not None:
             self._crew.on_message(rank, message)
+
+    def _on_trace(self, batches: int) -> None:
+        self._link.send(CHIEF, rank_pb2.RunnerMessage(trace=rank_pb2.TraceRank(batches=batches)))
 
     def _on_first_step(self, at: float) -> None:
         self._timeline = replace(self._timeline, first_step_at=at)

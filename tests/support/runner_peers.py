@@ -120,7 +120,7 @@ class _Meeting:
 class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
     """agent_ids: by node rank. networks: the candidates in order of preference, each (subnet, [(interface, address) by
     node rank]). reports: by node rank, each sequence number once. leader_address: set on a standby. gateways: the
-    answer to each report."""
+    answer to each report. traces: batches to trace, one order in the answer to each report of progress."""
 
     def __init__(self, token: str, agent_ids: list[str], networks: list[tuple[str, list[tuple[str, str]]]]) -> None:
         super().__init__()
@@ -132,6 +132,7 @@ class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
         self.num_joins = 0
         self.leader_address = ""
         self.gateways: list[str] = []
+        self.traces: list[int] = []
         self.chosen: list[str] = []
         self._meeting = _Meeting()
 
@@ -143,7 +144,10 @@ class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
     ) -> runner_pb2.ReportTrialResponse:
         await self._admit(context)
         self.reports.setdefault(request.node_rank, {})[request.report.sequence] = request.report
-        return runner_pb2.ReportTrialResponse(gateway_addresses=self.gateways)
+        answer = runner_pb2.ReportTrialResponse(gateway_addresses=self.gateways)
+        if self.traces and request.report.HasField("progress"):
+            answer.trace.batches = self.traces.pop(0)
+        return answer
 
     async def FindFusion(  # noqa: N802 - the method's name in the proto
         self, request: runner_pb2.FindFusionRequest, context: Any

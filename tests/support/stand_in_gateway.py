@@ -47,6 +47,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.requests: list[pb.CreateExperimentRequest] = []
         self.updates: list[pb.UpdateExperimentRequest] = []
         self.agent_updates: list[pb.UpdateAgentRequest] = []
+        self.trace_orders: list[pb.GatewayServiceProfileTrialRequest] = []
         self.warnings: list[str] = []
         self.experiments: dict[int, types_pb2.Experiment] = {}
         self.views: dict[int, list[pb.ExperimentView]] = {}
@@ -165,6 +166,22 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             return pb.KillTrialResponse(trial=trial)
 
         return self._answer("KillTrial", context, handle)
+
+    def ProfileTrial(
+        self, request: pb.GatewayServiceProfileTrialRequest, context: Any
+    ) -> pb.GatewayServiceProfileTrialResponse:
+        def handle() -> pb.GatewayServiceProfileTrialResponse:
+            assert request.request_id
+            self.trace_orders.append(request)
+            order = types_pb2.TraceOrder(
+                trial_id=request.trial_id,
+                allocation_id=f"{request.trial_id}.1",
+                batches=request.batches,
+                tensorboard_url=f"file:///storage/tensorboard/{request.trial_id}",
+            )
+            return pb.GatewayServiceProfileTrialResponse(order=order)
+
+        return self._answer("ProfileTrial", context, handle)
 
     def PreviewSearch(
         self, request: pb.GatewayServicePreviewSearchRequest, context: Any

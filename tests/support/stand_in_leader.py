@@ -16,6 +16,7 @@ from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, CheckpointState, Outcome, ReasonCode, State
+from gangline.domain.trace import TraceOrder
 from gangline.errors import ErrorKind, GanglineError, not_found
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
@@ -36,6 +37,7 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.agent_changes: list[scheduler_pb2.ChangeAgentRequest] = []
         self.experiment_changes: list[scheduler_pb2.ChangeExperimentRequest] = []
         self.checkpoint_changes: list[scheduler_pb2.ChangeCheckpointsRequest] = []
+        self.trace_orders: list[scheduler_pb2.ProfileTrialRequest] = []
         self.num_pending_calls = 0
         self.is_standby = False
         self.is_quiet = False
@@ -118,6 +120,16 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         ended = replace(trial, state=State.TERMINAL, outcome=Outcome.CANCELED, reason=f"killed by {request.user}")
         revision = await self._put(keys.trial(ended.id), ended)
         return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(ended), revision=revision)
+
+    async def ProfileTrial(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.ProfileTrialRequest, context: Any
+    ) -> scheduler_pb2.ProfileTrialResponse:
+        await self._admit()
+        assert request.request_id
+        self.trace_orders.append(request)
+        trial = await self._find(Trial, keys.trial(request.trial_id))
+        order = TraceOrder(trial.id, f"{trial.id}.1", request.batches, f"/storage/tensorboard/{trial.id}")
+        return scheduler_pb2.ProfileTrialResponse(order=wire.to_proto(order))
 
     async def ChangeAgent(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.ChangeAgentRequest, context: Any

@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 
 import gangline
 from services.gateway.auth import Authenticator
-from services.gateway.http import agent, cluster, experiment, fusion, history, model, operation, queue
+from services.gateway.http import agent, cluster, experiment, fusion, history, model, operation, queue, trace
 from services.gateway.http.admission import Admission
 from services.gateway.http.measure import Measure
 from services.gateway.http.problem import add_problem_handlers
@@ -26,7 +26,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
     )  # fmt: skip
     app.state.usecases = usecases
     add_problem_handlers(app)
-    for part in (experiment, history, queue, agent, cluster, fusion, operation):
+    for part in (experiment, history, queue, agent, cluster, fusion, operation, trace):
         app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
     app.add_middleware(Measure)

@@ -77,6 +77,14 @@ class GatewayService(GatewayServiceServicer):
         trial = await self._usecases.experiments.kill_trial(current_principal(), request.request_id, request.trial_id)
         return pb.KillTrialResponse(trial=wire.to_proto(trial))
 
+    async def ProfileTrial(
+        self, request: pb.GatewayServiceProfileTrialRequest, context: Context
+    ) -> pb.GatewayServiceProfileTrialResponse:
+        order = await self._usecases.experiments.profile_trial(
+            current_principal(), request.request_id, request.trial_id, request.batches
+        )
+        return pb.GatewayServiceProfileTrialResponse(order=wire.to_proto(order))
+
     async def PreviewSearch(
         self, request: pb.GatewayServicePreviewSearchRequest, context: Context
     ) -> pb.GatewayServicePreviewSearchResponse:

@@ -1,4 +1,4 @@
-"""Creating, listing, reading, watching and changing experiments, and killing their trials."""
+"""Creating, listing, reading, watching and changing experiments, killing their trials and having them traced."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gangline.config.searcher import MAX_TRIALS
 from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, State
+from gangline.domain.trace import TraceOrder, check_batches
 from gangline.errors import invalid
 from gangline.v1 import scheduler_pb2
 from services.common.server import Principal
@@ -103,6 +104,19 @@ class Experiments:
         )
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Trial, answer.trial)
+
+    async def profile_trial(self, principal: Principal, request_id: str, trial_id: str, batches: int) -> TraceOrder:
+        """Has so many of its next batches traced. A later order takes the place of one that has not begun."""
+        check_user(principal)
+        check_request_id(request_id)
+        check_batches(batches)
+        answer = await self._leader.call(
+            lambda scheduler: scheduler.ProfileTrial,
+            scheduler_pb2.ProfileTrialRequest(
+                request_id=request_id, trial_id=trial_id, batches=batches, user=principal.name
+            ),
+        )
+        return wire.from_proto(TraceOrder, answer.order)
 
     async def preview_search(self, principal: Principal, config_json: str, limit: int) -> SearchPreview:
         """The trials that this configuration would make. limit: at most so many hyperparameters."""

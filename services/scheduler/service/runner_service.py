@@ -55,10 +55,12 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         require_allocation(request.allocation_id)
         term = self._seat.require()
         await term.intake.report(request.allocation_id, request.node_rank, request.report)
+        order = term.traces.on_report(term.state, request.allocation_id, request.node_rank, request.report)
         own_address, directory = term.conditions.own_address, term.conditions.directory
         return runner_pb2.ReportTrialResponse(
             scheduler_addresses=directory.schedulers_after(own_address),
             gateway_addresses=directory.addresses_of("gateway"),
+            trace=wire.to_proto(order) if order is not None else None,
         )
 
     async def FindFusion(  # noqa: N802 - grpc's name

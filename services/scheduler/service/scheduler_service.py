@@ -110,6 +110,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         trial = get(term.state, Trial, request.trial_id)
         return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(trial), revision=term.state.revision)
 
+    async def ProfileTrial(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.ProfileTrialRequest, _context: Any
+    ) -> scheduler_pb2.ProfileTrialResponse:
+        require_cluster()
+        term = self._seat.require()
+        order = term.traces.place(term.state, request.trial_id, request.batches, request.request_id)
+        _log.info("a trace is ordered", trial_id=order.trial_id, batches=order.batches, user=request.user)
+        return scheduler_pb2.ProfileTrialResponse(order=wire.to_proto(order))
+
     async def ChangeAgent(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.ChangeAgentRequest, _context: Any
     ) -> scheduler_pb2.ChangeAgentResponse:

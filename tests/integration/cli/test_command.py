@@ -14,7 +14,7 @@ import pytest
 
 from gangline.cli import live
 from gangline.config import parse_config
-from gangline.errors import unavailable
+from gangline.errors import conflict, unavailable
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
 from tests.integration.cli.conftest import Cli
@@ -149,6 +149,39 @@ def test_kill(cli: Cli, gateway: StandInGateway) -> None:
     assert cli("experiment", "kill", "1").out == "experiment 1 digits: CANCELED\n"
     ran = cli("experiment", "kill", "9")
     assert (ran.status, ran.err) == (2, "error: there is no experiment 9\n")
+
+
+def test_trace_of_a_running_trial_says_what_happens_next(cli: Cli, gateway: StandInGateway) -> None:
+    ran = cli("trial", "profile", "7.1")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.splitlines() == [
+        "trial 7.1: 10 batches are traced once the trial has heard of it, within seconds while it trains",
+        "  when it begins and when it is written: gangline trial logs -f 7.1",
+        "  the trace comes to: /storage/tensorboard/7.1/*.pt.trace.json",
+        "  look at it: tensorboard --logdir /storage/tensorboard/7.1 (with torch-tb-profiler), or open it in "
+        "ui.perfetto.dev",
+    ]
+    assert json.loads(cli("trial", "profile", "7.1", "--batches", "1", "--json").out) == {
+        "trial_id": "7.1",
+        "allocation_id": "7.1.1",
+        "batches": 1,
+        "tensorboard_url": "file:///storage/tensorboard/7.1",
+    }
+    assert [order.batches for order in gateway.trace_orders] == [10, 1]
+
+
+@pytest.mark.parametrize("batches", ["0", "51", "1000000000000"])
+def test_trace_of_too_few_or_many_batches_is_refused(cli: Cli, gateway: StandInGateway, batches: str) -> None:
+    ran = cli("trial", "profile", "7.1", "--batches", batches)
+    assert (ran.status, ran.out, ran.err) == (2, "", f"error: a trace has 1 to 50 batches, not {batches}\n")
+    assert not gateway.trace_orders
+
+
+def test_refused_trace_is_one_line(cli: Cli, gateway: StandInGateway) -> None:
+    gateway.failures = [conflict("trial.not_running", "trial 7.1 has ended (COMPLETED)")]
+    ran = cli("trial", "profile", "7.1")
+    assert (ran.status, ran.out, ran.err) == (2, "", "error: trial 7.1 has ended (COMPLETED)\n")
+    assert cli("trial", "profile", "seven").status == 2
 
 
 def test_tasks_say_where_or_why_not(cli: Cli, gateway: StandInGateway) -> None:

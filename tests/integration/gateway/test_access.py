@@ -30,6 +30,7 @@ UNARY_CALLS = {
     "KillExperiment": pb.KillExperimentRequest(),
     "UpdateExperiment": pb.UpdateExperimentRequest(),
     "KillTrial": pb.KillTrialRequest(),
+    "ProfileTrial": pb.GatewayServiceProfileTrialRequest(),
     "PreviewSearch": pb.GatewayServicePreviewSearchRequest(),
     "ListTasks": pb.ListTasksRequest(),
     "ListAgents": pb.ListAgentsRequest(),

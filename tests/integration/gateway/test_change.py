@@ -51,6 +51,36 @@ async def test_a_trial_is_killed_on_both_surfaces(client: Client, leader: StandI
     assert (missing.status_code, missing.json()["code"]) == (404, "trial.not_found")
 
 
+async def test_a_trial_is_traced_on_both_surfaces(client: Client, leader: StandInLeader) -> None:
+    trial_id = f"{(await create(client)).id}.1"
+    request = pb.GatewayServiceProfileTrialRequest(request_id="p1", trial_id=trial_id, batches=3)
+    order = (await client.gateway.ProfileTrial(request, metadata=client.metadata)).order
+    assert (order.trial_id, order.allocation_id, order.batches) == (trial_id, f"{trial_id}.1", 3)
+    answer = await client.http.post(f"/api/v1/trials/{trial_id}/profile", json={"batches": 4})
+    assert answer.json() == {
+        "order": {
+            "trialId": trial_id,
+            "allocationId": f"{trial_id}.1",
+            "batches": 4,
+            "tensorboardUrl": f"/storage/tensorboard/{trial_id}",
+        }
+    }
+    assert (await client.http.post(f"/api/v1/trials/{trial_id}/profile", json={})).json()["order"]["batches"] == 10
+    assert [(one.batches, one.user) for one in leader.trace_orders] == [(3, "alice"), (4, "alice"), (10, "alice")]
+    missing = await client.http.post("/api/v1/trials/99.1/profile", json={})
+    assert (missing.status_code, missing.json()["code"]) == (404, "trial.not_found")
+
+
+@pytest.mark.parametrize("batches", [0, -1, 51, 10**12])
+async def test_a_trace_of_too_few_or_many_batches_is_refused_in_one_line(
+    client: Client, leader: StandInLeader, batches: int
+) -> None:
+    answer = await client.http.post("/api/v1/trials/1.1/profile", json={"batches": batches})
+    assert (answer.status_code, answer.json()["code"]) == (400, "trace.batches")
+    assert answer.json()["detail"] == f"a trace has 1 to 50 batches, not {batches}"
+    assert not leader.trace_orders
+
+
 async def test_change_without_request_id_or_action_is_refused(client: Client, leader: StandInLeader) -> None:
     created = await create(client)
     wrong = [

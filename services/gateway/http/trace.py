@@ -1,0 +1,39 @@
+"""Route and JSON of traces that are ordered of running trials."""
+
+from __future__ import annotations
+
+import uuid
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from gangline.domain.trace import MOST_BATCHES
+from services.gateway.http.admission import Caller
+from services.gateway.http.context import Cases
+from services.gateway.http.model import Answer, Body
+
+router = APIRouter(prefix="/api/v1", tags=["trials"])
+
+
+class ProfileTrial(Body):
+    batches: int = Field(default=10, description=f"1 to {MOST_BATCHES}")
+
+
+class TraceOrder(Answer):
+    """tensorboard_url: the folder where the trace comes to lie."""
+
+    trial_id: str
+    allocation_id: str
+    batches: int
+    tensorboard_url: str
+
+
+class TraceAnswer(Answer):
+    order: TraceOrder
+
+
+@router.post("/trials/{trial_id}/profile")
+async def profile_trial(trial_id: str, body: ProfileTrial, caller: Caller, cases: Cases) -> TraceAnswer:
+    """Has its next batches traced with torch's profiler; the trial's log says when the trace begins and where it is."""
+    order = await cases.experiments.profile_trial(caller, str(uuid.uuid4()), trial_id, body.batches)
+    return TraceAnswer(order=TraceOrder.model_validate(order))
