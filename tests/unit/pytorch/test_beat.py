@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gangline import pytorch
 from gangline.core import beat
@@ -111,6 +112,36 @@ def test_a_validation_is_no_part_of_a_step(file: BeatFile) -> None:
         ("training", False),
         ("validating", True),
     }
+
+
+def test_an_ordered_trace_may_take_its_time_to_begin_and_to_be_written(
+    file: BeatFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, Phase]] = []
+
+    def look_at(what: str, method: str) -> None:
+        call = getattr(torch.profiler.profile, method)
+
+        def looking(*arguments: Any, **options: Any) -> Any:
+            seen.append((what, file.read().phase))
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(torch.profiler.profile, method, looking)
+
+    look_at("begins", "start")
+    look_at("is written", "export_chrome_trace")
+
+    def make(context: pytorch.PyTorchTrialContext) -> SmallTrial:
+        orders = iter([1])
+        monkeypatch.setattr(context.core.link, "take_trace", lambda: next(orders, 0))
+        return _Looking(context, lambda what: seen.append((what, file.read().phase)))
+
+    fit(make, max_length=pytorch.Batch(5))
+    assert [found for found in seen if found[0] in ("begins", "is written")] == [
+        ("begins", Phase.RESTING),
+        ("is written", Phase.RESTING),
+    ]
+    assert [phase for what, phase in seen if what == "training"][1:] == [Phase.WATCHED] * 4
 
 
 def test_a_trial_that_fails_is_watched_no_more_and_says_how_far_it_was(file: BeatFile) -> None:
