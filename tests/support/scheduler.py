@@ -173,6 +173,14 @@ class Caller:
         assert isinstance(answer, scheduler_pb2.EndTrialResponse)
         return answer
 
+    async def profile_trial(self, trial_id: str, batches: int, request_id: str = "p") -> types_pb2.TraceOrder:
+        request = scheduler_pb2.ProfileTrialRequest(
+            request_id=request_id, trial_id=trial_id, batches=batches, user="ann"
+        )
+        answer = await self._call("ProfileTrial", request)
+        assert isinstance(answer, scheduler_pb2.ProfileTrialResponse)
+        return answer.order
+
     async def change_checkpoints(
         self, *, delete_ids: Sequence[str] = (), deleted_ids: Sequence[str] = (), request_id: str = "d"
     ) -> scheduler_pb2.ChangeCheckpointsResponse:

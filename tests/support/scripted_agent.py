@@ -158,18 +158,20 @@ class ScriptedRunner:
         self._address = address
         self._sequence = 0
 
-    async def report(self, **report: object) -> None:
+    async def report(self, **report: object) -> runner_pb2.ReportTrialResponse:
         """One of running, progress, validation, checkpoint."""
         self._sequence += 1
-        await self.send(runner_pb2.TrialReport(sequence=self._sequence, **report))  # type: ignore[arg-type]  # one of its fields
+        return await self.send(runner_pb2.TrialReport(sequence=self._sequence, **report))  # type: ignore[arg-type]  # one of its fields
 
-    async def send(self, report: runner_pb2.TrialReport) -> None:
+    async def send(self, report: runner_pb2.TrialReport) -> runner_pb2.ReportTrialResponse:
         request = runner_pb2.ReportTrialRequest(
             allocation_id=self.spec.allocation.id, node_rank=self.spec.node_rank, report=report
         )
         async with self._channel() as channel:
             stub = runner_pb2_grpc.RunnerServiceStub(channel)
-            await stub.ReportTrial(request, metadata=rpc.token_metadata(self.spec.token), timeout=10)
+            answer = await stub.ReportTrial(request, metadata=rpc.token_metadata(self.spec.token), timeout=10)
+            assert isinstance(answer, runner_pb2.ReportTrialResponse)
+            return answer
 
     async def run(self) -> None:
         """Says that its ranks are up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.client import Client
+from gangline.client import Client, TraceOrder
 from gangline.domain.state import Availability, ReasonCode
 from gangline.errors import GanglineError
 from gangline.v1 import gateway_pb2 as pb
@@ -93,3 +93,14 @@ def test_snapshot(client: Client, queue: StandInGateway) -> None:
     assert client.get_snapshot() == client.get_snapshot("default") == queue.snapshot_json
     with pytest.raises(GanglineError, match="no pool 'other'"):
         client.get_snapshot("other")
+
+
+def test_a_trace_is_ordered_and_says_where_it_will_lie(client: Client, gateway: StandInGateway) -> None:
+    order = client.profile_trial("7.1", request_id="p1")
+    assert order == TraceOrder("7.1", "7.1.1", 10, "file:///storage/tensorboard/7.1")
+    assert client.profile_trial("7.1", 50).batches == 50
+    assert [(one.batches, one.request_id == "p1") for one in gateway.trace_orders] == [(10, True), (50, False)]
+    for batches in (0, 51, 10**12):
+        with pytest.raises(GanglineError, match=f"a trace has 1 to 50 batches, not {batches}"):
+            client.profile_trial("7.1", batches)
+    assert len(gateway.trace_orders) == 2
