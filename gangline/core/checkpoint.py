@@ -25,13 +25,12 @@ from gangline.core.manifest import StoredFile
 from gangline.core.scratch import temporary_folder
 from gangline.core.storage import CheckpointStore, checkpoint_url, describe_files, list_files, verify
 from gangline.domain.experiment import VALIDATION_METRICS
+from gangline.domain.failure import LATEST_CORRUPT
 from gangline.domain.id import check_checkpoint_id
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
 STEPS_COMPLETED = "steps_completed"
-# The code of errors about the checkpoint from which the cluster wants this trial to go on; there may be an older one.
-LATEST_CORRUPT = "checkpoint.latest_corrupt"
 _DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing")
 
 

@@ -89,13 +89,11 @@ def init(
     off the cluster; a mapping as in an experiment file may name a shared_fs or a directory. Checkpoints lie in its
     folder `checkpoints`, files for TensorBoard in `tensorboard`.
     """
-    refusal.install()
-    cluster = get_cluster_info()
-    if cluster is not None and distributed is not None:
-        _check_place(distributed, cluster)
+    cluster, link = get_cluster_info(), connect()
+    refusal.install(link)
     context = _assemble(
         cluster=cluster,
-        link=connect(),
+        link=link,
         beat=open_beat(watches_scripts=cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts),
         distributed=distributed or DistributedContext.from_environment(),
         storage_url=_url_of(checkpoint_storage) or (cluster.storage_url if cluster else str(Path.cwd())),
@@ -149,17 +147,6 @@ def _assemble(
         link=link,
         beat=beat,
     )
-
-
-def _check_place(distributed: DistributedContext, cluster: ClusterInfo) -> None:
-    """Two workers that both take themselves for one rank would save and report over each other."""
-    if distributed.size == cluster.world_size and distributed.rank != cluster.rank:
-        raise invalid(
-            "core.rank",
-            f"core.init(distributed=...) is called for rank {distributed.rank} in the slot of rank {cluster.rank}: "
-            "each slot runs the entrypoint, so a launcher that starts all workers starts them in each; start them with "
-            "`python3 -m gangline.launch.wrap_rank RANK -- ...`, or call core.init() without distributed",
-        )
 
 
 def _url_of(storage: str | Mapping[str, Any] | None) -> str | None:

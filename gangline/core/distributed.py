@@ -10,9 +10,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gangline.cluster_info import get_cluster_info
+from gangline.core.link import connect
 from gangline.core.transport import AloneTransport, StoreTransport, TorchTransport, Transport
 from gangline.errors import invalid
 from gangline.lacking import Lacking
+from gangline.launch import refusal
 
 CHIEF_PORT = 12360
 _WORLD = "gangline/world"
@@ -44,6 +47,7 @@ class DistributedContext(Lacking):
         transport: Transport | None = None,
         make_local_transport: Callable[[], Transport] | None = None,
     ) -> None:
+        _check_place(rank, size)
         if size > 1 and transport is None and chief_ip is not None:
             open_store = _stores_for(rank, size, chief_ip, pub_port)
             transport = StoreTransport(open_store(_WORLD), rank, size)
@@ -174,6 +178,21 @@ class DistributedContext(Lacking):
         return self._known_local_transport
 
 
+def _check_place(rank: int, size: int) -> None:
+    """Two workers that both take themselves for one rank would save and report over each other."""
+    cluster = get_cluster_info()
+    if cluster is None or size != cluster.world_size or rank == cluster.rank:
+        return
+    # Before core.init, in a worker.
+    refusal.install(connect())
+    raise invalid(
+        "core.rank",
+        f"DistributedContext(rank={rank}) is made in the slot of rank {cluster.rank}: each slot runs the entrypoint, "
+        "so a launcher that starts all workers starts them in each; start them with "
+        "`python3 -m gangline.launch.wrap_rank RANK -- ...`, or call core.init() without distributed",
+    )
+
+
 def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[str, Any]:
     """torchrun and the trial runner set all of these; a bare env:// start sets RANK and WORLD_SIZE only."""
     local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
@@ -190,13 +209,13 @@ def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[st
 
 def _stores_for(rank: int, size: int, address: str, port: int) -> Callable[[str], Any]:
     """For a launcher of a script's own: the store of whoever started these ranks, else one that rank 0 hosts."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  public, but not in __all__
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  not in __all__
 
     own = {"RANK": str(rank), "WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     if own.items() <= os.environ.items():
         return _store_of_environment(rank, size)
     store = TCPStore(address, port, is_master=rank == 0, wait_for_workers=False)
-    return lambda name: _part_of(store, name, rank)
+    return lambda name: PrefixStore(name, store)
 
 
 def _cpu_group() -> Any:
@@ -213,21 +232,13 @@ def _local_group(ranks: list[int]) -> Any:
 
 
 def _store_of_environment(rank: int, size: int) -> Callable[[str], Any]:
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # noqa: PLC0415  public, but not in __all__
     from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415  gangline.core is usable without torch
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def open_part(name: str) -> Any:
         store, _, _ = next(rendezvous("env://", rank, size))
-        return _part_of(store, f"{name}/{attempt}", rank)
+        return PrefixStore(f"{name}/{attempt}", store)
 
     return open_part
-
-
-def _part_of(store: Any, name: str, rank: int) -> Any:
-    """A new part at each call: all ranks open theirs equally often, and rounds must not meet what an earlier context of
-    these ranks has left."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # noqa: PLC0415  public, but not in __all__
-
-    number = PrefixStore(name, store).add(f"opened/{rank}", 1)
-    return PrefixStore(f"{name}/{number}", store)

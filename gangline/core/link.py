@@ -36,11 +36,11 @@ class Link(Protocol):
     """What a rank may tell its trial runner, and what it may be asked or ask.
 
     batches_completed: the newest count that was sent.
-    takes_traces: whether a trainer runs that looks at `take_trace`; it goes with each progress.
+    takes_traces: whether a trainer runs that looks at `take_trace`, None before the first; it goes with each progress.
     """
 
     batches_completed: int
-    takes_traces: bool
+    takes_traces: bool | None
 
     @property
     def preemption(self) -> str | None:
@@ -84,7 +84,11 @@ class Link(Protocol):
         ...
 
     def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
-        """kind: None leaves it to the runner to find out from the message and the rank's last lines."""
+        """kind: None leaves it to the runner to find out from what it knows beside."""
+        ...
+
+    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
+        """From a process that the rank has started; it counts where the rank then fails and cannot say why."""
         ...
 
     def send_finished(self) -> None: ...
@@ -99,7 +103,7 @@ class LocalLink:
 
     def __init__(self) -> None:
         self.batches_completed = 0
-        self.takes_traces = False
+        self.takes_traces: bool | None = None
 
     @property
     def preemption(self) -> str | None:
@@ -137,6 +141,9 @@ class LocalLink:
     def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
         pass
 
+    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
+        pass
+
     def send_finished(self) -> None:
         pass
 
@@ -152,7 +159,7 @@ class RunnerLink:
 
     def __init__(self, path: str, rank: int, on_lost: Callable[[], None] | None = None) -> None:
         self.batches_completed = 0
-        self.takes_traces = False
+        self.takes_traces: bool | None = None
         self._trace = 0
         self._preemption: str | None = None
         self._fusion: rank_pb2.FusionAnswer | None = None
@@ -194,7 +201,7 @@ class RunnerLink:
                 batches_total=batches_total,
                 samples_per_second=samples_per_second,
                 seconds_per_batch=seconds_per_batch,
-                takes_traces=self.takes_traces,
+                takes_traces=bool(self.takes_traces),
             )
         )
 
@@ -229,14 +236,10 @@ class RunnerLink:
             self._send(stopping=rank_pb2.RankStopping())
 
     def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
-        self._send(
-            failure=rank_pb2.RankFailure(
-                kind=enum_number(kind) if kind else None,  # type: ignore[arg-type]  # the enum is an int at run time
-                message=message,
-                traceback=traceback,
-                failed_at=time.time(),
-            )
-        )
+        self._send(failure=_failure(kind, message, traceback))
+
+    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
+        self._send(worker_failure=_failure(kind, message, traceback))
 
     def send_finished(self) -> None:
         self._send(finished=rank_pb2.RankFinished(batches_completed=self.batches_completed))
@@ -331,12 +334,23 @@ class RunnerLink:
                 self._on_trace(message.trace.batches)
 
     def _on_trace(self, batches: int) -> None:
-        """The scheduler knows which trials have a trainer, but that may have ended since."""
-        if not self.takes_traces:
-            _log.warning("a trace was ordered, but this script has no trainer running that could trace its batches")
-            return
+        """The scheduler knows which trials have a trainer, but that may have ended since, or be another process of this
+        rank."""
         with self._lock:
-            self._trace = batches
+            if self.takes_traces:
+                self._trace = batches
+                return
+        if self.takes_traces is not None:
+            _log.warning("the ordered trace is refused: training is over")
+
+
+def _failure(kind: ExitKind | None, message: str, traceback: str) -> rank_pb2.RankFailure:
+    return rank_pb2.RankFailure(
+        kind=enum_number(kind) if kind else None,  # type: ignore[arg-type]  # the enum is an int at run time
+        message=message,
+        traceback=traceback,
+        failed_at=time.time(),
+    )
 
 
 def _end_process() -> None:

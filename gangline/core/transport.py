@@ -104,17 +104,21 @@ class StoreTransport:
     """Over a torch.distributed store. Needs no process group, so a script stays free to make its own.
 
     Every call is a round: a member puts its value under the round's number and waits for the others' values. Whoever
-    has seen round n complete knows that everybody has read round n - 1, and removes its own value of that round.
+    has seen round n complete knows that everybody has read round n - 1, and removes its own value of that round. The
+    first round finds out how many transports these members have used before, in scripts that ran before this one: what
+    those left is not read again.
     """
 
     def __init__(self, store: Any, member: int, size: int, timeout_seconds: float = 1800.0) -> None:
         self._store = store
         self._member = member
         self._size = size
-        self._round = 0
+        self._round = self._number = 0
         store.set_timeout(timedelta(seconds=timeout_seconds))
 
     def allgather(self, value: Any) -> list[Any]:
+        if not self._round:
+            self._number = self._store.add(f"used/{self._member}", 1)
         self._round += 1
         self._store.set(self._key(self._round, self._member), pickle.dumps(value))
         keys = [self._key(self._round, member) for member in range(self._size)]
@@ -140,6 +144,5 @@ class StoreTransport:
         found = [reduce(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
         return lambda: found
 
-    @staticmethod
-    def _key(number: int, member: int) -> str:
-        return f"{number}/{member}"
+    def _key(self, number: int, member: int) -> str:
+        return f"{self._number}/{number}/{member}"

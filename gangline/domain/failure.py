@@ -1,4 +1,5 @@
-"""PURE: what an experiment says of failures, read from its configuration as ranks and runners get it: a dictionary.
+"""PURE: what an experiment says of failures, read from its configuration as ranks and runners get it: a dictionary; and
+the name of the one failure of a rank that leads to another checkpoint.
 
 Submit has validated it (gangline.config.failure); what another version of Gangline stored may lack keys.
 """
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.domain.state import LogAction
+
+# The code of errors about the checkpoint from which the cluster wants this trial to go on; there may be an older one.
+LATEST_CORRUPT = "checkpoint.latest_corrupt"
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def _on_system_exit(error: SystemExit, link: Link) -> int:
         return 0
     found = describe(error)
     if isinstance(error.code, int):
-        # It may pass on what happened to a worker of the script's own launcher, which has printed it.
+        # It may pass on what happened to a worker of the script's own launcher; the runner knows more.
         return _fail(Failure(None, f"the code called sys.exit({error.code})", found.traceback), link, error.code)
     return _fail(Failure(found.kind, str(error.code).splitlines()[0], found.traceback), link)
 

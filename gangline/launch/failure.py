@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 import gangline
-from gangline.core.checkpoint import LATEST_CORRUPT
+from gangline.domain.failure import LATEST_CORRUPT
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
 

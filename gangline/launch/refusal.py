@@ -1,8 +1,8 @@
-"""How a refusal of Gangline's ends a process that no entrypoint of ours runs: by its one line, in place of a traceback.
+"""How an exception that nobody catches ends a process that no entrypoint of ours runs.
 
-Owns the hook for exceptions that nobody catches; other exceptions than ours go on to the hook that was there. In a rank
-of the cluster gangline.launch.entrypoint tells how it ended; the hook is for what a rank starts, and off the cluster.
-Called by gangline.core.init.
+Owns the hook for it: a refusal of Gangline's is one line in place of a traceback, other exceptions go on to the hook
+that was there, and the trial runner is told of both where a rank has started this process. In the rank itself
+gangline.launch.entrypoint tells how it ended. Called by gangline.core.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ from collections.abc import Callable
 from types import TracebackType
 
 from gangline.cluster_info import ENVIRONMENT_KEY
+from gangline.core.link import Link
 from gangline.errors import GanglineError
-from gangline.launch.failure import cause_in_user_code
+from gangline.launch.failure import cause_in_user_code, describe
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
 
 class RefusalHook:
-    """A sys.excepthook. before: what everything else is passed to."""
+    """A sys.excepthook. before: what everything else than refusals is passed to. link: to the trial runner, if any."""
 
-    def __init__(self, before: _Hook) -> None:
+    def __init__(self, before: _Hook, link: Link) -> None:
         self._before = before
+        self._link = link
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        found = describe(error)
+        self._link.send_worker_failure(found.kind, found.message, found.traceback)
+        self._link.flush()
         if not isinstance(error, GanglineError):
             self._before(kind, error, trace)
             return
@@ -38,7 +43,7 @@ class RefusalHook:
         sys.stderr.flush()
 
 
-def install() -> None:
+def install(link: Link) -> None:
     """From now on in this process; it then ends with exit code 1, as after any exception. May be called twice."""
     if not isinstance(sys.excepthook, RefusalHook):
-        sys.excepthook = RefusalHook(sys.excepthook)
+        sys.excepthook = RefusalHook(sys.excepthook, link)

@@ -56,11 +56,16 @@ def _rank_of(word: str) -> int:
 
 def _run_in_its_slot(rank: int, command: list[str], *, is_plain: bool) -> int:
     cluster = get_cluster_info()
-    is_slots = cluster is not None and rank < cluster.world_size
-    if cluster is not None and is_slots and rank != cluster.rank:
-        return 0
-    # The log knows the lines of a slot's own rank already.
-    return _run(command) if is_plain or is_slots else _run_marked(rank, command)
+    if cluster is None or cluster.world_size == 1:
+        return _run(command) if is_plain else _run_marked(rank, command)
+    if rank >= cluster.world_size:
+        raise invalid(
+            "launch.rank",
+            f"wrap_rank {rank}: the trial has the ranks 0 to {cluster.world_size - 1}, one for each slot; start no "
+            "more workers, or ask for more slots_per_trial",
+        )
+    # The log knows whose lines these are.
+    return _run(command) if rank == cluster.rank else 0
 
 
 def _run(command: list[str]) -> int:

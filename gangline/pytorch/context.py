@@ -351,10 +351,12 @@ class PyTorchTrialContext(Lacking):
         self.update.averages(is_on)
 
     def _compress_gradients(self, optimizer: Optimizer, wants_fp16: bool | None) -> None:
+        if wants_fp16 is None:
+            return
         named = self.setting.optimizations.gradient_compression.hook
         if named is None:
-            self.strategy.compress_gradients(optimizer, bool(wants_fp16))
-        elif wants_fp16 is not None and wants_fp16 != (named == "fp16"):
+            self.strategy.compress_gradients(optimizer, wants_fp16)
+        elif wants_fp16 != (named == "fp16"):
             text = "wrap_optimizer(fp16_compression=%s) has no effect: optimizations.gradient_compression says %s"
             _log.warning(text, wants_fp16, named)
 

@@ -36,6 +36,7 @@ class RankMessage(google.protobuf.message.Message):
     FUSION_RECORD_FIELD_NUMBER: builtins.int
     FUSION_FORGET_FIELD_NUMBER: builtins.int
     STOPPING_FIELD_NUMBER: builtins.int
+    WORKER_FAILURE_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> Global___RankHello: ...
     @property
@@ -66,6 +67,10 @@ class RankMessage(google.protobuf.message.Message):
     def fusion_forget(self) -> Global___RankFusionForget: ...
     @property
     def stopping(self) -> Global___RankStopping: ...
+    @property
+    def worker_failure(self) -> Global___RankFailure:
+        """Of a process that the rank has started. It counts where the rank then fails and cannot say why."""
+
     def __init__(
         self,
         *,
@@ -80,10 +85,11 @@ class RankMessage(google.protobuf.message.Message):
         fusion_record: gangline.v1.types_pb2.FusionRecord | None = ...,
         fusion_forget: Global___RankFusionForget | None = ...,
         stopping: Global___RankStopping | None = ...,
+        worker_failure: Global___RankFailure | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "worker_failure", b"worker_failure"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure"] | None: ...
 
 Global___RankMessage: typing_extensions.TypeAlias = RankMessage
 

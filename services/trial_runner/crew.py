@@ -129,6 +129,9 @@ class Crew:
             case "finished":
                 state.end = replace(state.end, is_finished=True)
                 state.finished_at = time.time()
+            case "worker_failure":
+                told = _to_failure(rank, self.place.agent_id, message.worker_failure)
+                state.end = replace(state.end, worker_failure=told)
             case "stopping":
                 state.end = replace(state.end, is_preempted=True)
             case _:
@@ -186,7 +189,7 @@ class Crew:
             ended_at=event["at"],
             # A command that ends after our SIGTERM, with whatever code, has obeyed.
             was_killed=(event["was_killed"] and number == signal.SIGKILL) or state.was_asked,
-            was_out_of_memory=number == signal.SIGKILL and memory.count_oom_kills() > self._oom_kills_before,
+            was_out_of_memory=memory.count_oom_kills() > self._oom_kills_before,
         )
         log.info("a rank ended", rank=state.end.rank, exit_code=event["exit_code"], signal=number)
         metrics.ranks.dec()

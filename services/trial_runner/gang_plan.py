@@ -142,7 +142,8 @@ def needs_no_warmth(spec: runner_pb2.RunnerSpec) -> bool:
 
 
 def _with_directory(path: str, directory: str) -> str:
-    return path if directory in path.split(os.pathsep) else f"{directory}{os.pathsep}{path}"
+    first, _, _ = path.partition(os.pathsep)
+    return path if first == directory else f"{directory}{os.pathsep}{path}"
 
 
 def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network, rank: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import ExitKind
@@ -25,10 +26,16 @@ _CONSEQUENCE = re.compile(
     r"|sendbytes failed|connection was likely closed",
     re.IGNORECASE | re.DOTALL,
 )
-# An exception's last line, or a refusal of ours in a process that a rank started. SystemExit only passes on a number.
+# An exception's last line, or a tool's. SystemExit only passes on a number.
 _ERROR_LINE = re.compile(
     r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
 )
+# How shells and Python scripts pass on that a child was killed. Other numbers of this kind are exit codes as well.
+_PASSED_ON = {
+    code: number
+    for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
+    for code in (128 + number, 256 - number)
+}
 _KIND_BY_EXCEPTION = {
     "MemoryError": ExitKind.OUT_OF_MEMORY,
     "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
@@ -65,7 +72,8 @@ class RankEnd:
     """How one rank ended. Exactly one of exit_code and signal is set, neither when nobody saw its end.
 
     was_killed: by this runner, before it had ended by itself. is_finished: it had said that its training was over.
-    was_out_of_memory: the kernel counted a kill for want of memory while it ran.
+    was_out_of_memory: the kernel counted a kill for want of memory while it ran. worker_failure: the newest that a
+    process told of which the rank had started.
     """
 
     rank: int
@@ -77,6 +85,7 @@ class RankEnd:
     is_finished: bool = False
     is_preempted: bool = False
     was_out_of_memory: bool = False
+    worker_failure: Failure | None = None
     last_lines: tuple[str, ...] = ()
 
     @property
@@ -149,22 +158,25 @@ def failure_of(end: RankEnd) -> Failure | None:
     if end.is_success:
         return None
     if end.failure is not None:
-        return replace(_classify(end.failure, end.last_lines), rank=end.rank)
+        return replace(end.failure if end.failure.kind else _find_reason(end, end.failure), rank=end.rank)
     if end.was_killed or (end.signal is None and end.exit_code is None):
         return None
     if end.signal is not None:
         return _signal_failure(end, end.signal)
     line = find_error_line(end.last_lines)
     message = line or f"exited with code {end.exit_code} and said nothing"
-    return Failure(_kind_of(message), message, end.rank, "", end.ended_at, "\n".join(end.last_lines))
+    return _find_reason(end, Failure(None, message, end.rank, "", end.ended_at, "\n".join(end.last_lines)))
 
 
-def _classify(failure: Failure, lines: Sequence[str]) -> Failure:
-    """What a rank cannot tell the kind of may have happened in a process that it started, which has printed it."""
-    if failure.kind is not None:
-        return failure
-    line = find_error_line(lines)
-    message = line if _ERROR_LINE.match(line) else failure.message
+def _find_reason(end: RankEnd, failure: Failure) -> Failure:
+    """Of a rank that ended with a code. It may pass on what happened to a process that it had started: which was
+    killed, told of it over a link of its own, or has printed it."""
+    number = _PASSED_ON.get(end.exit_code or 0)
+    if number is not None:
+        return replace(failure, **_killed(number, end.was_out_of_memory, "a process that it had started was "))
+    if end.worker_failure is not None:
+        return replace(end.worker_failure, failed_at=failure.failed_at)
+    message = (end.failure is not None and find_last_word(end.last_lines)) or failure.message
     return replace(failure, kind=_kind_of(message), message=message)
 
 
@@ -175,16 +187,32 @@ def find_error_line(lines: Sequence[str]) -> str:
     return (named or filled or [""])[-1]
 
 
+def find_last_word(lines: Sequence[str]) -> str:
+    """The error that was printed last before a script ended itself by SystemExit, whose traceback may follow; empty
+    where something else was: what came before that has been dealt with."""
+    filled = [line.strip() for line in lines if line.strip()]
+    if filled and filled[-1].startswith("SystemExit"):
+        starts = [number for number, line in enumerate(filled) if line.startswith("Traceback (most recent call last)")]
+        filled = filled[: starts[-1]] if starts else []
+    match = _ERROR_LINE.match(filled[-1]) if filled else None
+    return "" if match is None or (match[1] or "").endswith("Warning") else filled[-1]
+
+
 def is_consequence(text: str) -> bool:
     """Whether this error only says that another process has gone."""
     return bool(_CONSEQUENCE.search(text))
 
 
 def _signal_failure(end: RankEnd, number: int) -> Failure:
-    if number == signal.SIGKILL and end.was_out_of_memory:
-        message = "the kernel killed it because memory ran out (SIGKILL)"
-        return Failure(ExitKind.OUT_OF_MEMORY, message, end.rank, "", end.ended_at)
-    return Failure(ExitKind.SIGNAL, f"ended by signal {number} ({signal_name(number)})", end.rank, "", end.ended_at)
+    return Failure(**_killed(number, end.was_out_of_memory), rank=end.rank, failed_at=end.ended_at)
+
+
+def _killed(number: int, was_out_of_memory: bool, whom: str = "") -> dict[str, Any]:
+    """kind and message of a failure."""
+    if number == signal.SIGKILL and was_out_of_memory:
+        message = f"{whom}killed by the kernel because memory ran out (SIGKILL)"
+        return {"kind": ExitKind.OUT_OF_MEMORY, "message": message}
+    return {"kind": ExitKind.SIGNAL, "message": f"{whom}ended by signal {number} ({signal_name(number)})"}
 
 
 def signal_name(number: int) -> str:

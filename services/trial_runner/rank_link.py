@@ -28,13 +28,14 @@ log = structlog.get_logger(__name__)
 
 class RankLinkServer:
     """folder: made by `start`, removed by `close`; the agent removes it after a runner that was killed. on_message:
-    called with the rank and each message after its hello."""
+    called with the rank and each message after its hello. A rank has a connection for each process that speaks for it:
+    its own, and workers that it has started."""
 
     def __init__(self, folder: Path, on_message: Callable[[int, rank_pb2.RankMessage], None]) -> None:
         self._folder = folder
         self._on_message = on_message
         self._server: asyncio.Server | None = None
-        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._writers: dict[asyncio.StreamWriter, int] = {}
         self._preempt: rank_pb2.PreemptRank | None = None
 
     @property
@@ -44,7 +45,7 @@ class RankLinkServer:
     @property
     def connected(self) -> frozenset[int]:
         """Ranks that listen to what the runner says."""
-        return frozenset(self._writers)
+        return frozenset(self._writers.values())
 
     async def start(self) -> None:
         # This runner holds the lock of the allocation's folder, so whoever left something there is gone.
@@ -56,36 +57,33 @@ class RankLinkServer:
         self._server = await asyncio.start_server(self._serve, sock=listener, backlog=256)
 
     def send(self, rank: int, message: rank_pb2.RunnerMessage) -> None:
-        """Says something to one rank; nothing when it has gone."""
-        writer = self._writers.get(rank)
-        if writer is not None:
-            payload = message.SerializeToString()
-            writer.write(_HEADER.pack(len(payload)) + payload)
+        """Says something to all that speak for a rank; nothing when they have gone."""
+        for writer in [writer for writer, owner in self._writers.items() if owner == rank]:
+            _write(writer, message)
 
     def preempt(self, reason: str, grace_seconds: float) -> None:
         """Asks every rank to stop after a checkpoint, also those that connect later."""
         self._preempt = rank_pb2.PreemptRank(reason=reason, grace_seconds=grace_seconds)
-        for writer in self._writers.values():
+        for writer in self._writers:
             self._send_preempt(writer)
 
     async def close(self) -> None:
         """Only when the ranks have gone: a rank that loses its runner ends."""
         if self._server is not None:
             self._server.close()
-        for writer in self._writers.values():
+        for writer in self._writers:
             writer.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _send_preempt(self, writer: asyncio.StreamWriter) -> None:
-        payload = rank_pb2.RunnerMessage(preempt=self._preempt).SerializeToString()
-        writer.write(_HEADER.pack(len(payload)) + payload)
+        _write(writer, rank_pb2.RunnerMessage(preempt=self._preempt))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank = -1
         try:
             hello = await read_message(reader)
             rank = hello.hello.rank
-            self._writers[rank] = writer
+            self._writers[writer] = rank
             if self._preempt is not None:
                 self._send_preempt(writer)
             while True:
@@ -95,10 +93,14 @@ class RankLinkServer:
         except (DecodeError, ValueError) as error:
             log.error("a rank sent what is no message; its connection is closed", rank=rank, error=str(error))
         finally:
-            if self._writers.get(rank) is writer:
-                del self._writers[rank]
+            self._writers.pop(writer, None)
             with suppress(OSError):
                 writer.close()
+
+
+def _write(writer: asyncio.StreamWriter, message: rank_pb2.RunnerMessage) -> None:
+    payload = message.SerializeToString()
+    writer.write(_HEADER.pack(len(payload)) + payload)
 
 
 async def read_message(reader: asyncio.StreamReader) -> rank_pb2.RankMessage:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gangline.domain.state import Outcome
+from gangline.domain.state import ExitKind, Outcome
 from gangline.pytorch import load_checkpoint
 from tests.support.cluster import running_cluster
 from tests.support.determined_source import LAUNCHED, MNIST
@@ -63,9 +63,11 @@ _COUNTING = {
 
 
 def test_launcher_of_a_script_s_own_counts_over_two_machines(tmp_path: Path) -> None:
-    """And an error of one of its workers ends the trial by its name."""
+    """And an error of one of its workers ends the trial by its name and kind."""
     breaking = LAUNCHED.replace("x = 0\n", "x = 0\n    assert distributed.rank == 0, 'odd'\n")
-    sources = {"sound": LAUNCHED, "breaking": breaking}
+    killing = LAUNCHED.replace("x = 0\n", "x = 0\n    distributed.rank == 0 or os.kill(os.getpid(), 9)\n")
+    killing = killing.replace("return max(", "return min(").replace("import sys\n", "import os\nimport sys\n")
+    sources = {"sound": LAUNCHED, "breaking": breaking, "killing": killing}
     trials = {}
     with running_cluster(tmp_path / "cluster", agents=2, slots=1) as cluster, cluster.connect() as client:
         for name, source in sources.items():
@@ -76,6 +78,8 @@ def test_launcher_of_a_script_s_own_counts_over_two_machines(tmp_path: Path) -> 
         entries = list(client.stream_metrics(trials["sound"].experiment_id))
     assert trials["sound"].outcome is Outcome.COMPLETED, trials["sound"].reason
     assert [entry.point.metrics["x"] for entry in entries] == [70, 140, 140]
-    failure = trials["breaking"].last_failure
-    assert failure is not None
-    assert (failure.rank, failure.message) == (1, "AssertionError: odd")
+    failures = [trials[name].last_failure for name in ("breaking", "killing")]
+    assert [(failure.rank, failure.kind, failure.message) for failure in failures if failure] == [
+        (1, ExitKind.USER_ERROR, "AssertionError: odd"),
+        (1, ExitKind.SIGNAL, "a process that it had started was ended by signal 9 (SIGKILL)"),
+    ]

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from gangline.cluster_info import CheckpointInfo
+from gangline.domain.state import ExitKind
 from gangline.pytorch import load_checkpoint
+from gangline.wire import enum_member
 from tests.support.determined_source import CHECKPOINTS, DISTRIBUTED, LAUNCHED, METRICS, MNIST, SEARCH
 from tests.support.event_file import read_scalars
 from tests.support.rank import RunningTrial, Trial, run_trial, start_trial
@@ -151,8 +153,10 @@ def test_launcher_that_starts_all_workers_in_each_slot_is_told(tmp_path: Path) -
     config = {"entrypoint": _OWN_LAUNCHER, "searcher": {"name": "single", "metric": "x"}}
     running, codes = run_trial(tmp_path, Trial({"4_distributed.py": source}, config, {"increment_by": 3}, 2))
     assert codes[1] == 1
-    told = "error: core.init(distributed=...) is called for rank 0 in the slot of rank 1: each slot runs"
-    assert f"\n{told}" in running.output(1)
+    told = "error: DistributedContext(rank=0) is made in the slot of rank 1: each slot runs the entrypoint"
+    assert told in running.output(1)
+    [failure] = running.runner.of(1, "worker_failure")
+    assert enum_member(ExitKind, failure.kind) is ExitKind.CONFIGURATION_ERROR
 
 
 def test_what_is_lacking_ends_the_trial_with_its_name(tmp_path: Path) -> None:

@@ -16,15 +16,7 @@ if os.environ["RANK"] == "0":
         time.sleep(0.01)
     print("to trace:", batches, flush=True)
 """
-SCRIPT = """
-import os, time
-from gangline import core
-with core.init() as context:
-    context.train.report_training_metrics(5, {"loss": 0.5})
-    context.train.report_progress(0.5)
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-"""
+LAUNCHES = "import subprocess, sys\nsubprocess.run([sys.executable, 'worker.py'], check=True)\n"
 
 
 async def test_an_order_reaches_the_chief(world: World) -> None:
@@ -37,12 +29,12 @@ async def test_an_order_reaches_the_chief(world: World) -> None:
     assert [found.takes_traces for found in world.scheduler.reports_of("progress")] == [True]
 
 
-async def test_a_script_without_a_trainer_says_so_in_its_log(world: World) -> None:
-    await world.prepare(SCRIPT, (1,))
+async def test_an_order_reaches_the_worker_that_trains_for_the_chief(world: World) -> None:
+    """Its launcher, which has a link too, says nothing of it."""
+    await world.prepare(LAUNCHES, (1,), files={"worker.py": TRAINS})
     world.scheduler.traces = [7]
-    runner = world.launch(0)
-    await world.gateway.wait_line("a trace was ordered, but this script has no trainer running")
-    (runner.directory / "code" / "go").touch()
+    world.launch(0)
     (report,) = await world.wait()
     assert report.kind is ExitKind.COMPLETED
-    assert [found.takes_traces for found in world.scheduler.reports_of("progress")] == [False]
+    assert world.gateway.lines("stdout") == ["to trace: 7"]
+    assert world.gateway.lines("stderr") == []

@@ -78,16 +78,27 @@ def test_messages_arrive_in_order(peer: _Peer) -> None:
     link.send_progress(6, 10, 100.0, 0.01)
     link.send_checkpoint(types_pb2.Checkpoint(id="abc"))
     link.send_failure(ExitKind.USER_ERROR, "ValueError: x", "trace")
+    link.send_worker_failure(None, "of a worker", "")
     link.send_stopping()
     link.send_stopping()
     link.send_finished()
     assert link.flush()
-    messages = [peer.read() for _ in range(8)]
+    messages = [peer.read() for _ in range(9)]
     kinds = [message.WhichOneof("message") for message in messages]
-    assert kinds == ["hello", "first_step", "metrics", "progress", "checkpoint", "failure", "stopping", "finished"]
+    assert kinds == [
+        "hello",
+        "first_step",
+        "metrics",
+        "progress",
+        "checkpoint",
+        "failure",
+        "worker_failure",
+        "stopping",
+        "finished",
+    ]
     assert dict(messages[2].metrics.metrics) == {"loss": 0.5}
     assert messages[5].failure.kind == types_pb2.EXIT_KIND_USER_ERROR
-    assert messages[7].finished.batches_completed == 6
+    assert messages[8].finished.batches_completed == 6
 
 
 def test_runner_that_does_not_read_holds_nobody_up(peer: _Peer) -> None:
@@ -119,12 +130,16 @@ def test_order_to_trace_is_told_once_and_a_later_one_takes_its_place(peer: _Peer
     assert peer.link.take_trace() == 0
 
 
-def test_script_without_a_trainer_says_that_nobody_traces_it(peer: _Peer, caplog: pytest.LogCaptureFixture) -> None:
+def test_order_that_comes_when_training_is_over_is_refused(peer: _Peer, caplog: pytest.LogCaptureFixture) -> None:
+    """By the process that has trained; another one of the same rank says nothing."""
+    peer.trace(3)
+    peer.connection.sendall(peer.preempt("drain a1"))
+    _wait_for(lambda: peer.link.preemption, "what was sent after the order")
+    assert caplog.messages == []
+    peer.link.takes_traces = False
     peer.trace(3)
     _wait_for(lambda: caplog.messages, "a line of the log")
-    assert caplog.messages == [
-        "a trace was ordered, but this script has no trainer running that could trace its batches"
-    ]
+    assert caplog.messages == ["the ordered trace is refused: training is over"]
     peer.link.takes_traces = True
     assert peer.link.take_trace() == 0
 

@@ -10,6 +10,8 @@ import pytest
 import gangline.core
 from gangline import InvalidHP
 from gangline.cluster_info import ENVIRONMENT_KEY
+from gangline.core.link import LocalLink
+from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 from gangline.launch import refusal
 
@@ -32,8 +34,8 @@ def end_with(error: BaseException) -> None:
 
 
 def test_a_refusal_is_its_line(passed_on: list[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
-    refusal.install()
-    refusal.install()
+    refusal.install(LocalLink())
+    refusal.install(LocalLink())
     end_with(invalid("x.y", "use less"))
     end_with(InvalidHP("too wide"))
     assert capsys.readouterr().err == "error: use less\nerror: too wide\n"
@@ -43,7 +45,7 @@ def test_a_refusal_is_its_line(passed_on: list[BaseException], capsys: pytest.Ca
 def test_a_rank_says_which_it_is(
     passed_on: list[BaseException], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusal.install()
+    refusal.install(LocalLink())
     monkeypatch.setenv("RANK", "3")
     end_with(invalid("x.y", "use less"))
     assert capsys.readouterr().err == "error: rank 3: use less\n"
@@ -52,7 +54,7 @@ def test_a_rank_says_which_it_is(
 def test_where_the_users_code_is_the_cause_it_is_shown(
     passed_on: list[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refusal.install()
+    refusal.install(LocalLink())
     try:
         try:
             raise RuntimeError("shapes do not match")
@@ -66,7 +68,7 @@ def test_where_the_users_code_is_the_cause_it_is_shown(
 
 
 def test_other_exceptions_go_on_to_the_hook_before(passed_on: list[BaseException]) -> None:
-    refusal.install()
+    refusal.install(LocalLink())
     error = ValueError("no")
     end_with(error)
     assert passed_on == [error]
@@ -77,9 +79,26 @@ def test_on_the_cluster_the_log_says_which_rank(
 ) -> None:
     monkeypatch.setenv(ENVIRONMENT_KEY, "{}")
     monkeypatch.setenv("RANK", "3")
-    refusal.install()
+    refusal.install(LocalLink())
     end_with(invalid("x.y", "use less"))
     assert capsys.readouterr().err == "error: use less\n"
+
+
+class _KeepingLink(LocalLink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[ExitKind | None, str]] = []
+
+    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
+        self.told.append((kind, message))
+
+
+def test_the_runner_is_told_of_any_exception(passed_on: list[BaseException]) -> None:
+    link = _KeepingLink()
+    refusal.install(link)
+    end_with(invalid("x.y", "use less"))
+    end_with(MemoryError("no"))
+    assert link.told == [(ExitKind.CONFIGURATION_ERROR, "use less"), (ExitKind.OUT_OF_MEMORY, "MemoryError: no")]
 
 
 def test_the_core_api_installs_it(passed_on: list[BaseException]) -> None:

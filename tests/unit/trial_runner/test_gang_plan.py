@@ -100,7 +100,7 @@ def test_the_experiments_variables_win_over_the_machines_but_not_over_torchs() -
 
 def test_a_scripts_python_is_the_ranks_own() -> None:
     assert environment(0, 0, {"PATH": "/usr/bin"})["PATH"] == "/bin:/usr/bin"
-    assert environment(0, 0, {"PATH": "/usr/bin:/bin"})["PATH"] == "/usr/bin:/bin"
+    assert environment(0, 0, {"PATH": "/bin:/usr/bin"})["PATH"] == "/bin:/usr/bin"
 
 
 def test_a_rank_sees_all_devices_of_its_member() -> None:

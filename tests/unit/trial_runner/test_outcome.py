@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from services.trial_runner.outcome import Circumstances, Failure, RankEnd, Stop,
 
 GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3107"
 NCCL = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+EXITED = "the code called sys.exit(1)"
 STORE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
 
 
@@ -75,11 +77,49 @@ def test_the_kind_that_a_rank_names_is_kept() -> None:
 
 
 def test_what_a_child_of_the_rank_printed_says_more_than_an_exit_code() -> None:
-    lines = ("Traceback:", "MemoryError: too big", "the launcher ends", "SystemExit: 1")
-    report = judge([raised(0, "the code called sys.exit(1)", 1.0, last_lines=lines)], around())
+    own = ("Traceback (most recent call last):", '  File "launch.py", line 3, in <module>', "SystemExit: 1")
+    lines = ("Traceback (most recent call last):", "  in worker", "MemoryError: too big", *own)
+    report = judge([raised(0, EXITED, 1.0, last_lines=lines)], around())
     assert (report.kind, report.message) == (ExitKind.OUT_OF_MEMORY, "MemoryError: too big")
-    report = judge([raised(0, "the code called sys.exit(1)", 1.0, last_lines=("good bye",))], around())
-    assert (report.kind, report.message) == (ExitKind.USER_ERROR, "the code called sys.exit(1)")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("MemoryError: image too large", "skipped it"),
+        ("DeprecationWarning: bar",),
+        ("torch.distributed.elastic.ChildFailedError:", "======"),
+        ("good bye",),
+        (),
+    ],
+)
+def test_what_was_dealt_with_before_an_exit_is_not_its_reason(lines: tuple[str, ...]) -> None:
+    report = judge([raised(0, EXITED, 1.0, last_lines=lines)], around())
+    assert (report.kind, report.message) == (ExitKind.USER_ERROR, EXITED)
+
+
+def test_what_a_worker_told_is_the_reason_of_an_exit_code_and_of_nothing_else() -> None:
+    told = Failure(ExitKind.CONFIGURATION_ERROR, "use less", 0, "a1", 0.5)
+    for end in (
+        raised(0, EXITED, 1.0, worker_failure=told, last_lines=("ValueError: x",)),
+        RankEnd(0, exit_code=1, ended_at=1.0, worker_failure=told),
+    ):
+        report = judge([end], around())
+        assert (report.kind, report.message, report.failed_at) == (ExitKind.CONFIGURATION_ERROR, "use less", 1.0)
+    own = raised(0, "ValueError: mine", 1.0, kind=ExitKind.USER_ERROR, worker_failure=told)
+    assert judge([own], around()).message == "ValueError: mine"
+    assert judge([RankEnd(0, exit_code=0, worker_failure=told)], around()).kind is ExitKind.COMPLETED
+
+
+@pytest.mark.parametrize("code", [137, 247])
+def test_an_exit_code_may_pass_on_that_a_child_was_killed(code: int) -> None:
+    failure = Failure(None, "the code called sys.exit(-9)", 0, failed_at=1.0)
+    for end in (RankEnd(0, exit_code=code, ended_at=1.0), RankEnd(0, exit_code=code, ended_at=1.0, failure=failure)):
+        report = judge([end], around())
+        assert report.kind is ExitKind.SIGNAL
+        assert report.message == "a process that it had started was ended by signal 9 (SIGKILL)"
+        report = judge([replace(end, was_out_of_memory=True)], around())
+        assert report.kind is ExitKind.OUT_OF_MEMORY
 
 
 HANG = Failure(ExitKind.HANG, "hung: it has stood still", 1, "a1", failed_at=50.0, details="in wait\nin train_batch")
