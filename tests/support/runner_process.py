@@ -96,13 +96,18 @@ class Host:
             environment=self.environment,
             directory=str(directory),
         )
-        return Runner(pid, os.pidfd_open(pid), directory, started_at)
+        try:
+            return Runner(pid, os.pidfd_open(pid), directory, started_at)
+        except ProcessLookupError:
+            return Runner(pid, None, directory, started_at)
 
 
 @dataclass
 class Runner:
+    """pidfd: None for one that had ended before anybody could look."""
+
     pid: int
-    pidfd: int
+    pidfd: int | None
     directory: Path
     started_at: float
 
@@ -112,6 +117,8 @@ class Runner:
         return self.exit()
 
     async def gone(self, seconds: float = 60.0) -> None:
+        if self.pidfd is None:
+            return
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.add_reader(self.pidfd, ended.set)
