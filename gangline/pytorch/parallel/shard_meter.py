@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from gangline.pytorch.profile.collective import CollectiveTimer
 from gangline.pytorch.profile.stream_wait import watched_waits
 
-_COLLECTIVES = ("_all_gather_comm", "_reduce_scatter_comm")
+_GATHERING, _REDUCTION = "_all_gather_comm", "_reduce_scatter_comm"
 
 
 class ShardMeter(CollectiveTimer):
@@ -46,8 +46,8 @@ class ShardMeter(CollectiveTimer):
 
     def _put_around(self, group: Any) -> None:
         # torch has setters of these, but nothing that tells what they replace: a trial may have set its own.
-        for name in _COLLECTIVES:
-            self._replace(group, name, _Timed(getattr(group, name), self._run))
+        self._replace(group, _GATHERING, _Timed(getattr(group, _GATHERING), self._gather))
+        self._replace(group, _REDUCTION, _Timed(getattr(group, _REDUCTION), self._reduce))
         if self._has_copies:
             self._replace(group, "_all_reduce_hook", self._after_all_reduce(group._all_reduce_hook))
 
@@ -61,13 +61,19 @@ class ShardMeter(CollectiveTimer):
         setattr(group, name, value)
         self._around.callback(put_back)
 
-    def _run(self, collective: Callable[[], Any]) -> Any:
-        if not self.is_counting:
-            return collective()
-        begin = self.mark()
-        found = collective()
-        self._reduced = self.add(begin)
+    def _gather(self, collective: Callable[[], Any]) -> Any:
+        return self._run(collective)[0]
+
+    def _reduce(self, collective: Callable[[], Any]) -> Any:
+        found, self._reduced = self._run(collective)
         return found
+
+    def _run(self, collective: Callable[[], Any]) -> tuple[Any, Any]:
+        """What it returns, and the mark of its end, None where it does not count."""
+        if not self.is_counting:
+            return collective(), None
+        begin = self.mark()
+        return collective(), self.add(begin)
 
     def _after_all_reduce(self, hook: Callable[[torch.Tensor], None] | None) -> Callable[[torch.Tensor], None]:
         """torch calls it in the stream of the all-reduce, which comes right after a reduce-scatter. There is no call
@@ -114,5 +120,5 @@ def parameter_groups(module: FSDPModule) -> list[Any]:
 
 def can_be_measured(module: FSDPModule) -> bool:
     """Whether this release of torch keeps its collectives where they can be replaced."""
-    names = (*_COLLECTIVES, "_all_reduce_hook")
+    names = (_GATHERING, _REDUCTION, "_all_reduce_hook")
     return all(hasattr(group, name) for group in parameter_groups(module) for name in names)
