@@ -85,8 +85,9 @@ class Tuner:
         self._go_on()
 
     def rest(self, steps: int) -> None:
-        """All ranks in step: so many steps are not looked at, and the buckets stay as they are."""
-        self._steps_to_rest = steps
+        """All ranks in step: so many steps are not looked at, and the buckets stay as they are. A rest that is under
+        way never gets shorter."""
+        self._steps_to_rest = max(self._steps_to_rest, steps)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: plain values, empty as long as nothing is decided."""

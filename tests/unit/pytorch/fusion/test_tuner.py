@@ -205,6 +205,23 @@ def test_a_race_goes_on_after_a_rest_with_the_buckets_in_place() -> None:
     assert rested.model.applied == usual.model.applied
 
 
+def test_a_second_rest_does_not_shorten_the_first() -> None:
+    def play(trial: ScriptedTrial) -> ScriptedTrial:
+        trial.train(12)
+        applied = list(trial.model.applied)
+        trial.tuner.rest(20)
+        trial.train(3)
+        trial.tuner.rest(2)
+        trial.train(17)
+        assert trial.model.applied == applied
+        trial.train_until_decided()
+        return trial
+
+    rested, _ = _on_two_ranks(play)
+    usual, _ = _on_two_ranks(_decided)
+    assert rested.num_steps == usual.num_steps + 20
+
+
 def test_rare_exchange_needs_a_larger_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "measure_link", lambda *arguments: LinkCost(0.0005, 2.7e8))
     chief, _ = _on_two_ranks(_decided, aggregation_frequency=1)
