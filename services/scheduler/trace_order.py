@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gangline.domain.allocation import Allocation
-from gangline.domain.experiment import Trial
+from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
 from gangline.domain.trace import TraceOrder, tensorboard_url_of
 from gangline.errors import GanglineError, conflict
@@ -53,7 +53,7 @@ class TraceOrders:
         trial = get(records, Trial, trial_id)
         allocation = live_allocation_of(records, trial)
         if trial.state is not State.RUNNING or allocation is None or allocation.state is not State.RUNNING:
-            raise _not_running(trial, allocation)
+            raise _not_running(trial, allocation, records.find(Experiment, trial.experiment_id))
         desk = self._desks.get(allocation.id)
         if desk is None:
             raise conflict("trace.no_batch", f"trial {trial_id} {_NO_BATCH}")
@@ -90,7 +90,7 @@ class TraceOrders:
                 self._desks.pop(str(allocation_id), None)
 
 
-def _not_running(trial: Trial, allocation: Allocation | None) -> GanglineError:
+def _not_running(trial: Trial, allocation: Allocation | None, experiment: Experiment | None) -> GanglineError:
     state, again = trial.state, f"order again once it runs: gangline trial describe {trial.id}"
     if state is State.TERMINAL:
         ended = f"has ended ({trial.outcome})" if trial.outcome else "has ended"
@@ -98,5 +98,9 @@ def _not_running(trial: Trial, allocation: Allocation | None) -> GanglineError:
     if allocation is not None and State.STOPPING in {state, allocation.state}:
         why = f" ({allocation.stop_reason})" if allocation.stop_reason else ""
         return conflict("trial.not_running", f"trial {trial.id} is stopping{why}; {again}")
+    if experiment is not None and experiment.state is State.PAUSED:
+        paused = f"belongs to experiment {experiment.id}, which is {experiment.reason or 'paused'}"
+        how = f"activate it (gangline experiment activate {experiment.id}) and {again}"
+        return conflict("trial.not_running", f"trial {trial.id} {paused}; {how}")
     waits = "waits for slots" if allocation is None else "is starting"
     return conflict("trial.not_running", f"trial {trial.id} {waits}; {again}")

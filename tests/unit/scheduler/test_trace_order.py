@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gangline.domain.allocation import Allocation, Member
-from gangline.domain.experiment import Trial
+from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import Outcome
 from gangline.domain.state import State as Stage
 from gangline.domain.trace import TraceOrder
@@ -18,6 +18,7 @@ from services.scheduler.trace_order import TraceOrders
 
 MEMBERS = (Member("a1", 0, ("a1/0",)), Member("a2", 1, ("a2/0",)))
 ALLOCATION = Allocation("7.1.2", "7.1", 7, 2, 1, "default", MEMBERS, Stage.RUNNING)
+PAUSED = Experiment(7, "digits", "ann", "{}", "0" * 64, state=Stage.PAUSED)
 TRIAL = Trial("7.1", 7, 1, state=Stage.RUNNING, attempts=2)
 RUNNING = State.of([TRIAL, ALLOCATION])
 
@@ -109,6 +110,31 @@ def test_a_report_of_an_attempt_that_has_ended_leaves_nothing_behind() -> None:
             "trial 7.1 waits for slots; order again once it runs",
         ),
         (
+            [replace(PAUSED, reason="paused by ann"), replace(TRIAL, state=Stage.QUEUED)],
+            "trial.not_running",
+            "trial 7.1 belongs to experiment 7, which is paused by ann; activate it (gangline experiment activate 7) "
+            "and order again once it runs: gangline trial describe 7.1",
+        ),
+        (
+            [PAUSED, replace(TRIAL, state=Stage.QUEUED)],
+            "trial.not_running",
+            "trial 7.1 belongs to experiment 7, which is paused; activate it (gangline experiment activate 7)",
+        ),
+        (
+            [replace(PAUSED, state=Stage.RUNNING), replace(TRIAL, state=Stage.QUEUED)],
+            "trial.not_running",
+            "trial 7.1 waits for slots; order again once it runs",
+        ),
+        (
+            [
+                PAUSED,
+                replace(TRIAL, state=Stage.STOPPING),
+                replace(ALLOCATION, state=Stage.STOPPING, stop_reason="paused by ann"),
+            ],
+            "trial.not_running",
+            "trial 7.1 is stopping (paused by ann); order again",
+        ),
+        (
             [replace(TRIAL, state=Stage.STARTING), replace(ALLOCATION, state=Stage.STARTING)],
             "trial.not_running",
             "trial 7.1 is starting; order again once it runs: gangline trial describe 7.1",
@@ -128,7 +154,9 @@ def test_a_report_of_an_attempt_that_has_ended_leaves_nothing_behind() -> None:
         ),
     ],
 )
-def test_what_does_not_run_cannot_be_traced(records: list[Trial | Allocation], code: str, message: str) -> None:
+def test_what_does_not_run_cannot_be_traced(
+    records: list[Trial | Allocation | Experiment], code: str, message: str
+) -> None:
     with pytest.raises(GanglineError) as caught:
         _Desk().place(records=State.of(records))
     assert caught.value.code == code
