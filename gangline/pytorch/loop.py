@@ -279,11 +279,11 @@ class TrainingLoop:
         if not self._distributed.is_chief:
             return
         if self._stop is not None:
-            self._trace.refuse("training ends")
+            self._trace.refuse("training stops")
             return
         # CUPTI takes a second or more to start.
         self._beat.rest()
-        self._trace.order(batches, self._position.batches, self._context.core.tensorboard)
+        self._trace.order(batches, self._position.batches, self._context.core.tensorboard, self._beat.rest)
         self._beat.resume()
 
     def _cut_trace(self, why: str) -> None:
@@ -295,7 +295,7 @@ class TrainingLoop:
 
     def _end_traces(self) -> None:
         """One that is under way is written; whoever ordered one that comes too late is told so."""
-        self._cut_trace("training ends")
+        self._cut_trace("training stops")
         asked = self._question()[_TRACE] if self._question is not None else 0
         self._question = None
         if self._link.take_trace() or (asked and self._distributed.is_chief):

@@ -2,7 +2,7 @@
 
 Owns its configuration, by context.set_profiler or by the range of batches in the section `profiling`, its steps, and
 the traces that users order while the trial runs. A process has one such profiler at a time, and an order never ends a
-training: what stands in its way is said in the log.
+training: what stands in its way is said in the log, and a profiler of the trial's own goes first.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import torch
 
 from gangline.domain.trace import MOST_BATCHES
 from gangline.errors import invalid
+from gangline.pytorch.profile import other_session
 
 _log = logging.getLogger("gangline")
 
@@ -34,15 +36,27 @@ class Folder(Protocol):
 
 @dataclass(slots=True)
 class _Order:
-    """first: the batch that is traced first, counted from 1 over the trial. traced: how many have been."""
+    """first: the batch that is traced first, counted from 1 over the trial. traced: how many have been. file: what was
+    written."""
 
     first: int
+    path: Any
     url: str
     traced: int = -1
+    file: str = ""
 
     @property
-    def text(self) -> str:
-        return f"the trace of batches {self.first} to {self.first + self.traced - 1}"
+    def last(self) -> int:
+        return self.first + self.traced - 1
+
+    def write(self, profiler: Any) -> None:
+        """With a name that TensorBoard's plugin knows: <worker>.<time>.pt.trace.json. Nothing where no batch was
+        traced."""
+        if self.traced < 1:
+            return
+        file = f"batches_{self.first}_to_{self.last}.{time.time_ns()}.pt.trace.json"
+        profiler.export_chrome_trace(str(self.path / file))
+        self.file = file
 
 
 class Trace:
@@ -54,6 +68,7 @@ class Trace:
         self._num_steps = self._steps_left = math.inf
         self._profiler: Any = None
         self._order: _Order | None = None
+        self._end_watch: Callable[[], None] | None = None
 
     @property
     def is_configured(self) -> bool:
@@ -82,18 +97,24 @@ class Trace:
         if self._options is not None:
             self._open(self._options, torch.profiler.tensorboard_trace_handler(str(folder.path)), self._num_steps)
 
-    def order(self, batches: int, completed: int, folder: Folder) -> None:
+    def order(self, batches: int, completed: int, folder: Folder, rest: Callable[[], None]) -> None:
         """Between two batches: traces so many, after one in which the profiler warms up. completed: batches of the
-        trial that lie behind."""
+        trial that lie behind. rest: called before what there is gets written in the midst of a batch, as the trial's
+        own code begins to profile."""
         obstacle = self._obstacle()
         if obstacle:
             self.refuse(obstacle)
             return
-        self._order = order = _Order(completed + 2, folder.url)
+
+        def give_way() -> None:
+            rest()
+            self.cut("the trial's own code begins to profile")
+
         try:
-            write = torch.profiler.tensorboard_trace_handler(str(folder.path))
+            self._order = order = _Order(completed + 2, folder.path, folder.url)
             schedule = torch.profiler.schedule(wait=0, warmup=1, active=batches, repeat=1)
-            self._open({"schedule": schedule}, lambda found: write(found) if order.traced > 0 else None, 1 + batches)
+            self._open({"schedule": schedule}, order.write, 1 + batches)
+            self._end_watch = other_session.watch(give_way)
         except Exception as error:  # noqa: BLE001  of torch, CUPTI or the storage, and training goes on
             self._give_up(error)
         else:
@@ -140,7 +161,7 @@ class Trace:
         if self._profiler is not None:
             own = "set_profiler" if self._num_steps == math.inf else "begin_on_batch of the section profiling"
             return f"the trial traces itself by {own}, and torch has one profiler at a time"
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # there, but not in torch's own list
+        if other_session.is_open():
             return "the trial's own code runs torch's profiler, of which there is one at a time"
         return ""
 
@@ -162,8 +183,9 @@ class Trace:
     def _close(self) -> None:
         profiler, order = self._forget()
         profiler.stop()
-        if order is not None and order.traced > 0:
-            _log.info("%s is written to %s", order.text, order.url)
+        if order is not None and order.file:
+            text = "the trace of batches %d to %d is written to %s/%s"
+            _log.info(text, order.first, order.last, order.url, order.file)
 
     def _give_up(self, error: Exception) -> None:
         profiler, _ = self._forget()
@@ -173,6 +195,9 @@ class Trace:
 
     def _forget(self) -> tuple[Any, _Order | None]:
         found = (self._profiler, self._order)
+        if self._end_watch is not None:
+            self._end_watch()
+        self._end_watch = None
         self.is_on = False
         self._profiler = self._order = None
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 import torch
 
 from gangline import pytorch
+from gangline.core.beat import NoBeat
 from gangline.core.link import LocalLink
+from gangline.pytorch.fusion.opening import Untuned
+from gangline.pytorch.pace import Pace
 from tests.support.small_trial import SmallTrial, fit
 
 CPU = [torch.profiler.ProfilerActivity.CPU]
@@ -30,6 +34,16 @@ class _OrderingLink(LocalLink):
     def take_trace(self) -> int:
         self.num_asked += 1
         return self.orders.pop(self.num_asked, 0)
+
+
+class _RestedFusion(Untuned):
+    """What the loop tells of steps that say nothing of the buckets."""
+
+    def __init__(self) -> None:
+        self.rests: list[int] = []
+
+    def rest(self, steps: int) -> None:
+        self.rests.append(steps)
 
 
 class _Ordered(SmallTrial):
@@ -49,10 +63,17 @@ def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline.pytorch.pace._MOST_BATCHES", 1)
 
 
+@pytest.fixture
+def fusion(monkeypatch: pytest.MonkeyPatch) -> _RestedFusion:
+    found = _RestedFusion()
+    monkeypatch.setattr("gangline.pytorch.loop.open_fusion", lambda *_: found)
+    return found
+
+
 def _traces() -> list[list[str]]:
-    """Of each trace, the batches that it holds."""
+    """Of each trace, in the order of the times in their names, the batches that it holds."""
     found = []
-    for path in sorted(Path("tensorboard").glob("*.pt.trace.json")):
+    for path in sorted(Path("tensorboard").glob("*.pt.trace.json"), key=lambda path: path.name.split(".")[-4]):
         events = json.loads(path.read_text())["traceEvents"]
         assert any(event.get("name", "").startswith("aten::") for event in events)
         found.append(sorted({event["name"] for event in events if str(event.get("name")).startswith("batch ")}))
@@ -73,10 +94,12 @@ def test_the_batches_after_the_one_that_warms_up_are_traced(caplog: pytest.LogCa
     caplog.set_level(logging.INFO)
     trial = _fit({1: 2})
     assert _traces() == [["batch 3", "batch 4"]]
-    folder = Path("tensorboard").absolute()
+    (file,) = Path("tensorboard").absolute().glob("*.pt.trace.json")
+    # As the plugin of TensorBoard wants it: worker, time, and what kind of file it is.
+    assert re.fullmatch(r"batches_3_to_4\.\d+\.pt\.trace\.json", file.name)
     assert _lines(caplog) == [
         "batches 3 to 4 are traced, as ordered",
-        f"the trace of batches 3 to 4 is written to {folder}",
+        f"the trace of batches 3 to 4 is written to {file}",
     ]
     assert not trial.context.trace.is_on
     assert not trial.link.takes_traces
@@ -145,23 +168,63 @@ def test_a_profiler_of_the_trials_own_that_begins_meanwhile_ends_the_ordered_one
 
     class Own(_Ordered):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 1:
+            if batch_idx == 3:
                 own.start()
             loss = super().train_batch(batch, epoch_idx, batch_idx)
             if batch_idx == 5:
                 own.stop()
             return loss
 
-    trial = _fit({1: 5}, trial=Own)
-    assert trial.context.position.batches == 8
-    assert any("the ordered trace fails" in line for line in _lines(caplog))
+    caplog.set_level(logging.INFO)
+    trial = _fit({1: 5, 6: 1}, 10, trial=Own)
+    assert trial.context.position.batches == 10
+    named = {event.key for event in own.key_averages() if event.key.startswith("batch ")}
+    assert named == {"batch 4", "batch 5", "batch 6"}
+    assert _traces() == [["batch 3"], ["batch 8"]]
+    assert _lines(caplog)[1] == "the ordered trace ends after 1 batches: the trial's own code begins to profile"
+    assert _lines(caplog)[2].startswith("the trace of batches 3 to 3 is written to ")
+
+
+def test_a_batch_in_which_a_trace_gives_way_may_take_long() -> None:
+    """What there is gets written in the midst of it, and a rank that rests is not taken for one that hangs."""
+    own = torch.profiler.profile(activities=CPU)
+    seen: list[bool] = []
+
+    class Beat(NoBeat):
+        is_resting = False
+
+        def tick(self) -> None:
+            self.is_resting = False
+
+        def rest(self) -> None:
+            self.is_resting = True
+
+        def resume(self) -> None:
+            self.is_resting = False
+
+    beat = Beat()
+
+    class Own(_Ordered):
+        def __init__(self, context: pytorch.PyTorchTrialContext, orders: dict[int, int]) -> None:
+            super().__init__(context, orders)
+            context.core.beat = beat
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 3:
+                seen.append(beat.is_resting)
+                with own:
+                    seen.append(beat.is_resting)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    _fit({1: 5}, trial=Own)
+    assert seen == [False, True]
 
 
 def test_a_trial_that_ends_meanwhile_writes_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     _fit({1: 50}, 5)
     assert _traces() == [["batch 3", "batch 4", "batch 5"]]
-    assert _lines(caplog)[1] == "the ordered trace ends after 3 batches: training ends"
+    assert _lines(caplog)[1] == "the ordered trace ends after 3 batches: training stops"
     assert _lines(caplog)[2].startswith("the trace of batches 3 to 5 is written to ")
 
 
@@ -211,3 +274,48 @@ def test_a_storage_that_takes_nothing_ends_no_training(
 def test_aggregated_batches_are_traced_as_any_others() -> None:
     _fit({1: 3}, 9, init={"aggregation_frequency": 3})
     assert _traces() == [["batch 3", "batch 4", "batch 5"]]
+
+
+@pytest.mark.parametrize(
+    ("batches", "aggregation_frequency", "steps"),
+    # One batch warms up, and the step after those in which it traces waits for the file.
+    [(2, 1, 4), (1, 1, 3), (3, 3, 3), (5, 3, 3), (6, 3, 4)],
+)
+def test_tuning_rests_while_steps_are_traced_and_one_more(
+    fusion: _RestedFusion, batches: int, aggregation_frequency: int, steps: int
+) -> None:
+    _fit({1: batches}, 12, init={"aggregation_frequency": aggregation_frequency})
+    assert len(_traces()) == 1
+    assert fusion.rests == [steps]
+
+
+def test_without_an_order_tuning_does_not_rest(fusion: _RestedFusion) -> None:
+    _fit({}, 4)
+    assert fusion.rests == []
+
+
+def test_an_order_that_comes_with_a_stop_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    class Stopping(_Ordered):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                self.context.set_stop_requested(True)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    caplog.set_level(logging.INFO)
+    trial = _fit({3: 2}, trial=Stopping)
+    assert trial.context.position.batches == 3
+    assert _traces() == []
+    assert _lines(caplog) == ["the ordered trace is refused: training stops"]
+
+
+def test_an_order_in_a_question_that_nobody_answered_before_the_end_is_refused(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks look after batches 1 and 3, and read the answer to the second look after batch 4; there are three."""
+    monkeypatch.setattr(Pace, "suggest", lambda *_: 2)
+    caplog.set_level(logging.INFO)
+    trial = _fit({2: 1}, 3, trial=_Ordered)
+    # At both looks, and at the end.
+    assert trial.link.num_asked == 3
+    assert _traces() == []
+    assert _lines(caplog) == ["the ordered trace is refused: training is over"]
