@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ def test_a_running_trial_is_traced_by_the_command(cluster: Cluster, tmp_path: Pa
         assert _says(run, "are traced, as ordered")
         (trace,) = folder.glob("*.pt.trace.json")
         assert _num_steps(trace) == 3
+        # The line names the file, and the file the batches.
+        assert re.fullmatch(r"batches_\d+_to_\d+\.\d+\.pt\.trace\.json", trace.name)
+        assert _says(run, f"is written to {order['tensorboard_url']}/{trace.name}")
         # Only the chief was told, and the other rank's own folder holds nothing.
         assert list(folder.rglob("*.pt.trace.json")) == [trace]
         _check_that_a_pause_writes_what_there_is(cluster, run, folder)
@@ -117,7 +121,9 @@ def _check_that_a_pause_writes_what_there_is(cluster: Cluster, run: GatedRun, fo
     assert run.trial.trial.state is State.QUEUED
     (trace,) = set(folder.glob("*.pt.trace.json")) - known
     assert 1 <= _num_steps(trace) < 50
-    wait_for(lambda: _says(run, "batches: training ends"), "why it is shorter", SECONDS)
+    wait_for(lambda: _says(run, "batches: training stops"), "why it is shorter", SECONDS)
+    refused = cluster.run("trial", "profile", f"{run.experiment_id}.1", check=False)
+    assert f"activate it (gangline experiment activate {run.experiment_id})" in refused.stderr
     run.gate.pace(0.05)
     cluster.run("experiment", "activate", str(run.experiment_id))
     wait_for(lambda: run.trial.trial.state is State.RUNNING, "its second attempt", SECONDS)
