@@ -211,6 +211,8 @@ def _environment(trial: Trial, rank: int, runner: StandInRunner, port: int, dire
         world_size=trial.size,
     )
     return {
+        # What a script starts by the name of python3 is the Python of the ranks, as with a trial runner.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(trial.size),
