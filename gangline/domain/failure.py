@@ -1,11 +1,12 @@
 """PURE: what an experiment says of failures, read from its configuration as ranks and runners get it: a dictionary; and
-the name of the one failure of a rank that leads to another checkpoint.
+what ranks and runners both have to know of how one fails.
 
 Submit has validated it (gangline.config.failure); what another version of Gangline stored may lack keys.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,17 @@ from gangline.domain.state import LogAction
 
 # The code of errors about the checkpoint from which the cluster wants this trial to go on; there may be an older one.
 LATEST_CORRUPT = "checkpoint.latest_corrupt"
+# How shells and Python scripts pass on that a child was killed. Other numbers of this kind are exit codes as well.
+_PASSED_ON = {
+    code: number
+    for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
+    for code in (128 + number, 256 - number)
+}
+
+
+def signal_passed_on(code: int) -> signal.Signals | None:
+    """That killed a process which a script or shell had started, where it ends with that process's exit code."""
+    return _PASSED_ON.get(code & 0xFF)
 
 
 @dataclass(frozen=True, slots=True)

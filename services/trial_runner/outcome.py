@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gangline.domain.allocation import ExitReport
+from gangline.domain.failure import signal_passed_on
 from gangline.domain.state import ExitKind
 
 MAX_MESSAGE_LENGTH = 2000
@@ -30,12 +31,6 @@ _CONSEQUENCE = re.compile(
 _ERROR_LINE = re.compile(
     r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
 )
-# How shells and Python scripts pass on that a child was killed. Other numbers of this kind are exit codes as well.
-_PASSED_ON = {
-    code: number
-    for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
-    for code in (128 + number, 256 - number)
-}
 _KIND_BY_EXCEPTION = {
     "MemoryError": ExitKind.OUT_OF_MEMORY,
     "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
@@ -158,7 +153,7 @@ def failure_of(end: RankEnd) -> Failure | None:
     if end.is_success:
         return None
     if end.failure is not None:
-        return replace(end.failure if end.failure.kind else _find_reason(end, end.failure), rank=end.rank)
+        return replace(_find_reason(end, end.failure), rank=end.rank)
     if end.was_killed or (end.signal is None and end.exit_code is None):
         return None
     if end.signal is not None:
@@ -169,11 +164,13 @@ def failure_of(end: RankEnd) -> Failure | None:
 
 
 def _find_reason(end: RankEnd, failure: Failure) -> Failure:
-    """Of a rank that ended with a code. It may pass on what happened to a process that it had started: which was
-    killed, told of it over a link of its own, or has printed it."""
-    number = _PASSED_ON.get(end.exit_code or 0)
-    if number is not None:
+    """Where a rank ends with a code, it may pass on what happened to a process that it had started: which was killed,
+    told of it over a link of its own, or has printed it."""
+    number = signal_passed_on(end.exit_code or 0)
+    if number is not None and failure.kind in (None, ExitKind.SIGNAL):
         return replace(failure, **_killed(number, end.was_out_of_memory, "a process that it had started was "))
+    if failure.kind is not None:
+        return failure
     if end.worker_failure is not None:
         return replace(end.worker_failure, failed_at=failure.failed_at)
     message = (end.failure is not None and find_last_word(end.last_lines)) or failure.message

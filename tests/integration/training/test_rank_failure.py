@@ -58,12 +58,17 @@ def _in_train_batch(statement: str) -> str:
             "train_batch: the metric 'loss' is a tensor of shape (2,), not one number",
         ),
         ("import sys; sys.exit(3)", None, "the code called sys.exit(3)"),
+        (
+            "import sys; sys.exit(-9)",
+            ExitKind.SIGNAL,
+            "a process that it had started was ended by signal 9 (SIGKILL)",
+        ),
     ],
 )
 def test_exception_in_training_has_a_kind(tmp_path: Path, statement: str, kind: ExitKind | None, message: str) -> None:
     """But for an exit code: the runner looks at what was printed before it."""
     running, codes = _run(tmp_path, _in_train_batch(statement))
-    assert codes == [3 if "exit" in statement else 1]
+    assert codes == [247 if "exit(-9)" in statement else 3 if "exit" in statement else 1]
     assert _failure(running) == (kind, message)
 
 

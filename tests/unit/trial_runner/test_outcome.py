@@ -113,13 +113,15 @@ def test_what_a_worker_told_is_the_reason_of_an_exit_code_and_of_nothing_else() 
 
 @pytest.mark.parametrize("code", [137, 247])
 def test_an_exit_code_may_pass_on_that_a_child_was_killed(code: int) -> None:
-    failure = Failure(None, "the code called sys.exit(-9)", 0, failed_at=1.0)
+    told = "a process that it had started was ended by signal 9 (SIGKILL)"
+    failure = Failure(ExitKind.SIGNAL, told, 0, failed_at=1.0)
     for end in (RankEnd(0, exit_code=code, ended_at=1.0), RankEnd(0, exit_code=code, ended_at=1.0, failure=failure)):
         report = judge([end], around())
-        assert report.kind is ExitKind.SIGNAL
-        assert report.message == "a process that it had started was ended by signal 9 (SIGKILL)"
+        assert (report.kind, report.message) == (ExitKind.SIGNAL, told)
         report = judge([replace(end, was_out_of_memory=True)], around())
         assert report.kind is ExitKind.OUT_OF_MEMORY
+    slow = RankEnd(0, signal=9, was_killed=True, ended_at=2.0, failure=failure)
+    assert judge([slow], around()).message == told, "its own words count though it was ended before it had ended"
 
 
 HANG = Failure(ExitKind.HANG, "hung: it has stood still", 1, "a1", failed_at=50.0, details="in wait\nin train_batch")
