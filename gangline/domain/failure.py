@@ -15,6 +15,8 @@ from gangline.domain.state import LogAction
 
 # The code of errors about the checkpoint from which the cluster wants this trial to go on; there may be an older one.
 LATEST_CORRUPT = "checkpoint.latest_corrupt"
+# How a sentence about a process begins that a rank had started.
+CHILD = "a process that it had started was "
 # How shells and Python scripts pass on that a child was killed. Other numbers of this kind are exit codes as well.
 _PASSED_ON = {
     code: number
@@ -26,6 +28,19 @@ _PASSED_ON = {
 def signal_passed_on(code: int) -> signal.Signals | None:
     """That killed a process which a script or shell had started, where it ends with that process's exit code."""
     return _PASSED_ON.get(code & 0xFF)
+
+
+def describe_signal(number: int, whom: str = "") -> str:
+    """How a process was ended. whom: CHILD for one that a rank had started."""
+    return f"{whom}ended by signal {number} ({signal_name(number)})"
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unnamed"
 
 
 @dataclass(frozen=True, slots=True)

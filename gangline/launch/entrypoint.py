@@ -20,7 +20,7 @@ from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.core.beat import open_beat
 from gangline.core.link import Link, connect
 from gangline.domain.entrypoint import Entrypoint, Module, Script, TrialClass, parse_entrypoint
-from gangline.domain.failure import hang_rule_of, signal_passed_on
+from gangline.domain.failure import CHILD, describe_signal, hang_rule_of, signal_passed_on
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 from gangline.launch.failure import Failure, describe, import_failure
@@ -130,8 +130,7 @@ def _on_system_exit(error: SystemExit, link: Link) -> int:
         return 0
     found = describe(error)
     if isinstance(error.code, int) and (number := signal_passed_on(error.code)):
-        message = f"a process that it had started was ended by signal {number} ({number.name})"
-        return _fail(Failure(ExitKind.SIGNAL, message, found.traceback), link, error.code)
+        return _fail(Failure(ExitKind.SIGNAL, describe_signal(number, CHILD), found.traceback), link, error.code)
     if isinstance(error.code, int):
         # It may pass on what happened to a worker of the script's own launcher; the runner knows more.
         return _fail(Failure(None, f"the code called sys.exit({error.code})", found.traceback), link, error.code)

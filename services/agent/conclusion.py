@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass
 
 from gangline.domain.allocation import ExitReport
+from gangline.domain.failure import signal_name
 from gangline.domain.state import ExitKind
 from services.agent.record import Phase, Record, StopOrder
 
@@ -83,12 +84,5 @@ def _lost_message(record: Record, evidence: Evidence) -> str:
 
 def _format_end(end: ProcessEnd) -> str:
     if end.signal is not None:
-        return f"signal {end.signal} ({_signal_name(end.signal)}) ended it"
+        return f"signal {end.signal} ({signal_name(end.signal)}) ended it"
     return f"exit code {end.exit_code}" if end.exit_code is not None else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unnamed"

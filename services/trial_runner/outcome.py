@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gangline.domain.allocation import ExitReport
-from gangline.domain.failure import signal_passed_on
+from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
 from gangline.domain.state import ExitKind
 
 MAX_MESSAGE_LENGTH = 2000
@@ -168,7 +168,7 @@ def _find_reason(end: RankEnd, failure: Failure) -> Failure:
     told of it over a link of its own, or has printed it."""
     number = signal_passed_on(end.exit_code or 0)
     if number is not None and failure.kind in (None, ExitKind.SIGNAL):
-        return replace(failure, **_killed(number, end.was_out_of_memory, "a process that it had started was "))
+        return replace(failure, **_killed(number, end.was_out_of_memory, CHILD))
     if failure.kind is not None:
         return failure
     if end.worker_failure is not None:
@@ -209,15 +209,7 @@ def _killed(number: int, was_out_of_memory: bool, whom: str = "") -> dict[str, A
     if number == signal.SIGKILL and was_out_of_memory:
         message = f"{whom}killed by the kernel because memory ran out (SIGKILL)"
         return {"kind": ExitKind.OUT_OF_MEMORY, "message": message}
-    return {"kind": ExitKind.SIGNAL, "message": f"{whom}ended by signal {number} ({signal_name(number)})"}
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unnamed"
+    return {"kind": ExitKind.SIGNAL, "message": describe_signal(number, whom)}
 
 
 def _kind_of(message: str) -> ExitKind:
