@@ -65,6 +65,7 @@ class ConnectResponse(google.protobuf.message.Message):
     START_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
     FORGET_FIELD_NUMBER: builtins.int
+    HEARTBEAT_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> Global___AgentWelcome: ...
     @property
@@ -73,6 +74,8 @@ class ConnectResponse(google.protobuf.message.Message):
     def stop(self) -> Global___StopAllocation: ...
     @property
     def forget(self) -> Global___ForgetAllocation: ...
+    @property
+    def heartbeat(self) -> Global___HeartbeatAnswer: ...
     def __init__(
         self,
         *,
@@ -80,10 +83,11 @@ class ConnectResponse(google.protobuf.message.Message):
         start: Global___StartAllocation | None = ...,
         stop: Global___StopAllocation | None = ...,
         forget: Global___ForgetAllocation | None = ...,
+        heartbeat: Global___HeartbeatAnswer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["forget", b"forget", "message", b"message", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["forget", b"forget", "message", b"message", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "start", "stop", "forget"] | None: ...
+    def HasField(self, field_name: typing.Literal["forget", b"forget", "heartbeat", b"heartbeat", "message", b"message", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["forget", b"forget", "heartbeat", b"heartbeat", "message", b"message", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "start", "stop", "forget", "heartbeat"] | None: ...
 
 Global___ConnectResponse: typing_extensions.TypeAlias = ConnectResponse
 
@@ -125,6 +129,18 @@ class AgentHeartbeat(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___AgentHeartbeat: typing_extensions.TypeAlias = AgentHeartbeat
+
+@typing.final
+class HeartbeatAnswer(google.protobuf.message.Message):
+    """Answers every heartbeat, so that an agent knows for how long it has not heard the leader."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___HeartbeatAnswer: typing_extensions.TypeAlias = HeartbeatAnswer
 
 @typing.final
 class AgentSlots(google.protobuf.message.Message):

@@ -49,15 +49,19 @@ class IngestResponse(google.protobuf.message.Message):
 
     SPOOL_ID_FIELD_NUMBER: builtins.int
     STORED_SEQUENCE_FIELD_NUMBER: builtins.int
+    OVER_REASON_FIELD_NUMBER: builtins.int
     spool_id: builtins.str
     stored_sequence: builtins.int
+    over_reason: builtins.str
+    """Why the attempt is over; empty while it is live. Records made after its end are acknowledged and not stored."""
     def __init__(
         self,
         *,
         spool_id: builtins.str = ...,
         stored_sequence: builtins.int = ...,
+        over_reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["spool_id", b"spool_id", "stored_sequence", b"stored_sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["over_reason", b"over_reason", "spool_id", b"spool_id", "stored_sequence", b"stored_sequence"]) -> None: ...
 
 Global___IngestResponse: typing_extensions.TypeAlias = IngestResponse
 

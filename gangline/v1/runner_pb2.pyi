@@ -43,6 +43,8 @@ class RunnerSpec(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     NETWORK_INTERFACE_FIELD_NUMBER: builtins.int
     NUM_AGENT_SLOTS_FIELD_NUMBER: builtins.int
+    LEASE_SECONDS_FIELD_NUMBER: builtins.int
+    COMMITTEE_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     """This runner's place in allocation.members."""
     config_json: builtins.str
@@ -58,6 +60,8 @@ class RunnerSpec(google.protobuf.message.Message):
     """Set when the operator fixed the interface by name."""
     num_agent_slots: builtins.int
     """How many slots this member's agent has; its cores are divided by them. 0: not known."""
+    lease_seconds: builtins.float
+    """The first lease of the attempt, until RenewAttempt has answered; 0 from a scheduler of an older version: no lease."""
     @property
     def allocation(self) -> gangline.v1.types_pb2.Allocation: ...
     @property
@@ -73,6 +77,10 @@ class RunnerSpec(google.protobuf.message.Message):
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.Slot]:
         """The devices of this member's slots, in the order of slot_ids."""
+
+    @property
+    def committee(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Witness]:
+        """The committee as of the start; see RenewAttemptResponse."""
 
     def __init__(
         self,
@@ -92,11 +100,34 @@ class RunnerSpec(google.protobuf.message.Message):
         slots: collections.abc.Iterable[gangline.v1.types_pb2.Slot] | None = ...,
         network_interface: builtins.str = ...,
         num_agent_slots: builtins.int = ...,
+        lease_seconds: builtins.float = ...,
+        committee: collections.abc.Iterable[Global___Witness] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocation", b"allocation", "latest_checkpoint", b"latest_checkpoint", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "latest_checkpoint", b"latest_checkpoint", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
 
 Global___RunnerSpec: typing_extensions.TypeAlias = RunnerSpec
+
+@typing.final
+class Witness(google.protobuf.message.Message):
+    """An agent that can be asked whether it hears the leader."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    agent_id: builtins.str
+    address: builtins.str
+    """Its /metrics as "host:port"; empty where the agent serves none."""
+    def __init__(
+        self,
+        *,
+        agent_id: builtins.str = ...,
+        address: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_id", b"agent_id"]) -> None: ...
+
+Global___Witness: typing_extensions.TypeAlias = Witness
 
 @typing.final
 class JoinGangRequest(google.protobuf.message.Message):
@@ -517,6 +548,9 @@ class ReportTrialResponse(google.protobuf.message.Message):
     SCHEDULER_ADDRESSES_FIELD_NUMBER: builtins.int
     GATEWAY_ADDRESSES_FIELD_NUMBER: builtins.int
     TRACE_FIELD_NUMBER: builtins.int
+    OVER_REASON_FIELD_NUMBER: builtins.int
+    over_reason: builtins.str
+    """Why this attempt is over for this member; empty while it is live. The runner ends its ranks at once."""
     @property
     def scheduler_addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The services that are alive now: a runner outlives what its spec named at its start."""
@@ -533,11 +567,90 @@ class ReportTrialResponse(google.protobuf.message.Message):
         scheduler_addresses: collections.abc.Iterable[builtins.str] | None = ...,
         gateway_addresses: collections.abc.Iterable[builtins.str] | None = ...,
         trace: gangline.v1.types_pb2.TraceOrder | None = ...,
+        over_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["trace", b"trace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["gateway_addresses", b"gateway_addresses", "scheduler_addresses", b"scheduler_addresses", "trace", b"trace"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gateway_addresses", b"gateway_addresses", "over_reason", b"over_reason", "scheduler_addresses", b"scheduler_addresses", "trace", b"trace"]) -> None: ...
 
 Global___ReportTrialResponse: typing_extensions.TypeAlias = ReportTrialResponse
+
+@typing.final
+class RenewAttemptRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    node_rank: builtins.int
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        node_rank: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "node_rank", b"node_rank"]) -> None: ...
+
+Global___RenewAttemptRequest: typing_extensions.TypeAlias = RenewAttemptRequest
+
+@typing.final
+class RenewAttemptResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OVER_REASON_FIELD_NUMBER: builtins.int
+    LEASE_SECONDS_FIELD_NUMBER: builtins.int
+    COMMITTEE_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    SCHEDULER_ADDRESSES_FIELD_NUMBER: builtins.int
+    over_reason: builtins.str
+    """Why this attempt is over for this member; empty while it is live. The runner ends its ranks at once."""
+    lease_seconds: builtins.float
+    """Counted from the moment at which the request was sent."""
+    @property
+    def committee(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Witness]:
+        """The agents whose majority decides, once the lease has run out, which side of a cut network goes on."""
+
+    @property
+    def stop(self) -> Global___AttemptStop:
+        """What the attempt was told to do, for a runner whose agent is away; absent while nothing is asked."""
+
+    @property
+    def scheduler_addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        over_reason: builtins.str = ...,
+        lease_seconds: builtins.float = ...,
+        committee: collections.abc.Iterable[Global___Witness] | None = ...,
+        stop: Global___AttemptStop | None = ...,
+        scheduler_addresses: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["stop", b"stop"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["committee", b"committee", "lease_seconds", b"lease_seconds", "over_reason", b"over_reason", "scheduler_addresses", b"scheduler_addresses", "stop", b"stop"]) -> None: ...
+
+Global___RenewAttemptResponse: typing_extensions.TypeAlias = RenewAttemptResponse
+
+@typing.final
+class AttemptStop(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    GRACE_SECONDS_FIELD_NUMBER: builtins.int
+    kind: gangline.v1.types_pb2.ExitKind.ValueType
+    """PREEMPTED: after a checkpoint. KILLED: now."""
+    reason: builtins.str
+    grace_seconds: builtins.float
+    """What is left until the ranks must have ended."""
+    def __init__(
+        self,
+        *,
+        kind: gangline.v1.types_pb2.ExitKind.ValueType = ...,
+        reason: builtins.str = ...,
+        grace_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grace_seconds", b"grace_seconds", "kind", b"kind", "reason", b"reason"]) -> None: ...
+
+Global___AttemptStop: typing_extensions.TypeAlias = AttemptStop
 
 @typing.final
 class FindFusionRequest(google.protobuf.message.Message):

@@ -44,6 +44,11 @@ class RunnerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_runner__pb2.ReportTrialRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_runner__pb2.ReportTrialResponse.FromString,
                 _registered_method=True)
+        self.RenewAttempt = channel.unary_unary(
+                '/gangline.v1.RunnerService/RenewAttempt',
+                request_serializer=gangline_dot_v1_dot_runner__pb2.RenewAttemptRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_runner__pb2.RenewAttemptResponse.FromString,
+                _registered_method=True)
         self.FindFusion = channel.unary_unary(
                 '/gangline.v1.RunnerService/FindFusion',
                 request_serializer=gangline_dot_v1_dot_runner__pb2.FindFusionRequest.SerializeToString,
@@ -69,6 +74,14 @@ class RunnerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenewAttempt(self, request, context):
+        """Renews this member's lease of its attempt, and says whether the attempt is over or is to stop. Every runner calls it
+        several times a lease, also where its agent is away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FindFusion(self, request, context):
         """What is remembered of tensor fusion in trials of this family.
         """
@@ -88,6 +101,11 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.ReportTrial,
                     request_deserializer=gangline_dot_v1_dot_runner__pb2.ReportTrialRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_runner__pb2.ReportTrialResponse.SerializeToString,
+            ),
+            'RenewAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewAttempt,
+                    request_deserializer=gangline_dot_v1_dot_runner__pb2.RenewAttemptRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_runner__pb2.RenewAttemptResponse.SerializeToString,
             ),
             'FindFusion': grpc.unary_unary_rpc_method_handler(
                     servicer.FindFusion,
@@ -149,6 +167,33 @@ class RunnerService(object):
             '/gangline.v1.RunnerService/ReportTrial',
             gangline_dot_v1_dot_runner__pb2.ReportTrialRequest.SerializeToString,
             gangline_dot_v1_dot_runner__pb2.ReportTrialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.RunnerService/RenewAttempt',
+            gangline_dot_v1_dot_runner__pb2.RenewAttemptRequest.SerializeToString,
+            gangline_dot_v1_dot_runner__pb2.RenewAttemptResponse.FromString,
             options,
             channel_credentials,
             insecure,

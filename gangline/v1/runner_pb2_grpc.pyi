@@ -60,6 +60,22 @@ _RunnerServiceReportTrialType = typing_extensions.TypeVar(
     ],
 )
 
+_RunnerServiceRenewAttemptType = typing_extensions.TypeVar(
+    '_RunnerServiceRenewAttemptType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.RenewAttemptRequest,
+        gangline.v1.runner_pb2.RenewAttemptResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.RenewAttemptRequest,
+        gangline.v1.runner_pb2.RenewAttemptResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.RenewAttemptRequest,
+        gangline.v1.runner_pb2.RenewAttemptResponse,
+    ],
+)
+
 _RunnerServiceFindFusionType = typing_extensions.TypeVar(
     '_RunnerServiceFindFusionType',
     grpc.UnaryUnaryMultiCallable[
@@ -76,7 +92,7 @@ _RunnerServiceFindFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServiceReportTrialType, _RunnerServiceFindFusionType]):
+class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServiceReportTrialType, _RunnerServiceRenewAttemptType, _RunnerServiceFindFusionType]):
     @typing.overload
     def __init__(self: RunnerServiceStub[
         grpc.StreamStreamMultiCallable[
@@ -86,6 +102,10 @@ class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServic
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.runner_pb2.ReportTrialRequest,
             gangline.v1.runner_pb2.ReportTrialResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.runner_pb2.RenewAttemptRequest,
+            gangline.v1.runner_pb2.RenewAttemptResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.runner_pb2.FindFusionRequest,
@@ -104,6 +124,10 @@ class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServic
             gangline.v1.runner_pb2.ReportTrialResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.runner_pb2.RenewAttemptRequest,
+            gangline.v1.runner_pb2.RenewAttemptResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.runner_pb2.FindFusionRequest,
             gangline.v1.runner_pb2.FindFusionResponse,
         ],
@@ -117,6 +141,11 @@ class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServic
     ReportTrial: _RunnerServiceReportTrialType
     """Reports are numbered by the runner from 1; one that was seen before changes nothing."""
 
+    RenewAttempt: _RunnerServiceRenewAttemptType
+    """Renews this member's lease of its attempt, and says whether the attempt is over or is to stop. Every runner calls it
+    several times a lease, also where its agent is away.
+    """
+
     FindFusion: _RunnerServiceFindFusionType
     """What is remembered of tensor fusion in trials of this family."""
 
@@ -128,6 +157,10 @@ RunnerServiceAsyncStub: typing_extensions.TypeAlias = RunnerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.runner_pb2.ReportTrialRequest,
         gangline.v1.runner_pb2.ReportTrialResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.RenewAttemptRequest,
+        gangline.v1.runner_pb2.RenewAttemptResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.runner_pb2.FindFusionRequest,
@@ -153,6 +186,16 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.runner_pb2.ReportTrialResponse, collections.abc.Awaitable[gangline.v1.runner_pb2.ReportTrialResponse]]:
         """Reports are numbered by the runner from 1; one that was seen before changes nothing."""
+
+    @abc.abstractmethod
+    def RenewAttempt(
+        self,
+        request: gangline.v1.runner_pb2.RenewAttemptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.runner_pb2.RenewAttemptResponse, collections.abc.Awaitable[gangline.v1.runner_pb2.RenewAttemptResponse]]:
+        """Renews this member's lease of its attempt, and says whether the attempt is over or is to stop. Every runner calls it
+        several times a lease, also where its agent is away.
+        """
 
     @abc.abstractmethod
     def FindFusion(

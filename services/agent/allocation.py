@@ -43,13 +43,15 @@ class Surroundings:
     """What a story needs of its agent.
 
     wait_for_slots: returns "" once no other live allocation holds the record's slots, or why that will not happen.
-    on_status: told of each status after it is on disk.
+    on_status: told of each status after it is on disk. wait_until_heard: returns once the leader is heard; None where
+    there is none to hear.
     """
 
     agent_id: str
     launcher: Launcher
     wait_for_slots: Callable[[Record], Awaitable[str]]
     on_status: Callable[[agent_pb2.AllocationStatus], None]
+    wait_until_heard: Callable[[], Awaitable[None]] | None = None
 
 
 class AllocationStory:
@@ -92,13 +94,15 @@ class AllocationStory:
         if self.record.phase is Phase.ACCEPTED:
             # 1. Slots: the last owner of each slot must be gone, not only asked to go.
             await self._take_slots()
-            # 2. Start: one runner, warm if possible; found instead of started when an earlier agent did it.
+            # 2. Leader: it must be heard, or the trial may run elsewhere by now.
+            await self._wait_for_leader()
+            # 3. Start: one runner, warm if possible; found instead of started when an earlier agent did it.
             await self._start()
-        # 3. Attend: until the runner has ended, by itself, on request or by force.
+        # 4. Attend: until the runner has ended, by itself, on request or by force.
         await self._attend()
-        # 4. Sweep: nothing of it may use the slots any more.
+        # 5. Sweep: nothing of it may use the slots any more.
         await self._sweep()
-        # 5. Conclude: the runner's report, or what is known without one, into the journal and to the scheduler.
+        # 6. Conclude: the runner's report, or what is known without one, into the journal and to the scheduler.
         self._conclude()
 
     async def _take_slots(self) -> None:
@@ -111,6 +115,16 @@ class AllocationStory:
             await self._wait_first([waiting], None)
             if waiting.done():
                 self._evidence = replace(self._evidence, start_error=waiting.result())
+        finally:
+            waiting.cancel()
+
+    async def _wait_for_leader(self) -> None:
+        """Tolerates: a stop while it waits."""
+        if self.record.stop is not None or self._evidence.start_error or self._around.wait_until_heard is None:
+            return
+        waiting = asyncio.ensure_future(self._around.wait_until_heard())
+        try:
+            await self._wait_first([waiting], None)
         finally:
             waiting.cancel()
 

@@ -8,8 +8,10 @@ scheduler forgets them.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -71,6 +73,27 @@ class Link:
         self._stale = asyncio.Event()
         self._last_errors: dict[str, str] = {}
         self.heartbeat_at: float | None = None
+        self._lease_seconds = 0.0
+        self._is_connected = False
+        self._has_answers = False
+        self._unanswered: deque[float] = deque()
+        self._answered_at = -math.inf
+        self._answered = asyncio.Event()
+
+    @property
+    def silence_seconds(self) -> float:
+        """For how long this agent has not heard the leader: since it sent what the leader answered last. Infinite
+        before the first welcome; 0 while connected to a scheduler of an older version, which answers no heartbeats."""
+        if self._is_connected and not self._has_answers:
+            return 0.0
+        return time.monotonic() - self._answered_at
+
+    async def wait_until_heard(self) -> None:
+        """Returns once the leader has answered what was sent half a lease ago or later. A runner that starts then has
+        half a lease left of what the leader grants."""
+        while self.silence_seconds > self._lease_seconds / 2:
+            self._answered.clear()
+            await self._answered.wait()
 
     def reconnect(self) -> None:
         """Greets the leader anew, for what only a hello can say."""
@@ -102,17 +125,19 @@ class Link:
             except grpc.aio.AioRpcError as failure:
                 raise _to_error(failure, address) from failure
             finally:
+                self._is_connected = False
                 metrics.stream_connected.set(0)
 
     async def _hold(self, channel: grpc.aio.Channel, address: str) -> None:
         """One stream from hello to its end, which is always an exception unless the agent asked to reconnect."""
         stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(channel)
         call = stub.Connect(metadata=self._metadata)
+        greeted_at = time.monotonic()
         welcome = await self._greet(call)
         refusal = self._peer.refuse_leader(welcome.epoch)
         if refusal:
             raise NotLeadingError(refusal)
-        self._on_welcome(address, welcome)
+        self._on_welcome(address, welcome, greeted_at)
         await _first_to_end(self._send(call, welcome.heartbeat_seconds), self._receive(call), self._stale.wait())
 
     async def _greet(self, call: Call) -> agent_pb2.AgentWelcome:
@@ -138,6 +163,7 @@ class Link:
             now = time.monotonic()
             if now >= beat_at:
                 beat_at = now + heartbeat_seconds
+                self._unanswered.append(now)
                 await _write(call, agent_pb2.ConnectRequest(heartbeat=agent_pb2.AgentHeartbeat()))
                 self.heartbeat_at = now
             if now >= resend_at:
@@ -154,9 +180,24 @@ class Link:
             command = await call.read()
             if not isinstance(command, agent_pb2.ConnectResponse):
                 raise NotLeadingError("it ended the stream")
-            await self._peer.on_command(command)
+            if command.HasField("heartbeat"):
+                self._on_answer()
+            else:
+                await self._peer.on_command(command)
 
-    def _on_welcome(self, address: str, welcome: agent_pb2.AgentWelcome) -> None:
+    def _on_answer(self) -> None:
+        """Answers come in the order of the heartbeats."""
+        if self._unanswered:
+            self._answered_at = self._unanswered.popleft()
+        self._has_answers = True
+        self._answered.set()
+
+    def _on_welcome(self, address: str, welcome: agent_pb2.AgentWelcome, greeted_at: float) -> None:
+        self._lease_seconds = welcome.lease_seconds
+        self._unanswered.clear()
+        self._is_connected, self._has_answers = True, False
+        self._answered_at = greeted_at
+        self._answered.set()
         self._route = after_welcome(self._route)
         self._last_errors.clear()
         metrics.stream_connected.set(1)

@@ -13,6 +13,9 @@ template_up = Gauge("gangline_agent_template_up", "1 while the fork server runs"
 stream_connected = Gauge("gangline_agent_stream_connected", "1 while a leading scheduler has welcomed this agent")
 stream_attempts = Counter("gangline_agent_stream_attempts_total", "Connections tried, by how they ended", ["result"])
 heartbeat_age = Gauge("gangline_agent_heartbeat_age_seconds", "Since the last heartbeat was handed to the stream")
+leader_silence = Gauge(
+    "gangline_agent_leader_silence_seconds", "Since this agent sent the newest heartbeat that the leader has answered"
+)
 commands = Counter(
     "gangline_agent_commands_total", "Commands of the scheduler, by what was done", ["command", "result"]
 )

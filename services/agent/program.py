@@ -54,7 +54,7 @@ class _Running:
         runner, rank = self._templates or (None, None)
         launcher = Launcher(program, runner, rank.socket_path if rank else "")
         self._outbox: Outbox = asyncio.Queue()
-        roster = Roster(settings.id, journal, launcher, self._on_status)
+        roster = Roster(settings.id, journal, launcher, self._on_status, self._wait_until_heard)
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else ""
         self._metrics_address = settings.advertised(metrics_address) if metrics_address else ""
         identity = Identity(settings.id, settings.pool, settings.labels, self._metrics_address)
@@ -83,6 +83,9 @@ class _Running:
             await self._agent.roster.close()
             for task in background:
                 await _end(task)
+
+    async def _wait_until_heard(self) -> None:
+        await self._link.wait_until_heard()
 
     def _on_status(self, status: agent_pb2.AllocationStatus) -> None:
         self._outbox.put_nowait(agent_pb2.ConnectRequest(status=status))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -44,7 +44,9 @@ class Roster:
         journal: Journal,
         launcher: Launcher,
         on_status: Callable[[agent_pb2.AllocationStatus], None],
+        wait_until_heard: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """wait_until_heard: returns once the leader is heard; None where there is none to hear."""
         self._agent_id = agent_id
         self._journal = journal
         self.on_status = on_status
@@ -52,7 +54,7 @@ class Roster:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unwanted: set[str] = set()
         self._changed = asyncio.Event()
-        self._around = Surroundings(agent_id, launcher, self._wait_for_slots, on_status)
+        self._around = Surroundings(agent_id, launcher, self._wait_for_slots, on_status, wait_until_heard)
 
     @property
     def records(self) -> list[Record]:

@@ -18,6 +18,9 @@ HTTP_REQUEST_SECONDS = Histogram(
 )
 INGEST_ROWS = Counter("gangline_gateway_ingest_rows_total", "Records stored, by kind", ["kind"])
 INGEST_REPEATED_ROWS = Counter("gangline_gateway_ingest_repeated_rows_total", "Records that were stored before")
+INGEST_FENCED_ROWS = Counter(
+    "gangline_gateway_ingest_fenced_rows_total", "Records left out because a later attempt of their trial had begun"
+)
 INGEST_LAG_SECONDS = Histogram(
     "gangline_gateway_ingest_lag_seconds",
     "Age of the newest record of a batch when the batch was stored",

@@ -54,12 +54,14 @@ class IngestRecord:
 
 @dataclass(frozen=True, slots=True)
 class IngestBatch:
-    """Records of one spool in the order of their sequence numbers."""
+    """Records of one spool in the order of their sequence numbers. last_sequence: everything up to it is settled with
+    this batch, also what was left out of it; 0 for the last record's number."""
 
     spool_id: str
     experiment_id: int
     trial_id: str
     records: tuple[IngestRecord, ...]
+    last_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

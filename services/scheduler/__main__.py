@@ -141,6 +141,7 @@ def _conditions(
         rules=settings.rules,
         agent_lease_seconds=settings.agent_lease_seconds,
         agent_grace_seconds=settings.agent_grace_seconds,
+        agent_silence_seconds=settings.agent_silence_seconds,
         directory=directory,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Member
 from gangline.domain.state import ExitKind, State
-from gangline.v1 import agent_pb2
+from gangline.v1 import agent_pb2, runner_pb2
 from services.scheduler.reconcile import vanished_report
 from services.scheduler.records import Change
 from services.scheduler.runner_spec import SpecSource
@@ -22,18 +22,30 @@ from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.rules import Rules
 
 OnExit = Callable[[str, ExitReport], None]
+OnStart = Callable[[str, runner_pb2.RunnerSpec], None]
 
 
 class Dispatch:
-    """on_exit: takes the end of a member that was stopped before its agent had heard of it."""
+    """on_exit: takes the end of a member that was stopped before its agent had heard of it. on_start: takes the id and
+    the spec of each member that an agent is told to start."""
 
-    def __init__(self, store: Store, sessions: Sessions, source: SpecSource, rules: Rules, on_exit: OnExit) -> None:
+    def __init__(
+        self,
+        store: Store,
+        sessions: Sessions,
+        source: SpecSource,
+        rules: Rules,
+        *,
+        on_exit: OnExit,
+        on_start: OnStart,
+    ) -> None:
         self._state = store.state
         self._epoch = store.epoch
         self._sessions = sessions
         self._source = source
         self._rules = rules
         self._on_exit = on_exit
+        self._on_start = on_start
 
     def on_committed(self, change: Change) -> None:
         for allocation in change.all_of(Allocation):
@@ -75,6 +87,7 @@ class Dispatch:
     def _send_start(self, session: Session, allocation: Allocation, member: Member) -> None:
         session.known.add(allocation.id)
         spec = self._source.build(self._state, allocation, member)
+        self._on_start(allocation.id, spec)
         session.send(agent_pb2.ConnectResponse(start=agent_pb2.StartAllocation(epoch=self._epoch, spec=spec)))
 
     def _send_stop(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import structlog
@@ -26,9 +27,10 @@ from services.scheduler.clock import AgentClock
 from services.scheduler.estimate import Progress
 from services.scheduler.records import Change
 from services.scheduler.session import Session, Sessions
-from services.scheduler.store import Store
-from services.scheduler.transition.checkpoint import delete_checkpoints
+from services.scheduler.store import Store, Transition
+from services.scheduler.transition.checkpoint import abandoned, delete_checkpoints
 from services.scheduler.transition.exit import member_exited
+from services.scheduler.transition.fence import fenced, is_superseded, why_over
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.report import checkpointed, progressed, validated
 from services.scheduler.transition.rules import Rules
@@ -63,11 +65,18 @@ class Intake:
         await self._store.commit(lambda records: accepted(records, allocation_id, max(times), self._rules, time.time()))
         self._observe_start(before)
 
-    async def exit(self, allocation_id: str, report: ExitReport) -> None:
-        """A member has ended. Returns once that is on record."""
+    async def exit(
+        self, allocation_id: str, report: ExitReport, still_holds: Callable[[], bool] = lambda: True
+    ) -> None:
+        """A member has ended. Returns once that is on record.
+
+        still_holds: asked again when it is written, after everything that came before it.
+        """
         await self._write_progress(parse_allocation_id(allocation_id)[0])
         change = await self._store.commit(
-            lambda records: member_exited(records, allocation_id, report, self._rules, time.time())
+            lambda records: (
+                member_exited(records, allocation_id, report, self._rules, time.time()) if still_holds() else Change()
+            )
         )
         if not change:
             return
@@ -81,11 +90,22 @@ class Intake:
             message=report.message,
         )
 
-    async def report(self, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> None:
-        """One report of a runner. One that was seen before changes nothing."""
+    async def report(self, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> str:
+        """Takes one report of a runner. A report that was seen before, or of a superseded attempt, changes nothing.
+
+        Returns why the attempt is over for this member; "" while it is live. Raises GanglineError `id.allocation`.
+        """
         key = (allocation_id, node_rank)
-        if report.sequence <= self._newest_sequence.get(key, 0):
-            return
+        if report.sequence > self._newest_sequence.get(key, 0):
+            await self._take(allocation_id, node_rank, report)
+            # Only now: a report whose commit failed has to be taken again.
+            self._newest_sequence[key] = max(report.sequence, self._newest_sequence.get(key, 0))
+        reason = why_over(self._store.state, allocation_id, node_rank)
+        if reason:
+            metric.FENCED_REPORTS.inc()
+        return reason
+
+    async def _take(self, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> None:
         match report.WhichOneof("report"):
             case "running":
                 await self._came_up(allocation_id, node_rank, report.running)
@@ -97,11 +117,12 @@ class Intake:
                 await self._checkpointed(allocation_id, node_rank, wire.from_proto(Checkpoint, report.checkpoint))
             case "fusion":
                 found, trial_id = wire.from_proto(FusionRecord, report.fusion), parse_allocation_id(allocation_id)[0]
-                await self._store.commit(lambda records: fusion_found(records, found, trial_id, time.time()))
+                await self._commit(allocation_id, lambda records: fusion_found(records, found, trial_id, time.time()))
             case "forgotten_fusion":
-                await self._store.commit(lambda records: fusion_forgotten(records, report.forgotten_fusion))
-        # Only now: a report whose commit failed has to be taken again.
-        self._newest_sequence[key] = max(report.sequence, self._newest_sequence.get(key, 0))
+                await self._commit(allocation_id, lambda records: fusion_forgotten(records, report.forgotten_fusion))
+
+    async def _commit(self, allocation_id: str, transition: Transition) -> None:
+        await self._store.commit(fenced(allocation_id, transition))
 
     def on_committed(self, change: Change) -> None:
         """Forgets what belongs to ended allocations."""
@@ -144,10 +165,11 @@ class Intake:
     async def _validated(self, allocation_id: str, report: runner_pb2.ValidationReport) -> None:
         trial_id = parse_allocation_id(allocation_id)[0]
         validation = json.dumps(dict(report.metrics), sort_keys=True)
-        await self._store.commit(
+        await self._commit(
+            allocation_id,
             lambda records: validated(
                 records, trial_id, report.batches_completed, validation, rules=self._rules, now=time.time()
-            )
+            ),
         )
 
     async def _checkpointed(self, allocation_id: str, node_rank: int, checkpoint: Checkpoint) -> None:
@@ -167,7 +189,11 @@ class Intake:
             created_at=self._clock_of(allocation_id, node_rank).to_ours(checkpoint.created_at),
             delete_request_id="",
         )
-        await self._store.commit(lambda records: checkpointed(records, own))
+        await self._store.commit(
+            lambda records: (
+                abandoned(records, own) if is_superseded(records, allocation_id) else checkpointed(records, own)
+            )
+        )
 
     def _clock_of(self, allocation_id: str, node_rank: int) -> AgentClock:
         allocation = self._store.state.find(Allocation, allocation_id)
@@ -183,7 +209,9 @@ class Intake:
             _log.warning("a trial may not delete what is not its experiment's", trial_id=trial.id, id=checkpoint_id)
             return
         try:
-            await self._store.commit(lambda records: delete_checkpoints(records, [checkpoint_id], allocation_id))
+            await self._commit(
+                allocation_id, lambda records: delete_checkpoints(records, [checkpoint_id], allocation_id)
+            )
         except GanglineError as error:
             if not error.code.startswith("checkpoint."):
                 raise

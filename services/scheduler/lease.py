@@ -1,11 +1,21 @@
-"""PURE: until when each agent counts as alive without being heard. In memory only: a fail-over must not end agents.
+"""PURE: for how long agents and attempts count as alive without being heard.
 
-All times are of the monotonic clock, so that no step of the wall clock loses a cluster's agents.
+Kept in memory only: a new leader grants every lease anew. All times are seconds of the monotonic clock, so that no
+step of the wall clock ends a lease.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gangline.domain.resource import Agent
+from gangline.domain.state import AgentState
+
+# A runner looks at its own deadline this much late at worst, and SIGKILL takes effect within it.
+STOP_MARGIN_SECONDS = 1.5
+# Enough that the loss of a few agents decides nothing, few enough that a runner can ask all of them in a second.
+MAX_COMMITTEE = 9
 
 
 class Leases:
@@ -36,3 +46,64 @@ class Leases:
     @property
     def next_end(self) -> float | None:
         return min(self._end_by_agent.values(), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the runner of one member may count on. committee: the agents that it asks once its lease has run out."""
+
+    renewed_at: float
+    committee: frozenset[str]
+
+
+class AttemptLeases:
+    """Until when the runner of each member may train without an answer of the leader.
+
+    The runner counts its lease from the moment at which it sends a request, the leader from the moment at which it
+    receives it; so the runner's lease ends first. A member without a grant in this term may hold a lease of the
+    previous leader: that one counts from the beginning of the term.
+
+    silence_seconds: after so long a member is given up even if the leader hears no majority of the committee.
+    committee: the one at the beginning of the term.
+    """
+
+    def __init__(self, lease_seconds: float, silence_seconds: float, committee: Iterable[str], now: float) -> None:
+        self.lease_seconds = lease_seconds
+        self._silence_seconds = silence_seconds
+        self._first = Grant(now, frozenset(committee))
+        self._grants: dict[str, dict[int, Grant]] = {}
+
+    def renew(self, allocation_id: str, node_rank: int, committee: Iterable[str], now: float) -> None:
+        """The runner is told this committee together with its lease."""
+        self._grants.setdefault(allocation_id, {})[node_rank] = Grant(now, frozenset(committee))
+
+    def forget(self, allocation_id: str) -> None:
+        self._grants.pop(allocation_id, None)
+
+    def grant_of(self, allocation_id: str, node_rank: int) -> Grant:
+        return self._grants.get(allocation_id, {}).get(node_rank, self._first)
+
+    def end_of(self, grant: Grant, lost_at: float, has_majority: bool) -> float:
+        """When the member of a lost agent is given up. Its ranks have stopped by then.
+
+        lost_at: when the lease of its agent ran out. has_majority: whether the leader hears the majority of the grant's
+        committee; without it the leader may itself be the one that is cut off, so it waits longer.
+        """
+        silent_since = max(grant.renewed_at, lost_at - self.lease_seconds)
+        wait = self.lease_seconds + STOP_MARGIN_SECONDS
+        return silent_since + (wait if has_majority else max(wait, self._silence_seconds))
+
+
+def committee_of(agents: Iterable[Agent]) -> tuple[Agent, ...]:
+    """Returns the agents that bear witness of who is cut off: the first MAX_COMMITTEE live ones by id."""
+    alive = sorted((agent for agent in agents if agent.state is AgentState.ALIVE), key=lambda agent: agent.id)
+    return tuple(alive[:MAX_COMMITTEE])
+
+
+def is_majority(num_heard: int, num_members: int) -> bool:
+    """Whether the leader, with a vote of its own, and the committee members that it hears outvote the rest.
+
+    A runner goes on in silence only where at least half of all votes (num_members + 1) confirm that they do not hear
+    the leader either; so both sides of a cut network never win.
+    """
+    return 2 * (num_heard + 1) > num_members + 1

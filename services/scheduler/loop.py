@@ -16,19 +16,17 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from gangline.domain.allocation import Allocation, ExitReport, Reason, Request
+from gangline.domain.allocation import Allocation, Reason, Request
 from gangline.domain.experiment import Experiment
 from gangline.domain.resource import Agent
-from gangline.domain.state import AgentState, ExitKind
+from gangline.domain.state import ExitKind
 from gangline.domain.state import State as Stage
-from gangline.errors import unavailable
 from services.common.election import Leadership
 from services.scheduler import metric
-from services.scheduler.dispatch import Dispatch
 from services.scheduler.experience import Experience
+from services.scheduler.expiry import Expiry
 from services.scheduler.hold import held_reason, is_held
 from services.scheduler.intake import Intake
-from services.scheduler.lease import Leases
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.assignment import Assignment, Preemption
 from services.scheduler.placement.change import dump_change
@@ -36,9 +34,6 @@ from services.scheduler.records import Change, State, get
 from services.scheduler.session import Sessions
 from services.scheduler.snapshot import Memory, take_snapshot
 from services.scheduler.store import Store
-from services.scheduler.transition.agent import lost, unended_on
-from services.scheduler.transition.deadline import expired, next_deadline, overdue
-from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.place import place
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop
@@ -66,18 +61,16 @@ def _timed(phase: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class View:
-    """What the loop looks at. patient_until: before it no deadline of an allocation is enforced."""
+    """What the loop looks at."""
 
     leadership: Leadership
     store: Store
     sessions: Sessions
-    leases: Leases
+    expiry: Expiry
     intake: Intake
-    dispatch: Dispatch
     experience: Experience
     pools: tuple[PoolConfig, ...]
     rules: Rules
-    patient_until: float
     preemption_grace: Callable[[State, str], float]
 
 
@@ -123,7 +116,7 @@ class Loop:
         now, started = time.time(), time.perf_counter()
         # 1. What has waited too long ends: leases of agents, deadlines of allocations.
         with _timed("expire"):
-            await self._expire(now)
+            await self._view.expiry.expire(now)
         if not self._state.count(Request):
             self._plan, self._planned_revision = Plan((), (), {}), self._state.revision
             self._count()
@@ -175,47 +168,6 @@ class Loop:
             typical_run_seconds=view.experience.typical_run_seconds,
         )
 
-    async def _expire(self, now: float) -> None:
-        view = self._view
-        for agent_id in view.leases.expired(time.monotonic()):
-            await self._lose_agent(agent_id, now)
-        for allocation_id in overdue(self._state.all_of(Allocation), now, view.patient_until):
-            allocation = get(self._state, Allocation, allocation_id)
-            agents = [member.agent_id for member in allocation.members]
-            there = frozenset(agent_id for agent_id in agents if view.sessions.accepted_at(agent_id, allocation_id))
-            _log.warning("allocation overdue", allocation_id=allocation_id, state=str(allocation.state))
-            await view.store.commit(_expiry(allocation_id, there, view.rules, now))
-            if self._state.find(Allocation, allocation_id) is None:
-                self._give_up(allocation)
-
-    def _give_up(self, allocation: Allocation) -> None:
-        """Its slots are free on record, but these agents may still run it: they must say otherwise before they get
-        anything new."""
-        for agent_id in unended_agents(allocation):
-            session = self._view.sessions.find(agent_id)
-            if session is not None:
-                self._view.dispatch.end_stranger(session, allocation.id)
-
-    async def _lose_agent(self, agent_id: str, now: float) -> None:
-        """Unless it is heard of again before that can be written."""
-        view = self._view
-        await view.store.commit(
-            lambda records: (
-                lost(records, agent_id, now) if view.leases.is_over(agent_id, time.monotonic()) else Change()
-            )
-        )
-        agent = self._state.find(Agent, agent_id)
-        if agent is not None and agent.state is AgentState.ALIVE:
-            return
-        view.leases.end(agent_id)
-        message = f"the agent was not heard of for {view.leases.lease_seconds:g} s"
-        _log.warning("agent lost", agent_id=agent_id, lease_seconds=view.leases.lease_seconds)
-        # It may be alive, with all that runs there: only a hello tells, and brings it back.
-        view.sessions.end(agent_id, unavailable("agent.lost", f"{message}; say hello again"))
-        report = ExitReport(agent_id, ExitKind.AGENT_LOST, message, failed_at=now, ended_at=now)
-        for allocation in unended_on(self._state, agent_id):
-            await view.intake.exit(allocation.id, report)
-
     async def _commit(self, decided: Plan, now: float) -> None:
         placing = [self._place(assignment, now) for assignment in decided.assignments]
         changes = await asyncio.gather(*placing)
@@ -244,22 +196,13 @@ class Loop:
     async def _wait(self) -> None:
         """Until the next wake or deadline. A burst is let in for longer than the last pass took, up to its commit, so
         that planning takes a quarter of the time at most, and with a long queue less than half."""
-        timeout = self._seconds_to_next_due()
+        timeout = self._view.expiry.seconds_to_next()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._wake.wait()
             pause = max(DEBOUNCE_SECONDS, self._pass_seconds * _DEBOUNCE_PASSES)
             await asyncio.sleep(min(pause, LONGEST_DEBOUNCE_SECONDS))
         self._wake.clear()
-
-    def _seconds_to_next_due(self) -> float | None:
-        now = time.time()
-        allocations, requests = self._state.all_of(Allocation), self._state.all_of(Request)
-        deadline = next_deadline(allocations, requests, now, self._view.patient_until)
-        lease_end = self._view.leases.next_end
-        waits = [] if deadline is None else [deadline - now]
-        waits += [] if lease_end is None else [lease_end - time.monotonic()]
-        return max(0.0, min(waits)) if waits else None
 
     def _retry_soon(self) -> None:
         asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.wake)
@@ -289,7 +232,3 @@ def _is_urgent(change: Change) -> bool:
         or any(allocation.state not in calm for allocation in change.all_of(Allocation))
         or any(experiment.state not in (*calm, Stage.TERMINAL) for experiment in change.all_of(Experiment))
     )
-
-
-def _expiry(allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float) -> Callable[..., Change]:
-    return lambda records: expired(records, allocation_id, accepted_agents, rules, now)

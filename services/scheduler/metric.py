@@ -32,6 +32,11 @@ START_SECONDS = Histogram(
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
 )
 EXITS = Counter("gangline_scheduler_member_exits_total", "Members of allocations that ended", ["kind"])
+FENCED_REPORTS = Counter("gangline_scheduler_fenced_reports_total", "Reports and renewals of attempts that are over")
+HELD_MEMBERS = Gauge(
+    "gangline_scheduler_held_members",
+    "Members on lost agents whose runners may still train, so they are not given up yet",
+)
 COMMITTED_OPERATIONS = Histogram(
     "gangline_scheduler_commit_operations",
     "Operations in one transaction",

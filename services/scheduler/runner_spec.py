@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gangline import wire
@@ -11,6 +12,7 @@ from gangline.domain.resource import Agent
 from gangline.v1 import runner_pb2
 from services.common.security import allocation_token
 from services.scheduler.directory import Directory
+from services.scheduler.lease import committee_of
 from services.scheduler.records import Records, get
 
 
@@ -25,6 +27,7 @@ class SpecSource:
     rendezvous_seconds: float
     network_interface: str
     directory: Directory
+    lease_seconds: float
 
     def build(self, records: Records, allocation: Allocation, member: Member) -> runner_pb2.RunnerSpec:
         experiment = get(records, Experiment, allocation.experiment_id)
@@ -48,4 +51,10 @@ class SpecSource:
             slots=[wire.to_proto(slot_by_id[slot_id]) for slot_id in member.slot_ids if slot_id in slot_by_id],
             network_interface=self.network_interface,
             num_agent_slots=len(agent.slots),
+            lease_seconds=self.lease_seconds,
+            committee=witnesses_of(committee_of(records.all_of(Agent))),
         )
+
+
+def witnesses_of(committee: Iterable[Agent]) -> list[runner_pb2.Witness]:
+    return [runner_pb2.Witness(agent_id=agent.id, address=agent.metrics_address) for agent in committee]

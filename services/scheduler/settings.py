@@ -73,8 +73,15 @@ class SchedulerSettings(ServiceSettings):
     storage_url: str = Field(description="where code and checkpoints are kept: a directory or any URL of fsspec")
     admin_token_file: Path | None = Field(default=None, description="the token of the user admin")
     leader_lease_seconds: float = Field(default=5.0, gt=0, description="how long a lost leader is waited for")
-    agent_lease_seconds: float = Field(default=60.0, gt=0, description="an agent not heard of for so long is lost")
-    agent_grace_seconds: float = Field(default=30.0, ge=0, description="more than that, after a change of the leader")
+    agent_lease_seconds: float = Field(
+        default=8.0, gt=0, description="an agent, or a runner beside it, not heard of for so long is lost"
+    )
+    agent_grace_seconds: float = Field(default=10.0, ge=0, description="more than that, after a change of the leader")
+    agent_silence_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        description="how long work on lost agents is kept while half of all agents are lost",
+    )
     accept_seconds: float = Field(default=30.0, gt=0, description="for the agents of a gang to accept it")
     rendezvous_seconds: float = Field(default=60.0, gt=0, description="from a gang's first runner to its last")
     start_seconds: float = Field(default=120.0, gt=0, description="more than that, until ranks are up")

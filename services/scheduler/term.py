@@ -19,15 +19,17 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Cluster, User
 from gangline.domain.state import AgentState
 from gangline.errors import unavailable
+from gangline.v1 import runner_pb2
 from services.common.election import Deposed, Leadership
 from services.common.security import hash_token
 from services.scheduler import metric
 from services.scheduler.directory import Directory
 from services.scheduler.dispatch import Dispatch
 from services.scheduler.experience import Experience, newest_ended
+from services.scheduler.expiry import Expiry
 from services.scheduler.facts import facts_of
 from services.scheduler.intake import Intake
-from services.scheduler.lease import Leases
+from services.scheduler.lease import AttemptLeases, Leases, committee_of
 from services.scheduler.loop import Loop, View
 from services.scheduler.placement import PoolConfig
 from services.scheduler.pursuit import Pursuit, warm_up_for
@@ -59,6 +61,7 @@ class Conditions:
     rules: Rules
     agent_lease_seconds: float
     agent_grace_seconds: float
+    agent_silence_seconds: float
     directory: Directory
 
 
@@ -80,19 +83,41 @@ class Term:
         self.leases = Leases(alive, conditions.agent_lease_seconds, conditions.agent_grace_seconds, time.monotonic())
         cluster = state.find(Cluster, SINGLETON) or Cluster(SCHEMA_VERSION, uuid.uuid4().hex, now)
         self._cluster = cluster
-        self.dispatch = Dispatch(self.store, self.sessions, self._spec_source(), conditions.rules, self._exit_later)
+        began_at = time.monotonic()
+        self.attempts = AttemptLeases(
+            conditions.agent_lease_seconds,
+            conditions.agent_silence_seconds,
+            [agent.id for agent in self.committee],
+            began_at,
+        )
+        self.dispatch = Dispatch(
+            self.store,
+            self.sessions,
+            self._spec_source(),
+            conditions.rules,
+            on_exit=self._exit_later,
+            on_start=self._on_start,
+        )
         patient_until = now + conditions.agent_lease_seconds + conditions.agent_grace_seconds
+        expiry = Expiry(
+            store=self.store,
+            sessions=self.sessions,
+            leases=self.leases,
+            attempts=self.attempts,
+            intake=self.intake,
+            dispatch=self.dispatch,
+            rules=conditions.rules,
+            patient_until=patient_until if state.count(Allocation) else now,
+        )
         view = View(
             leadership=leadership,
             store=self.store,
             sessions=self.sessions,
-            leases=self.leases,
+            expiry=expiry,
             intake=self.intake,
-            dispatch=self.dispatch,
             experience=self.experience,
             pools=conditions.pools,
             rules=conditions.rules,
-            patient_until=patient_until if state.count(Allocation) else now,
             preemption_grace=_preemption_grace,
         )
         self.loop = Loop(view)
@@ -102,6 +127,11 @@ class Term:
     @property
     def state(self) -> State:
         return self.store.state
+
+    @property
+    def committee(self) -> tuple[Agent, ...]:
+        """The agents that bear witness of who is cut off."""
+        return committee_of(self.state.all_of(Agent))
 
     @property
     def pools(self) -> tuple[PoolConfig, ...]:
@@ -166,6 +196,7 @@ class Term:
             rendezvous_seconds=self.conditions.rules.rendezvous_seconds,
             network_interface=self.conditions.network_interface,
             directory=self.conditions.directory,
+            lease_seconds=self.conditions.agent_lease_seconds,
         )
 
     def _on_committed(self, change: Change) -> None:
@@ -174,6 +205,7 @@ class Term:
         for kind, allocation_id in change.deletes:
             if kind is Allocation:
                 self.hall.close(str(allocation_id))
+                self.attempts.forget(str(allocation_id))
         self.intake.on_committed(change)
         self.traces.on_committed(change)
         self.experience.learn(self.state, change.all_of(Trial))
@@ -183,6 +215,11 @@ class Term:
     def _on_stalled(self) -> None:
         """Agents' words have waited behind a write, their heartbeats among them."""
         self.leases.forgive(time.monotonic())
+
+    def _on_start(self, allocation_id: str, spec: runner_pb2.RunnerSpec) -> None:
+        """The spec grants the first lease."""
+        committee = [witness.agent_id for witness in spec.committee]
+        self.attempts.renew(allocation_id, spec.node_rank, committee, time.monotonic())
 
     def _exit_later(self, allocation_id: str, report: ExitReport) -> None:
         """A commit is being applied right now; the next one takes this in."""

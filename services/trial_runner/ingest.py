@@ -8,6 +8,7 @@ acknowledged number; the gateway stores nothing twice. A gateway that is away co
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 import grpc
@@ -29,14 +30,25 @@ log = structlog.get_logger(__name__)
 
 
 class Ingest:
-    """spool_id: "<allocation id>/<node rank>". `run` is its long-lived task."""
+    """spool_id: "<allocation id>/<node rank>". on_over: told why the attempt is over, with each answer that says so.
+    `run` is its long-lived task."""
 
-    def __init__(self, spool: Spool, has_news: asyncio.Event, route: Route, *, spool_id: str, trial_id: str) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        has_news: asyncio.Event,
+        route: Route,
+        *,
+        spool_id: str,
+        trial_id: str,
+        on_over: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._spool = spool
         self._has_news = has_news
         self._route = route
         self._spool_id = spool_id
         self._trial_id = trial_id
+        self._on_over = on_over
         self._is_drained = asyncio.Event()
         self._is_hurried = asyncio.Event()
 
@@ -98,6 +110,8 @@ class Ingest:
         async for response in call:
             self._route.succeeded()
             self._spool.acknowledge(response.stored_sequence)
+            if response.over_reason:
+                self._on_over(response.over_reason)
             metrics.spool_waiting.set(self._spool.num_waiting)
             self._has_news.set()
             if not self._spool.num_waiting:

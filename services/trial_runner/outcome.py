@@ -109,6 +109,7 @@ class Circumstances:
     stop: Stop | None = None
     lost: str = field(default="")
     hang: Failure | None = None
+    cut: Failure | None = None
 
 
 def judge(ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
@@ -123,6 +124,8 @@ def judge(ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
     # then the scheduler kills the rest of the gang.
     if cause is not None and not cause.is_consequence:
         return _with_cause(report, cause, ends, around)
+    if around.cut is not None:
+        return replace(report, kind=ExitKind.NETWORK, message=around.cut.message, failed_at=around.cut.failed_at)
     if around.stop is not None and around.stop.kind is ExitKind.KILLED:
         return replace(report, kind=ExitKind.KILLED, message=around.stop.reason or "killed on request")
     return _judge_innocent(report, cause, ends, around)

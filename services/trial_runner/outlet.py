@@ -28,11 +28,12 @@ log = structlog.get_logger(__name__)
 
 class Outlet:
     """reporter and recorder may be used at once; nothing connects before there is something to send. on_trace: set by
-    the runner; told of an order to trace so many batches."""
+    the runner; told of an order to trace so many batches. on_over: set by the runner; told why its attempt is over."""
 
     def __init__(self, spec: runner_pb2.RunnerSpec, agent_id: str, spools: Path) -> None:
         allocation_id, node_rank = spec.allocation.id, spec.node_rank
-        self.on_trace: Callable[[int], None] = _ignore
+        self.on_trace: Callable[[int], None] = lambda _: None
+        self.on_over: Callable[[str], None] = lambda _: None
         self._spools = spools
         self._folder = spools / f"{allocation_id}-{node_rank}"
         self._has_folder = False
@@ -45,15 +46,25 @@ class Outlet:
         self.reporter = Reporter(self._routes[0], allocation_id, node_rank, self._learn)
         self.recorder = Recorder(self._spool, agent_id)
         self._ingest = Ingest(
-            self._spool, self.recorder.has_news, self._routes[1], spool_id=spool_id, trial_id=spec.trial.id
+            self._spool,
+            self.recorder.has_news,
+            self._routes[1],
+            spool_id=spool_id,
+            trial_id=spec.trial.id,
+            on_over=self._tell_over,
         )
         self._tasks = [
             asyncio.create_task(self.reporter.run(spec.token)),
             asyncio.create_task(self._ingest.run(spec.token)),
         ]
 
+    def _tell_over(self, reason: str) -> None:
+        self.on_over(reason)
+
     def _learn(self, answer: runner_pb2.ReportTrialResponse) -> None:
         """A training may go on for weeks, while schedulers and gateways come and go. A full disk ends no reporting."""
+        if answer.over_reason:
+            self.on_over(answer.over_reason)
         self._routes[0].learn(answer.scheduler_addresses)
         self._learn_gateways(answer.gateway_addresses)
         if answer.HasField("trace"):
@@ -117,7 +128,3 @@ class Outlet:
         if not is_empty:
             log.warning("records are left to the drainer: the gateway is away", num_records=self._spool.num_waiting)
         self.adopt_orphans()
-
-
-def _ignore(_: int) -> None:
-    """Before there is a runner that listens."""

@@ -26,9 +26,10 @@ from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
 from gangline.launch.child import descendants
 from gangline.v1 import rank_pb2, runner_pb2
-from gangline.wire import prepare, to_proto
+from gangline.wire import enum_member, prepare, to_proto
 from services.common.telemetry import configure_logging
 from services.trial_runner import exit_file, metrics
+from services.trial_runner.attempt_lease import AttemptLease
 from services.trial_runner.crew import Crew
 from services.trial_runner.fusion import FusionDesk
 from services.trial_runner.gang import Gang
@@ -132,6 +133,10 @@ class TrialRunner:
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
         self._link = RankLinkServer(directory.absolute() / "ranks", self._on_rank_message)
         self._outlet.on_trace = self._on_trace
+        self._outlet.on_over = self._on_over
+        self._lease = AttemptLease(
+            spec, self._place.agent_id, on_over=self._on_over, on_stop=self._on_scheduler_stop, on_cut=self._on_cut
+        )
         self._fusion = FusionDesk(spec, self._outlet.reporter, self._link.send)
         self._log_watch = LogWatch(log_rules_of(config), self._outlet.recorder.note)
         self._pump = LogPump(self._on_lines)
@@ -151,6 +156,7 @@ class TrialRunner:
         self._peer: Failure | None = None
         self._peer_told = asyncio.Event()
         self._hang: Failure | None = None
+        self._cut: Failure | None = None
         self._ending_hung: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -174,7 +180,10 @@ class TrialRunner:
             network = await self._prepare()
             if network is None:
                 return self._stopped_early()
-            # 2. Start the ranks, and say so.
+            # 2. Start the ranks, and say so; only while the attempt holds its lease.
+            await _run_until(self._lease.hold(), self._stop.came)
+            if self._stop.stop is not None:
+                return self._stopped_early()
             self._crew = crew = self._hire()
             await self._start(crew, network)
         except RendezvousFailed as error:
@@ -262,7 +271,7 @@ class TrialRunner:
         if stop is not None:
             stop = replace(stop, is_overdue=now >= self._stop.deadline_at)
         around = Circumstances(
-            self._place.agent_id, self._place.num_nodes, now, self._peer, stop, crew.lost, self._hang
+            self._place.agent_id, self._place.num_nodes, now, self._peer, stop, crew.lost, self._hang, self._cut
         )
         report = judge(ends, around)
         if report.rank is None:
@@ -276,6 +285,7 @@ class TrialRunner:
             self._outlet.recorder.note(f"{report.kind.value}: {report.message}")
         if not self._metrics_address and self._timeline.ranks_up_at:
             self._report_running()
+        await self._lease.close()
         await self._lookout.close()
         await self._gang.close()
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
@@ -294,6 +304,8 @@ class TrialRunner:
     def _stopped_early(self) -> ExitReport:
         stop = self._stop.stop
         assert stop is not None
+        if self._cut is not None:
+            return self._report(ExitKind.NETWORK, self._cut.message)
         return self._report(stop.kind, f"stopped before its ranks started: {stop.reason}")
 
     def _report(self, kind: ExitKind, message: str) -> ExitReport:
@@ -307,6 +319,23 @@ class TrialRunner:
         if stop.kind is ExitKind.PREEMPTED:
             self._link.preempt(stop.reason, self._stop.grace_seconds)
         self._crew.stop(self._stop.deadline_at, self._link.connected)
+
+    def _on_over(self, reason: str) -> None:
+        """Another attempt may hold the trial: nothing that these ranks do counts any more."""
+        log.warning("this attempt is over", reason=reason)
+        self._stop.ask(ExitKind.KILLED, f"this attempt is over: {reason}")
+
+    def _on_scheduler_stop(self, order: runner_pb2.AttemptStop) -> None:
+        """Comes with every renewal. The agent has passed it on as well, unless it is away."""
+        kind = enum_member(ExitKind, order.kind) or ExitKind.KILLED
+        if self._stop.stop is None or self._stop.stop.kind is not kind:
+            self._stop.ask(kind, order.reason, order.grace_seconds)
+
+    def _on_cut(self, message: str) -> None:
+        """The next attempt may start elsewhere: every rank of this machine ends at once."""
+        self._cut = Failure(ExitKind.NETWORK, message, agent_id=self._place.agent_id, failed_at=time.time())
+        self._outlet.recorder.note(message)
+        self._stop.ask(ExitKind.KILLED, message)
 
     def _on_peer_failure(self, failure: Failure) -> None:
         """The first one counts, unless it only noticed another that is named later."""
@@ -363,6 +392,7 @@ class TrialRunner:
         )
         self._report_running()
         self._outlet.reporter.open()
+        self._lease.start()
 
     def _hush(self) -> None:
         """Whoever has not spoken by now need not begin."""

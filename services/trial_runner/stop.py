@@ -41,15 +41,16 @@ class StopOrder:
         """What is left for the ranks; 0 for an end at once."""
         return max(0.0, self.deadline_at - time.time())
 
-    def ask(self, kind: ExitKind) -> None:
+    def ask(self, kind: ExitKind, reason: str = "", grace_seconds: float | None = None) -> None:
+        """reason, grace_seconds: where the scheduler asks by itself; else the agent has written them down."""
         if self.stop is not None and self.stop.kind is ExitKind.KILLED:
             return
         now = time.time()
-        self.stop = Stop(kind, load_stop_reason(self._directory) or "asked by a signal")
+        self.stop = Stop(kind, reason or load_stop_reason(self._directory) or "asked by a signal")
         self.deadline_at = now
         if kind is ExitKind.PREEMPTED:
             agents = load_stop_deadline(self._directory)
-            own = now + self._default_grace_seconds
+            own = now + (self._default_grace_seconds if grace_seconds is None else grace_seconds)
             self.deadline_at = max(now, min(own, agents - MARGIN_SECONDS)) if agents else own
         self.came.set()
         self.on_order()

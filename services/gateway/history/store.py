@@ -50,7 +50,7 @@ class _Rows:
                 continue
             self._take_record(batch, record)
             stored = record.sequence
-        self.stored_by_spool_id[batch.spool_id] = stored
+        self.stored_by_spool_id[batch.spool_id] = max(stored, batch.last_sequence)
 
     def _take_record(self, batch: IngestBatch, record: IngestRecord) -> None:
         content = record.content

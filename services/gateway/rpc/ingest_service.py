@@ -38,7 +38,11 @@ class IngestService(IngestServiceServicer):
                 stored = await ingest.store(
                     principal, request.spool_id, request.trial_id, records_from_proto(request.records)
                 )
-                yield pb.IngestResponse(spool_id=request.spool_id, stored_sequence=stored)
+                yield pb.IngestResponse(
+                    spool_id=request.spool_id,
+                    stored_sequence=stored,
+                    over_reason=ingest.why_over(request.spool_id),
+                )
 
     async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> AsyncIterator[pb.FetchCodeResponse]:
         async for chunk in self._usecases.code.fetch(current_principal(), request.code_sha256):

@@ -51,7 +51,7 @@ def assemble(mirror: Watched, leader: Leader, history: History, storage: Storage
     pending = Pending(leader)
     views = Views(mirror, history.reader, pending)
     code = Code(mirror, storage)
-    ingest = Ingest(history.writer, history.news)
+    ingest = Ingest(history.writer, history.news, mirror)
     return UseCases(
         experiments=Experiments(mirror, leader, views, code, history.following),
         records=Records(mirror, views, history.reader, ingest, history.following),

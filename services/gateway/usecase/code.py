@@ -15,6 +15,7 @@ from services.common import keys
 from services.common.server import Principal
 from services.gateway.archive import MAX_ARCHIVE_BYTES, MB, check_archive, too_large
 from services.gateway.auth import check_user
+from services.gateway.fence import why_over
 from services.gateway.mirror import Watched
 from services.gateway.storage import Storage
 from services.gateway.usecase.stream import in_thread
@@ -69,6 +70,9 @@ class Code:
         if principal.kind == "cluster":
             return
         if principal.kind == "allocation" and await self._find_code(principal.name) == code_sha256:
+            reason = why_over(self._mirror.state, principal.name)
+            if reason:
+                raise GanglineError("auth.attempt_over", f"no code is handed out: {reason}", ErrorKind.FORBIDDEN)
             return
         raise GanglineError(
             "auth.forbidden",

@@ -16,15 +16,18 @@ from services.common.server import Principal
 from services.gateway import metric
 from services.gateway.auth import check_trial
 from services.gateway.bell import BellBoard
+from services.gateway.fence import admitted, why_over
 from services.gateway.history.writer import Writer
+from services.gateway.mirror import Watched
 from services.gateway.record import IngestBatch, IngestRecord
 
 
 class Ingest:
     """news: rings an experiment's id when its history grew, or when one of its runners has gone."""
 
-    def __init__(self, writer: Writer, news: BellBoard) -> None:
+    def __init__(self, writer: Writer, news: BellBoard, mirror: Watched) -> None:
         self._writer = writer
+        self._mirror = mirror
         self._news = news
         self._streams_by_experiment_id: Counter[int] = Counter()
 
@@ -33,10 +36,21 @@ class Ingest:
         return self._streams_by_experiment_id[experiment_id] > 0
 
     async def store(self, principal: Principal, spool_id: str, trial_id: str, records: tuple[IngestRecord, ...]) -> int:
-        """The highest sequence number of the spool that is stored. No records: asks just that."""
-        check_trial(principal, trial_id, spool_id.partition("/")[0])
+        """The highest sequence number of the spool that is settled: stored, or left out because a later attempt of the
+        trial had begun before the record was made. No records: asks just that."""
+        allocation_id = spool_id.partition("/")[0]
+        check_trial(principal, trial_id, allocation_id)
         _check_sequences(spool_id, records)
-        return await self._writer.store(IngestBatch(spool_id, experiment_id_of(trial_id), trial_id, records))
+        kept = admitted(self._mirror.state, allocation_id, records)
+        metric.INGEST_FENCED_ROWS.inc(len(records) - len(kept))
+        last_sequence = records[-1].sequence if records else 0
+        return await self._writer.store(
+            IngestBatch(spool_id, experiment_id_of(trial_id), trial_id, kept, last_sequence)
+        )
+
+    def why_over(self, spool_id: str) -> str:
+        """Why the attempt that fills this spool is over; "" while it is live."""
+        return why_over(self._mirror.state, spool_id.partition("/")[0])
 
     @contextmanager
     def connected(self, experiment_id: int) -> Iterator[None]:

@@ -112,6 +112,8 @@ async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requ
                 await _on_status(term, session, request.status)
             elif request.HasField("slots"):
                 await _on_slots(term, session, request.slots)
+            elif request.HasField("heartbeat"):
+                session.send(agent_pb2.ConnectResponse(heartbeat=agent_pb2.HeartbeatAnswer()))
     except asyncio.CancelledError:
         raise
     except Exception:  # noqa: BLE001 - the agent comes back with a hello, which sets things right

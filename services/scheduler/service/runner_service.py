@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,15 +13,20 @@ from gangline import wire
 from gangline.domain.allocation import Allocation
 from gangline.domain.fusion import FusionRecord, family_of
 from gangline.domain.resource import Agent
-from gangline.domain.state import State
+from gangline.domain.state import ExitKind, State
 from gangline.errors import GanglineError, conflict, invalid
 from gangline.v1 import runner_pb2, runner_pb2_grpc
+from services.scheduler import metric
 from services.scheduler.records import get
 from services.scheduler.rendezvous.hall import Attendance, Hall
 from services.scheduler.rendezvous.message import probes_of
+from services.scheduler.runner_spec import witnesses_of
 from services.scheduler.seat import Seat
 from services.scheduler.service.access import require_allocation
+from services.scheduler.store import not_leader
 from services.scheduler.term import Term
+from services.scheduler.transition.fence import why_over
+from services.scheduler.transition.rules import Rules
 
 _log = structlog.get_logger(__name__)
 
@@ -54,7 +60,9 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
     ) -> runner_pb2.ReportTrialResponse:
         require_allocation(request.allocation_id)
         term = self._seat.require()
-        await term.intake.report(request.allocation_id, request.node_rank, request.report)
+        over_reason = await term.intake.report(request.allocation_id, request.node_rank, request.report)
+        if over_reason:
+            return runner_pb2.ReportTrialResponse(over_reason=over_reason)
         order = term.traces.on_report(term.state, request.allocation_id, request.node_rank, request.report)
         own_address, directory = term.conditions.own_address, term.conditions.directory
         return runner_pb2.ReportTrialResponse(
@@ -63,13 +71,47 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             trace=wire.to_proto(order) if order is not None else None,
         )
 
+    async def RenewAttempt(  # noqa: N802 - grpc's name
+        self, request: runner_pb2.RenewAttemptRequest, _context: Any
+    ) -> runner_pb2.RenewAttemptResponse:
+        require_allocation(request.allocation_id)
+        term = self._seat.require()
+        if not term.leadership.is_fresh:
+            # Another scheduler may lead by now, and grants nothing of what is promised here.
+            raise not_leader()
+        over_reason = why_over(term.state, request.allocation_id, request.node_rank)
+        if over_reason:
+            metric.FENCED_REPORTS.inc()
+            return runner_pb2.RenewAttemptResponse(over_reason=over_reason)
+        committee = term.committee
+        member_ids = [agent.id for agent in committee]
+        term.attempts.renew(request.allocation_id, request.node_rank, member_ids, time.monotonic())
+        conditions = term.conditions
+        return runner_pb2.RenewAttemptResponse(
+            lease_seconds=conditions.agent_lease_seconds,
+            committee=witnesses_of(committee),
+            stop=_stop_of(get(term.state, Allocation, request.allocation_id), conditions.rules),
+            scheduler_addresses=conditions.directory.schedulers_after(conditions.own_address),
+        )
+
     async def FindFusion(  # noqa: N802 - grpc's name
         self, request: runner_pb2.FindFusionRequest, _context: Any
     ) -> runner_pb2.FindFusionResponse:
         require_allocation(request.allocation_id)
-        records = self._seat.require().state.all_of(FusionRecord)
+        state = self._seat.require().state
+        get(state, Allocation, request.allocation_id)
+        records = state.all_of(FusionRecord)
         found = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]
         return runner_pb2.FindFusionResponse(records=found)
+
+
+def _stop_of(allocation: Allocation, rules: Rules) -> runner_pb2.AttemptStop | None:
+    """None while nothing is asked of it."""
+    if allocation.state is not State.STOPPING:
+        return None
+    grace_seconds = max(0.0, allocation.deadline_at - time.time() - rules.force_seconds)
+    kind = wire.enum_number(allocation.stop_kind or ExitKind.KILLED)
+    return runner_pb2.AttemptStop(kind=kind, reason=allocation.stop_reason, grace_seconds=grace_seconds)  # type: ignore[arg-type]  # an enum's number is what protobuf takes
 
 
 async def _read_hello(requests: Requests) -> runner_pb2.GangHello:

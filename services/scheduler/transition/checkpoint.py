@@ -49,6 +49,15 @@ def mark_superfluous(draft: Draft, trial: Trial) -> None:
         draft.put(_marked(checkpoint))
 
 
+def abandoned(records: Records, checkpoint: Checkpoint) -> Change:
+    """A superseded attempt has committed this checkpoint. It is recorded only so that a gateway deletes its files."""
+    is_ours = records.find(Trial, checkpoint.trial_id) is not None and records.find(Checkpoint, checkpoint.id) is None
+    draft = Draft(records)
+    if is_ours:
+        draft.put(_marked(checkpoint))
+    return draft.change
+
+
 def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_id: str) -> Change:
     """Marks what a user names, all of it or nothing. A retry with the same request id changes nothing.
 

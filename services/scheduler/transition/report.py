@@ -1,7 +1,7 @@
 """PURE: what a runner reports of its trial while it runs: progress, validation, checkpoints.
 
-A terminal trial is never changed. A report of an attempt that has ended may still arrive, and what it says of the
-trial holds as long as it leads further: a checkpoint is durable training state whoever wrote it.
+A terminal trial is never changed. A report of an attempt that has ended may still arrive; it counts until the next
+attempt begins (fence.py), because a checkpoint is durable training state.
 """
 
 from __future__ import annotations

@@ -1,0 +1,146 @@
+"""Ends what has waited too long: leases of agents, attempts on lost agents, deadlines of allocations.
+
+Owns when a member on a lost agent is given up: its runner may train on while its agent is away, and is waited for until
+its own lease has run out. The rules themselves are pure (lease.py, transition/deadline.py). Called by the loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from gangline.domain.allocation import Allocation, ExitReport, Member, Request
+from gangline.domain.resource import Agent
+from gangline.domain.state import AgentState, ExitKind
+from gangline.errors import unavailable
+from services.scheduler import metric
+from services.scheduler.dispatch import Dispatch
+from services.scheduler.intake import Intake
+from services.scheduler.lease import STOP_MARGIN_SECONDS, AttemptLeases, Leases, is_majority
+from services.scheduler.records import Change, State, get
+from services.scheduler.session import Sessions
+from services.scheduler.store import Store
+from services.scheduler.transition.agent import lost, unended_on
+from services.scheduler.transition.deadline import expired, next_deadline, overdue
+from services.scheduler.transition.exit import unended_agents
+from services.scheduler.transition.rules import Rules
+
+_log = structlog.get_logger(__name__)
+
+# While a member of a lost agent is held, who is heard is looked at so often.
+HELD_SECONDS = 1.0
+
+
+@dataclass
+class Expiry:
+    """patient_until: no deadline of an allocation is enforced before this time, in Unix seconds."""
+
+    store: Store
+    sessions: Sessions
+    leases: Leases
+    attempts: AttemptLeases
+    intake: Intake
+    dispatch: Dispatch
+    rules: Rules
+    patient_until: float
+    _lost_at: dict[str, float] = field(default_factory=dict)
+    _minority_at: float = float("-inf")
+    _next_give_up: float | None = None
+
+    @property
+    def _state(self) -> State:
+        return self.store.state
+
+    async def expire(self, now: float) -> None:
+        """One pass. now: Unix seconds."""
+        for agent_id in self.leases.expired(time.monotonic()):
+            await self._lose_agent(agent_id, now)
+        await self._give_up_lost(now)
+        for allocation_id in overdue(self._state.all_of(Allocation), now, self.patient_until):
+            await self._end_overdue(get(self._state, Allocation, allocation_id), now)
+
+    def seconds_to_next(self) -> float | None:
+        """Until the next pass has something to do by itself; None when nothing is due."""
+        now = time.time()
+        allocations, requests = self._state.all_of(Allocation), self._state.all_of(Request)
+        deadline = next_deadline(allocations, requests, now, self.patient_until)
+        ends = [end for end in (self.leases.next_end, self._next_give_up) if end is not None]
+        waits = [] if deadline is None else [deadline - now]
+        waits += [end - time.monotonic() for end in ends]
+        return max(0.0, min(waits)) if waits else None
+
+    async def _lose_agent(self, agent_id: str, now: float) -> None:
+        """Unless it is heard of again before that can be written."""
+        await self.store.commit(
+            lambda records: (
+                lost(records, agent_id, now) if self.leases.is_over(agent_id, time.monotonic()) else Change()
+            )
+        )
+        agent = self._state.find(Agent, agent_id)
+        if agent is not None and agent.state is AgentState.ALIVE:
+            return
+        self.leases.end(agent_id)
+        self._lost_at[agent_id] = time.monotonic()
+        _log.warning("agent lost", agent_id=agent_id, lease_seconds=self.leases.lease_seconds)
+        # It may be alive, with all that runs there: only a hello tells, and brings it back.
+        self.sessions.end(agent_id, unavailable("agent.lost", f"{self._silence()}; say hello again"))
+
+    async def _give_up_lost(self, now: float) -> None:
+        """Ends the members on lost agents whose runners must have stopped by now; the others are held."""
+        lost_agents = [agent.id for agent in self._state.all_of(Agent) if agent.state is AgentState.LOST]
+        self._lost_at = {agent_id: at for agent_id, at in self._lost_at.items() if agent_id in lost_agents}
+        held = [
+            (allocation.id, member)
+            for agent_id in lost_agents
+            for allocation in unended_on(self._state, agent_id)
+            for member in allocation.members
+            if member.agent_id == agent_id
+        ]
+        metric.HELD_MEMBERS.set(len(held))
+        self._next_give_up = time.monotonic() + HELD_SECONDS if held else None
+        for allocation_id, member in held:
+            if self._is_due(allocation_id, member):
+                await self._give_up_member(allocation_id, member, now)
+
+    def _is_due(self, allocation_id: str, member: Member) -> bool:
+        """Whether the ranks of this member have stopped, as far as leases tell. Looked at again within the commit."""
+        now = time.monotonic()
+        grant = self.attempts.grant_of(allocation_id, member.node_rank)
+        num_heard = sum(not self.leases.is_over(agent_id, now) for agent_id in grant.committee)
+        if not is_majority(num_heard, len(grant.committee)):
+            self._minority_at = now
+        # A leader that was cut off itself first waits out the leases that runners held meanwhile.
+        has_majority = now - self._minority_at > self.leases.lease_seconds + STOP_MARGIN_SECONDS
+        lost_at = self._lost_at.get(member.agent_id, grant.renewed_at)
+        end = self.attempts.end_of(grant, lost_at, has_majority)
+        if end > now and self._next_give_up is not None:
+            self._next_give_up = min(self._next_give_up, end)
+        return end <= now
+
+    async def _give_up_member(self, allocation_id: str, member: Member, now: float) -> None:
+        report = ExitReport(member.agent_id, ExitKind.AGENT_LOST, self._silence(), failed_at=now, ended_at=now)
+        await self.intake.exit(allocation_id, report, lambda: self._is_due(allocation_id, member))
+
+    async def _end_overdue(self, allocation: Allocation, now: float) -> None:
+        agents = [member.agent_id for member in allocation.members]
+        there = frozenset(agent_id for agent_id in agents if self.sessions.accepted_at(agent_id, allocation.id))
+        _log.warning("allocation overdue", allocation_id=allocation.id, state=str(allocation.state))
+        await self.store.commit(_expiry(allocation.id, there, self.rules, now))
+        if self._state.find(Allocation, allocation.id) is not None:
+            return
+        # Its slots are free on record, but these agents may still run it: they must say otherwise before they get
+        # anything new.
+        for agent_id in unended_agents(allocation):
+            session = self.sessions.find(agent_id)
+            if session is not None:
+                self.dispatch.end_stranger(session, allocation.id)
+
+    def _silence(self) -> str:
+        return f"the agent was not heard of for {self.leases.lease_seconds:g} s"
+
+
+def _expiry(allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float) -> Callable[..., Change]:
+    return lambda records: expired(records, allocation_id, accepted_agents, rules, now)

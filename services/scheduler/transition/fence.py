@@ -1,0 +1,52 @@
+"""PURE: which attempts of a trial may still change state, and why an attempt is over.
+
+Every report of a runner carries its allocation id. A report changes state only while its attempt is the newest one of
+its trial. A runner whose attempt is over for its member hears so with every answer and ends its ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gangline.domain.allocation import Allocation
+from gangline.domain.experiment import Trial
+from gangline.domain.id import parse_allocation_id
+from gangline.domain.state import State
+from services.scheduler.records import Change, Records
+from services.scheduler.transition.exit import unended_agents
+
+
+def why_over(records: Records, allocation_id: str, node_rank: int) -> str:
+    """Returns why this member of this attempt must not train any more; "" while it is live.
+
+    Raises GanglineError `id.allocation`.
+    """
+    trial_id, attempt = parse_allocation_id(allocation_id)
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is not None:
+        unended = unended_agents(allocation)
+        is_live = any(member.node_rank == node_rank and member.agent_id in unended for member in allocation.members)
+        return "" if is_live else f"the scheduler counts node rank {node_rank} of allocation {allocation_id} as ended"
+    trial = records.find(Trial, trial_id)
+    if trial is None:
+        return f"there is no trial {trial_id}"
+    if trial.attempts > attempt:
+        return f"attempt {trial.attempts} of trial {trial_id} has taken the place of attempt {attempt}"
+    if trial.state is State.TERMINAL:
+        return f"trial {trial_id} has ended ({trial.outcome})"
+    return f"the scheduler counts allocation {allocation_id} as ended"
+
+
+def is_superseded(records: Records, allocation_id: str) -> bool:
+    """Whether a later attempt exists, or the trial does not: nothing that this attempt reports counts any more.
+
+    An attempt that has ended may still report what it had done, as long as no other one has begun.
+    """
+    trial_id, attempt = parse_allocation_id(allocation_id)
+    trial = records.find(Trial, trial_id)
+    return trial is None or trial.attempts != attempt
+
+
+def fenced(allocation_id: str, transition: Callable[[Records], Change]) -> Callable[[Records], Change]:
+    """Wraps a transition so that it changes nothing for a superseded attempt."""
+    return lambda records: Change() if is_superseded(records, allocation_id) else transition(records)

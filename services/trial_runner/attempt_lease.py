@@ -1,0 +1,200 @@
+"""The lease of this attempt: the runner's side.
+
+Owns the renewals, and what is asked of schedulers and agents when they fail. Renews several times a lease with the
+leader, which answers that the attempt is over or has to stop, too; so a runner whose agent is away still obeys. Where
+the lease runs out and the leader may be alive and see this host as cut off, it says so (`on_cut`): the ranks must stop
+before the leader starts the next attempt. The verdict is pure (attempt_verdict.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import grpc
+import structlog
+
+from gangline.rpc import CHANNEL_OPTIONS, token_metadata
+from gangline.v1 import runner_pb2, runner_pb2_grpc
+from services.common.address import split_address
+from services.common.referral import find_leader
+from services.trial_runner import metrics
+from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_off, is_leaderless
+
+# Of the lease: the pause between renewals, and the longest that one renewal or one look around may take.
+PERIOD_SHARE = 0.25
+# Its first lease is shorter, because the agent had heard the leader up to half a lease before it started the runner.
+FIRST_SHARE = 0.5
+SILENCE_METRIC = "gangline_agent_leader_silence_seconds"
+_SILENCE = re.compile(rf"^{SILENCE_METRIC} (\S+)$", re.MULTILINE)
+
+log = structlog.get_logger(__name__)
+
+
+class AttemptLease:
+    """on_over: told why the attempt is over. on_stop: told what the attempt was asked to do, with each renewal. on_cut:
+    told that the lease has run out. Without a lease in the spec (an older scheduler) it does nothing."""
+
+    def __init__(
+        self,
+        spec: runner_pb2.RunnerSpec,
+        agent_id: str,
+        *,
+        on_over: Callable[[str], None],
+        on_stop: Callable[[runner_pb2.AttemptStop], None],
+        on_cut: Callable[[str], None],
+    ) -> None:
+        self._request = runner_pb2.RenewAttemptRequest(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
+        self._token = spec.token
+        self._agent_id = agent_id
+        self._on_over = on_over
+        self._on_stop = on_stop
+        self._on_cut = on_cut
+        self._addresses = list(spec.scheduler_addresses)
+        self._committee = list(spec.committee)
+        self._lease_seconds = spec.lease_seconds
+        self._ends_at = time.monotonic() + spec.lease_seconds * FIRST_SHARE
+        self._is_renewed = asyncio.Event()
+        self._is_calm = True
+        self._is_over = False
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    async def hold(self) -> None:
+        """Returns once ranks may start: at once, unless preparing took so long that a renewal has to come first."""
+        if self._lease_seconds and time.monotonic() >= self._ends_at - self._period_seconds:
+            self.start()
+            await self._is_renewed.wait()
+
+    def start(self) -> None:
+        """May be called again."""
+        if self._running is None and self._lease_seconds:
+            self._running = asyncio.create_task(self._run(), name="attempt lease")
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _run(self) -> None:
+        """Until the attempt is over, the lease has run out, or it is cancelled."""
+        while not self._is_over:
+            began_at = time.monotonic()
+            # A runner that was kept from running for long looks once more before it gives its training up.
+            limit_seconds = max(self._ends_at - began_at, self._period_seconds / 2)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_seconds):
+                    await self._renew_or_excuse(began_at)
+            now = time.monotonic()
+            if now >= self._ends_at:
+                self._give_up()
+                return
+            next_at = began_at + self._period_seconds
+            await asyncio.sleep(max(0.0, min(next_at, self._ends_at) - now))
+
+    @property
+    def _period_seconds(self) -> float:
+        return self._lease_seconds * PERIOD_SHARE
+
+    async def _renew_or_excuse(self, began_at: float) -> None:
+        """Asks the leader alone while it answers. When it does not: all schedulers at once, then the committee."""
+        if self._is_calm:
+            asked = {self._addresses[0]: await self._ask(self._addresses[0])} if self._addresses else {}
+        else:
+            asked = await self._ask_all(self._addresses)
+            asked |= await self._ask_all([named for _, named in asked.values() if named and named not in asked])
+        signs = [sign for sign, _ in asked.values()]
+        if SchedulerSign.RENEWED in signs:
+            self._is_calm = True
+        elif self._is_calm:
+            self._is_calm = False
+            await self._renew_or_excuse(began_at)
+        elif is_leaderless(signs) or await self._is_leader_cut_off():
+            self._extend(began_at)
+
+    async def _ask_all(self, addresses: Sequence[str]) -> dict[str, tuple[SchedulerSign, str]]:
+        asked = await asyncio.gather(*(self._ask(address) for address in addresses))
+        return dict(zip(addresses, asked, strict=True))
+
+    def _extend(self, since: float) -> None:
+        self._ends_at = since + self._lease_seconds
+        self._is_renewed.set()
+
+    def _give_up(self) -> None:
+        message = f"cut off from the scheduler for {self._lease_seconds:g} s, so another attempt may start elsewhere"
+        log.error("the lease of this attempt has run out", schedulers=self._addresses)
+        self._on_cut(message)
+
+    async def _ask(self, address: str) -> tuple[SchedulerSign, str]:
+        """Tries to renew with one scheduler: what it is, and the leader that it names."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        sent_at, limit_seconds = time.monotonic(), self._period_seconds / 2
+        try:
+            stub = runner_pb2_grpc.RunnerServiceStub(channel)
+            answer = await stub.RenewAttempt(self._request, timeout=limit_seconds, metadata=token_metadata(self._token))
+        except grpc.aio.AioRpcError as error:
+            # A channel that waits to connect again would answer for the host.
+            self._channels.pop(address, None)
+            await channel.close()
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                return SchedulerSign.STANDBY, find_leader(error.details() or "")
+            return await _dial(address, limit_seconds / 2), ""
+        self._on_answer(address, answer, sent_at)
+        return SchedulerSign.RENEWED, ""
+
+    def _on_answer(self, address: str, answer: runner_pb2.RenewAttemptResponse, sent_at: float) -> None:
+        if answer.over_reason:
+            self._is_over = True
+            self._on_over(answer.over_reason)
+            return
+        self._lease_seconds = answer.lease_seconds or self._lease_seconds
+        self._committee = list(answer.committee)
+        # The leader first: the next renewal goes there.
+        self._addresses = list(dict.fromkeys([address, *(answer.scheduler_addresses or self._addresses)]))
+        self._extend(sent_at)
+        metrics.attempt_renewals.inc()
+        if answer.HasField("stop"):
+            self._on_stop(answer.stop)
+
+    async def _is_leader_cut_off(self) -> bool:
+        others = [one for one in self._committee if one.address and one.agent_id != self._agent_id]
+        asked = await asyncio.gather(
+            *(asyncio.to_thread(_ask_silence, one.address, self._period_seconds / 2) for one in others)
+        )
+        silence = {one.agent_id: seconds for one, seconds in zip(others, asked, strict=True) if seconds is not None}
+        members = [witness.agent_id for witness in self._committee]
+        return is_leader_cut_off(members, self._agent_id, silence, self._lease_seconds)
+
+
+async def _dial(address: str, seconds: float) -> SchedulerSign:
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return SchedulerSign.ABSENT
+    except (OSError, TimeoutError):
+        return SchedulerSign.SILENT
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return SchedulerSign.STUCK
+
+
+def _ask_silence(address: str, seconds: float) -> float | None:
+    """Blocking. None where the agent does not answer."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{address}/metrics?name[]={SILENCE_METRIC}", timeout=seconds) as response:
+            found = _SILENCE.search(response.read(1 << 16).decode(errors="replace"))
+    except (OSError, ValueError):
+        return None
+    return float(found[1]) if found else None
