@@ -18,6 +18,12 @@ from tests.support.scheduler import Caller, config_json
 from tests.support.scripted_agent import ScriptedRunner
 from tests.support.wait import until, until_async
 
+# Where the only agent is lost, the leader may be the one that is cut off; these tests do not wait for that long.
+LEASES = (
+    *("--agent-lease-seconds", "1", "--agent-silence-seconds", "1"),
+    *("--agent-grace-seconds", "1"),
+)
+
 
 async def _leader_is(etcd: EtcdClient, name: str) -> bool:
     leader = await find_leader(etcd)
@@ -88,7 +94,7 @@ async def test_an_agent_that_never_ends_what_it_should_gets_nothing_new(bench: B
 
 
 async def test_an_agent_that_was_lost_with_its_stream_open_says_hello_again_and_ends_what_it_ran(bench: Bench) -> None:
-    await bench.scheduler("s1", "--agent-lease-seconds", "1", "--agent-grace-seconds", "0")
+    await bench.scheduler("s1", *LEASES, "--agent-grace-seconds", "0")
     agent = await bench.agent("a1", slots=1)
     await bench.caller.submit(config_json())
     await agent.started()
@@ -154,7 +160,7 @@ async def _end_at(bench: Bench, position: int, experiment_id: int) -> str:
 
 
 async def test_a_lost_agent_gives_its_trial_back_and_returns(bench: Bench) -> None:
-    scheduler = await bench.scheduler("s1", "--agent-lease-seconds", "1", "--agent-grace-seconds", "1")
+    scheduler = await bench.scheduler("s1", *LEASES)
     first = await bench.agent("a1", slots=1)
     await bench.caller.submit(config_json())
     [spec] = await first.started()
@@ -181,7 +187,7 @@ async def test_a_lost_agent_gives_its_trial_back_and_returns(bench: Bench) -> No
 
 
 async def test_a_gang_that_loses_one_agent_is_stopped_whole(bench: Bench) -> None:
-    await bench.scheduler("s1", "--agent-lease-seconds", "1", "--agent-grace-seconds", "1")
+    await bench.scheduler("s1", *LEASES)
     first, second = await bench.agent("a1"), await bench.agent("a2")
     await bench.caller.submit(config_json(slots=4))
     [spec] = await first.started()
