@@ -59,6 +59,7 @@ class AttemptLease:
         self._lease_seconds = spec.lease_seconds
         self._ends_at = time.monotonic() + spec.lease_seconds * FIRST_SHARE
         self._is_renewed = asyncio.Event()
+        self._has_ranks = False
         self._is_calm = True
         self._is_over = False
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -67,11 +68,15 @@ class AttemptLease:
     async def hold(self) -> None:
         """Returns once ranks may start: at once, unless preparing took so long that a renewal has to come first."""
         if self._lease_seconds and time.monotonic() >= self._ends_at - self._period_seconds:
-            self.start()
+            self._begin()
             await self._is_renewed.wait()
 
     def start(self) -> None:
-        """May be called again."""
+        """Ranks run: from now on the end of the lease is theirs too. May be called again."""
+        self._has_ranks = True
+        self._begin()
+
+    def _begin(self) -> None:
         if self._running is None and self._lease_seconds:
             self._running = asyncio.create_task(self._run(), name="attempt lease")
 
@@ -87,16 +92,19 @@ class AttemptLease:
         while not self._is_over:
             began_at = time.monotonic()
             # A runner that was kept from running for long looks once more before it gives its training up.
-            limit_seconds = max(self._ends_at - began_at, self._period_seconds / 2)
+            least_seconds = self._period_seconds / 2 if self._has_ranks else self._period_seconds
+            limit_seconds = max(self._ends_at - began_at, least_seconds)
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_seconds):
                     await self._renew_or_excuse(began_at)
             now = time.monotonic()
-            if now >= self._ends_at:
+            if now >= self._ends_at and self._has_ranks:
                 self._give_up()
                 return
-            next_at = began_at + self._period_seconds
-            await asyncio.sleep(max(0.0, min(next_at, self._ends_at) - now))
+            wake_at = began_at + self._period_seconds
+            if self._has_ranks:
+                wake_at = min(wake_at, self._ends_at)
+            await asyncio.sleep(max(0.0, wake_at - now))
 
     @property
     def _period_seconds(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,7 @@ class _Server:
 
 class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
     """records: by spool id, each sequence number once. num_resent: records that came more than once. num_requests:
-    batches of records."""
+    batches of records. over_reason: told with each answer."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
@@ -55,6 +56,7 @@ class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
         self.num_resent = 0
         self.num_streams = 0
         self.num_requests = 0
+        self.over_reason = ""
         self.changed = asyncio.Event()
 
     def _add(self, server: grpc.aio.Server) -> None:
@@ -72,7 +74,9 @@ class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
                 stored[record.sequence] = record
             self.num_requests += 1
             self.changed.set()
-            yield ingest_pb2.IngestResponse(spool_id=request.spool_id, stored_sequence=max(stored))
+            yield ingest_pb2.IngestResponse(
+                spool_id=request.spool_id, stored_sequence=max(stored), over_reason=self.over_reason
+            )
 
     async def FetchCode(  # noqa: N802 - the method's name in the proto
         self, request: ingest_pb2.FetchCodeRequest, context: Any
@@ -120,7 +124,9 @@ class _Meeting:
 class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
     """agent_ids: by node rank. networks: the candidates in order of preference, each (subnet, [(interface, address) by
     node rank]). reports: by node rank, each sequence number once. leader_address: set on a standby. gateways: the
-    answer to each report. traces: batches to trace, one order in the answer to each report of progress."""
+    answer to each report. traces: batches to trace, one order in the answer to each report of progress. lease_seconds:
+    granted with each renewal. over_reason, stop_order: told with each renewal; over_reason with each report too.
+    num_renewals: by node rank. other_schedulers: named beside this one."""
 
     def __init__(self, token: str, agent_ids: list[str], networks: list[tuple[str, list[tuple[str, str]]]]) -> None:
         super().__init__()
@@ -134,6 +140,11 @@ class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
         self.gateways: list[str] = []
         self.traces: list[int] = []
         self.chosen: list[str] = []
+        self.lease_seconds = 2.0
+        self.other_schedulers: list[str] = []
+        self.over_reason = ""
+        self.stop_order: runner_pb2.AttemptStop | None = None
+        self.num_renewals: Counter[int] = Counter()
         self._meeting = _Meeting()
 
     def _add(self, server: grpc.aio.Server) -> None:
@@ -144,10 +155,23 @@ class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
     ) -> runner_pb2.ReportTrialResponse:
         await self._admit(context)
         self.reports.setdefault(request.node_rank, {})[request.report.sequence] = request.report
-        answer = runner_pb2.ReportTrialResponse(gateway_addresses=self.gateways)
+        answer = runner_pb2.ReportTrialResponse(gateway_addresses=self.gateways, over_reason=self.over_reason)
         if self.traces and request.report.HasField("progress"):
             answer.trace.batches = self.traces.pop(0)
         return answer
+
+    async def RenewAttempt(  # noqa: N802 - the method's name in the proto
+        self, request: runner_pb2.RenewAttemptRequest, context: Any
+    ) -> runner_pb2.RenewAttemptResponse:
+        await self._admit(context)
+        self.num_renewals[request.node_rank] += 1
+        return runner_pb2.RenewAttemptResponse(
+            over_reason=self.over_reason,
+            lease_seconds=self.lease_seconds,
+            committee=[runner_pb2.Witness(agent_id=agent_id) for agent_id in [*self.agent_ids, "a8", "a9"]],
+            stop=self.stop_order,
+            scheduler_addresses=[self.address, *self.other_schedulers],
+        )
 
     async def FindFusion(  # noqa: N802 - the method's name in the proto
         self, request: runner_pb2.FindFusionRequest, context: Any

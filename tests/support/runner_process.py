@@ -152,8 +152,9 @@ def make_spec(
     gateway: Sequence[str] = (),
     allocation_id: str = "7.1.1",
     config: Mapping[str, Any] | None = None,
+    lease_seconds: float = 0.0,
 ) -> runner_pb2.RunnerSpec:
-    """members: (agent id, slots) by node rank."""
+    """members: (agent id, slots) by node rank. lease_seconds: 0 as from a scheduler that grants none."""
     trial_id, _, attempt = allocation_id.rpartition(".")
     allocation = types_pb2.Allocation(
         id=allocation_id,
@@ -178,6 +179,7 @@ def make_spec(
         gateway_addresses=gateway,
         token=TOKEN,
         rendezvous_seconds=10,
+        lease_seconds=lease_seconds,
         slots=[
             types_pb2.Slot(id=slot, kind=types_pb2.SLOT_KIND_CPU) for slot in allocation.members[node_rank].slot_ids
         ],

@@ -1,0 +1,140 @@
+"""What a runner does when its attempt is over, and when nobody renews the lease of its attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gangline.domain.state import ExitKind
+from gangline.v1 import runner_pb2, types_pb2
+from tests.integration.trial_runner.conftest import World
+from tests.integration.trial_runner.test_stop import DEAF, OBEDIENT
+from tests.support.runner_process import Runner, living
+from tests.support.wait import until
+
+OVER = "attempt 2 of trial 7.1 has taken the place of attempt 1"
+LEASE_SECONDS = 2.0
+
+
+async def _start(world: World, script: str = DEAF, lease_seconds: float = LEASE_SECONDS) -> Runner:
+    await world.prepare(script, (2,))
+    world.specs[0].lease_seconds = lease_seconds
+    runner = world.launch(0)
+    await world.wait_pids(2)
+    return runner
+
+
+async def _check_over(world: World, runner: Runner) -> None:
+    report = await runner.wait(20)
+    assert (report.kind, report.message) == (ExitKind.KILLED, f"this attempt is over: {OVER}"), report
+    assert living(world.rank_pids()) == []
+
+
+async def test_ranks_end_when_a_renewal_says_that_the_attempt_is_over(world: World) -> None:
+    runner = await _start(world)
+    await until(lambda: world.scheduler.num_renewals[0] > 1, "two renewals")
+    world.scheduler.over_reason = OVER
+    await _check_over(world, runner)
+
+
+async def test_ranks_end_when_the_answer_to_a_report_says_so(world: World) -> None:
+    await world.prepare(DEAF, (2,))
+    world.scheduler.over_reason = OVER
+    await _check_over(world, world.launch(0))
+
+
+async def test_ranks_end_when_the_gateway_says_so(world: World) -> None:
+    world.gateway.over_reason = OVER
+    runner = await _start(world, lease_seconds=0.0)
+    await _check_over(world, runner)
+
+
+async def test_stop_reaches_a_runner_without_its_agent(world: World) -> None:
+    runner = await _start(world, OBEDIENT)
+    world.scheduler.stop_order = runner_pb2.AttemptStop(
+        kind=types_pb2.EXIT_KIND_PREEMPTED, reason="makes room for trial 8.1", grace_seconds=30
+    )
+    report = await runner.wait(20)
+    assert (report.kind, report.message) == (ExitKind.PREEMPTED, "stopped after a checkpoint: makes room for trial 8.1")
+    assert "saved" in world.gateway.lines("stdout")
+
+
+async def test_ranks_end_within_the_lease_when_a_scheduler_falls_silent(world: World) -> None:
+    with silent_address() as address:
+        await world.prepare(DEAF, (2,))
+        world.specs[0].lease_seconds = LEASE_SECONDS
+        world.scheduler.other_schedulers.append(address)
+        runner = world.launch(0)
+        await world.wait_pids(2)
+        await until(lambda: world.scheduler.num_renewals[0] > 1, "two renewals")
+        await world.scheduler.stop()
+        stopped_at = time.monotonic()
+        await until(lambda: living(world.rank_pids()) == [], "the end of the ranks", 20)
+        # Whatever the machine has to do: a lease that was renewed last before the stop is over by then.
+        assert time.monotonic() - stopped_at < 2 * LEASE_SECONDS + 1
+        report = await runner.wait(20)
+    assert report.kind is ExitKind.NETWORK
+    assert report.message == "cut off from the scheduler for 2 s, so another attempt may start elsewhere"
+
+
+@pytest.mark.parametrize("names_leader", [False, True], ids=["gone", "standing by"])
+async def test_ranks_train_on_while_no_scheduler_leads(world: World, names_leader: bool) -> None:
+    runner = await _start(world)
+    await until(lambda: world.scheduler.num_renewals[0] > 1, "two renewals")
+    if names_leader:
+        # A leader that has just died: its standby does not know yet, and its port refuses.
+        world.scheduler.leader_address = unused_address()
+    else:
+        await world.scheduler.stop()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(runner.gone(60)), 3 * LEASE_SECONDS)
+    assert len(living(world.rank_pids())) == 2
+    renewals = world.scheduler.num_renewals[0]
+    if names_leader:
+        world.scheduler.leader_address = ""
+    else:
+        await world.scheduler.start()
+    await until(lambda: world.scheduler.num_renewals[0] > renewals, "a renewal by the next leader", 20)
+    world.scheduler.over_reason = OVER
+    await _check_over(world, runner)
+
+
+async def test_no_rank_starts_without_a_renewal_when_preparing_took_the_first_lease(world: World) -> None:
+    await world.prepare(DEAF, (1, 1))
+    world.specs[0].lease_seconds = LEASE_SECONDS
+    world.scheduler.over_reason = OVER
+    early = world.launch(0)
+    await until(lambda: world.scheduler.num_joins == 1, "the first member of the gang", 20)
+    # The first lease is half of the others.
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(early.gone(60)), LEASE_SECONDS / 2)
+    world.launch(1)
+    report = await early.wait(20)
+    assert (report.kind, report.message) == (
+        ExitKind.KILLED,
+        f"stopped before its ranks started: this attempt is over: {OVER}",
+    )
+    assert not (early.directory / "ranks.pid").exists()
+
+
+def unused_address() -> str:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{unused.getsockname()[1]}"
+
+
+@contextmanager
+def silent_address() -> Iterator[str]:
+    """An address whose host neither accepts nor refuses: the queue of a listener that accepts nothing is full."""
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for filler in (first, second):
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
