@@ -78,8 +78,8 @@ def main() -> None:
             ours.append(_recover_here(client, arguments.ranks))
             theirs.append(_recover_under_torchrun(arguments.ranks))
     print(f"{arguments.ranks} ranks, kill -9 of the last one to the next step of all:")
-    _print_row("gangline", ours)
-    _print_row("torchrun --max-restarts", theirs)
+    print_row("gangline", ours)
+    print_row("torchrun --max-restarts", theirs)
     print("Ray Train, not run here (two ranks on two cores, torch 2.13 CPU, median of 5): 10.9 s, notices after 1.7 s")
     seconds = [one.seconds for one in ours if one.seconds is not None]
     is_held = len(seconds) == len(ours) and summarise(seconds).p50 <= BAR_SECONDS
@@ -121,12 +121,12 @@ def _kill_and_wait(folder: Path, ranks: int, has_checkpoint: Callable[[], bool])
             all(steps and steps[-1].batches >= KILL_AFTER for steps in load_steps(folder, ranks)) and has_checkpoint()
         )
 
-    if not _is_true_in_time(may_kill):
+    if not wait_true(may_kill):
         raise TimeoutError(f"no {KILL_AFTER} batches and a checkpoint after {WAIT_SECONDS:g} s")
     pids = [steps[-1].pid for steps in load_steps(folder, ranks)]
     killed_at = time.time()
     os.kill(pids[-1], signal.SIGKILL)
-    _is_true_in_time(lambda: find_recovery(load_steps(folder, ranks), pids, killed_at).seconds is not None)
+    wait_true(lambda: find_recovery(load_steps(folder, ranks), pids, killed_at).seconds is not None)
     return find_recovery(load_steps(folder, ranks), pids, killed_at)
 
 
@@ -151,7 +151,8 @@ def _load_rank(path: Path) -> list[Step]:
     return [Step(**json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def _is_true_in_time(condition: Callable[[], bool]) -> bool:
+def wait_true(condition: Callable[[], bool]) -> bool:
+    """Waits up to WAIT_SECONDS; whether the condition came true."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         if time.monotonic() > deadline:
@@ -160,7 +161,8 @@ def _is_true_in_time(condition: Callable[[], bool]) -> bool:
     return True
 
 
-def _print_row(name: str, runs: list[Recovery]) -> None:
+def print_row(name: str, runs: list[Recovery]) -> None:
+    """Minimum, median and maximum of the runs that recovered, and how many never did."""
     seconds = [run.seconds for run in runs if run.seconds is not None]
     never = f"  never stepped again: {len(runs) - len(seconds)} of {len(runs)}" if len(seconds) < len(runs) else ""
     if not seconds:

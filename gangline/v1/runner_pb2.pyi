@@ -580,15 +580,22 @@ class RenewAttemptRequest(google.protobuf.message.Message):
 
     ALLOCATION_ID_FIELD_NUMBER: builtins.int
     NODE_RANK_FIELD_NUMBER: builtins.int
+    EXIT_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     node_rank: builtins.int
+    @property
+    def exit(self) -> gangline.v1.types_pb2.ExitReport:
+        """How this member has ended, from a runner whose agent is gone and cannot say it."""
+
     def __init__(
         self,
         *,
         allocation_id: builtins.str = ...,
         node_rank: builtins.int = ...,
+        exit: gangline.v1.types_pb2.ExitReport | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "node_rank", b"node_rank"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["exit", b"exit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "exit", b"exit", "node_rank", b"node_rank"]) -> None: ...
 
 Global___RenewAttemptRequest: typing_extensions.TypeAlias = RenewAttemptRequest
 

@@ -18,8 +18,10 @@ from contextlib import suppress
 import grpc
 import structlog
 
+from gangline.domain.allocation import ExitReport
 from gangline.rpc import CHANNEL_OPTIONS, token_metadata
 from gangline.v1 import runner_pb2, runner_pb2_grpc
+from gangline.wire import to_proto
 from services.common.address import split_address
 from services.common.referral import find_leader
 from services.trial_runner import metrics
@@ -79,6 +81,26 @@ class AttemptLease:
     def _begin(self) -> None:
         if self._running is None and self._lease_seconds:
             self._running = asyncio.create_task(self._run(), name="attempt lease")
+
+    def end_ranks(self) -> None:
+        """The ranks have ended: the lease is held only until their end is told."""
+        self._has_ranks = False
+
+    async def tell_exit(self, report: ExitReport, limit_seconds: float) -> None:
+        """For a runner whose agent is gone: without it, the leader would give the attempt up and start the next one."""
+        if self._running is None or self._is_over:
+            return
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        self._request.exit.CopyFrom(to_proto(report))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_seconds):
+                while not await self._is_told():  # noqa: ASYNC110 - it waits for another process
+                    await asyncio.sleep(self._period_seconds / 4)
+
+    async def _is_told(self) -> bool:
+        asked = await self._ask_all(self._addresses)
+        return SchedulerSign.RENEWED in [sign for sign, _ in asked.values()]
 
     async def close(self) -> None:
         if self._running is not None:

@@ -85,7 +85,7 @@ async def drain_all(spools: Path) -> None:
     busy: dict[Path, asyncio.Task[None]] = {}
     agent_seen_at = time.monotonic()
     while time.monotonic() - agent_seen_at < AGENTLESS_SECONDS:
-        if _has_agent(spools.parent):
+        if has_agent(spools.parent):
             agent_seen_at = time.monotonic()
         for folder in _folders(spools):
             fd = claim(folder) if folder not in busy else None
@@ -97,8 +97,11 @@ async def drain_all(spools: Path) -> None:
         busy = {folder: task for folder, task in busy.items() if task not in done}
 
 
-def _has_agent(state: Path) -> bool:
-    """Whether the process lives that agent.lock names. Its flock is not asked: trying it could keep an agent away."""
+def has_agent(state: Path) -> bool:
+    """Whether the agent of this state directory lives, by the pid in agent.lock.
+
+    The flock is not asked: trying it could keep an agent away.
+    """
     try:
         pid = int((state / "agent.lock").read_text().split()[0])
     except (OSError, ValueError, IndexError):

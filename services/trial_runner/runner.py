@@ -28,7 +28,7 @@ from gangline.launch.child import descendants
 from gangline.v1 import rank_pb2, runner_pb2
 from gangline.wire import enum_member, prepare, to_proto
 from services.common.telemetry import configure_logging
-from services.trial_runner import exit_file, metrics
+from services.trial_runner import drainer, exit_file, metrics
 from services.trial_runner.attempt_lease import AttemptLease
 from services.trial_runner.crew import Crew
 from services.trial_runner.fusion import FusionDesk
@@ -61,6 +61,7 @@ DRAIN_SECONDS = 5.0
 # For the member that failed first to say so, where a rank here only noticed that it had gone.
 PEER_SECONDS = 1.5
 LAST_OUTPUT_SECONDS = 1.0
+EXIT_SECONDS = 5.0
 DEFAULT_GRACE_SECONDS = 3600.0
 # What has ended by then never opened a connection: it tells all with its exit.
 QUIET_SECONDS = 0.2
@@ -285,7 +286,7 @@ class TrialRunner:
             self._outlet.recorder.note(f"{report.kind.value}: {report.message}")
         if not self._metrics_address and self._timeline.ranks_up_at:
             self._report_running()
-        await self._lease.close()
+        self._lease.end_ranks()
         await self._lookout.close()
         await self._gang.close()
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
@@ -295,6 +296,9 @@ class TrialRunner:
         self._relay.tell_rest()
         undelivered = await self._outlet.close(self._drain_seconds())
         exit_file.write_exit(self._directory, self._spec.allocation.id, report, undelivered)
+        if not undelivered and not drainer.has_agent(self._directory.parent.parent):
+            await self._lease.tell_exit(report, EXIT_SECONDS)
+        await self._lease.close()
         log.info("the runner ends", kind=report.kind, message=report.message)
 
     def _drain_seconds(self) -> float:

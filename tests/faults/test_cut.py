@@ -206,6 +206,20 @@ def test_kill_reaches_a_trial_whose_agent_is_paused(run: GatedRun, fleet: Fleet)
     run.check_aftermath()
 
 
+def test_trial_completes_while_its_agent_is_gone(run: GatedRun, fleet: Fleet, hosts: list[HostNetwork]) -> None:
+    ranks = train_to(run, 3)
+    agent = ranks[0].agent
+    fleet.kill(agent)
+    try:
+        wait_for(lambda: not is_whole(run.client), "the loss of the agent", 60)
+        trial = run.finish().trials[0].trial
+        assert (trial.outcome, trial.attempts, trial.last_failure) == (Outcome.COMPLETED, 1, None), trial
+    finally:
+        fleet.start(agent, prefix=hosts[AGENTS.index(agent)].enter)
+    assert run.checkpoint_batches() == ALL_CHECKPOINTS
+    run.check_aftermath()
+
+
 def hold(ranks: list[Identity], seconds: float) -> None:
     """Every rank lives for so long."""
     until = time.monotonic() + seconds

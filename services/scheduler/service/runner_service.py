@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from gangline import wire
-from gangline.domain.allocation import Allocation
+from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.fusion import FusionRecord, family_of
 from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind, State
@@ -79,6 +80,8 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         if not term.leadership.is_fresh:
             # Another scheduler may lead by now, and grants nothing of what is promised here.
             raise not_leader()
+        if request.HasField("exit"):
+            await _take_exit(term, request)
         over_reason = why_over(term.state, request.allocation_id, request.node_rank)
         if over_reason:
             metric.FENCED_REPORTS.inc()
@@ -103,6 +106,15 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         records = state.all_of(FusionRecord)
         found = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]
         return runner_pb2.FindFusionResponse(records=found)
+
+
+async def _take_exit(term: Term, request: runner_pb2.RenewAttemptRequest) -> None:
+    """A connected agent speaks for its members itself."""
+    allocation = get(term.state, Allocation, request.allocation_id)
+    for member in allocation.members:
+        if member.node_rank == request.node_rank and term.sessions.find(member.agent_id) is None:
+            report = replace(wire.from_proto(ExitReport, request.exit), agent_id=member.agent_id)
+            await term.intake.exit(allocation.id, report)
 
 
 def _stop_of(allocation: Allocation, rules: Rules) -> runner_pb2.AttemptStop | None:

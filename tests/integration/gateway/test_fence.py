@@ -53,6 +53,7 @@ class World:
     async def deliver(self, attempt: int, *records: ingest_pb2.IngestRecord) -> ingest_pb2.IngestResponse:
         request = ingest_pb2.IngestRequest(spool_id=f"7.1.{attempt}/0", trial_id="7.1", records=records)
         metadata = self.client.runner_metadata(f"7.1.{attempt}")
+        answer: ingest_pb2.IngestResponse
         [answer] = [one async for one in self.client.ingest.Ingest(iter([request]), metadata=metadata)]
         return answer
 
