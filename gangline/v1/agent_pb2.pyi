@@ -167,6 +167,53 @@ class AgentWelcome(google.protobuf.message.Message):
 Global___AgentWelcome: typing_extensions.TypeAlias = AgentWelcome
 
 @typing.final
+class FindLeaderRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    SCHEDULER_ADDRESSES_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """The newest leader's that the agent knows; 0 for none."""
+    @property
+    def scheduler_addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The schedulers that the last answer named."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        scheduler_addresses: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "scheduler_addresses", b"scheduler_addresses"]) -> None: ...
+
+Global___FindLeaderRequest: typing_extensions.TypeAlias = FindLeaderRequest
+
+@typing.final
+class FindLeaderResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEADER_ADDRESS_FIELD_NUMBER: builtins.int
+    SCHEDULER_ADDRESSES_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """0, with an empty address, while no leader is known."""
+    leader_address: builtins.str
+    @property
+    def scheduler_addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of all schedulers that are alive."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        leader_address: builtins.str = ...,
+        scheduler_addresses: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "leader_address", b"leader_address", "scheduler_addresses", b"scheduler_addresses"]) -> None: ...
+
+Global___FindLeaderResponse: typing_extensions.TypeAlias = FindLeaderResponse
+
+@typing.final
 class AllocationStatus(google.protobuf.message.Message):
     """STARTING: accepted and journaled. RUNNING: its trial runner is alive. TERMINAL: it has ended, and exit is set."""
 

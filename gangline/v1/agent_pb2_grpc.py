@@ -39,6 +39,11 @@ class AgentServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_agent__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_agent__pb2.ConnectResponse.FromString,
                 _registered_method=True)
+        self.FindLeader = channel.unary_unary(
+                '/gangline.v1.AgentService/FindLeader',
+                request_serializer=gangline_dot_v1_dot_agent__pb2.FindLeaderRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_agent__pb2.FindLeaderResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer(object):
@@ -50,6 +55,14 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindLeader(self, request, context):
+        """Any scheduler answers: as soon as it knows a leader of a newer epoch, or other schedulers than those that the agent
+        names, or after 20 s. So agents hear of a new leader also while the old one is silent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +70,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=gangline_dot_v1_dot_agent__pb2.ConnectRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_agent__pb2.ConnectResponse.SerializeToString,
+            ),
+            'FindLeader': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindLeader,
+                    request_deserializer=gangline_dot_v1_dot_agent__pb2.FindLeaderRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_agent__pb2.FindLeaderResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +104,33 @@ class AgentService(object):
             '/gangline.v1.AgentService/Connect',
             gangline_dot_v1_dot_agent__pb2.ConnectRequest.SerializeToString,
             gangline_dot_v1_dot_agent__pb2.ConnectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindLeader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.AgentService/FindLeader',
+            gangline_dot_v1_dot_agent__pb2.FindLeaderRequest.SerializeToString,
+            gangline_dot_v1_dot_agent__pb2.FindLeaderResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
     async def JoinGang(  # noqa: N802 - grpc's name
         self, request_iterator: Requests, _context: Any
     ) -> AsyncIterator[runner_pb2.JoinGangResponse]:
-        term = self._seat.require()
+        term = await self._seat.reach()
         hello = await _read_hello(request_iterator)
         require_allocation(hello.allocation_id)
         attendance = _attend(term, hello)
@@ -53,7 +53,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         self, request: runner_pb2.ReportTrialRequest, _context: Any
     ) -> runner_pb2.ReportTrialResponse:
         require_allocation(request.allocation_id)
-        term = self._seat.require()
+        term = await self._seat.reach()
         await term.intake.report(request.allocation_id, request.node_rank, request.report)
         order = term.traces.on_report(term.state, request.allocation_id, request.node_rank, request.report)
         own_address, directory = term.conditions.own_address, term.conditions.directory
@@ -67,7 +67,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         self, request: runner_pb2.FindFusionRequest, _context: Any
     ) -> runner_pb2.FindFusionResponse:
         require_allocation(request.allocation_id)
-        records = self._seat.require().state.all_of(FusionRecord)
+        records = (await self._seat.reach()).state.all_of(FusionRecord)
         found = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]
         return runner_pb2.FindFusionResponse(records=found)
 
