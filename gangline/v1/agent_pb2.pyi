@@ -167,6 +167,35 @@ class AgentWelcome(google.protobuf.message.Message):
 Global___AgentWelcome: typing_extensions.TypeAlias = AgentWelcome
 
 @typing.final
+class HeartbeatRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    agent_id: builtins.str
+    epoch: builtins.int
+    """Of the leader that welcomed the agent."""
+    def __init__(
+        self,
+        *,
+        agent_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "epoch", b"epoch"]) -> None: ...
+
+Global___HeartbeatRequest: typing_extensions.TypeAlias = HeartbeatRequest
+
+@typing.final
+class HeartbeatResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___HeartbeatResponse: typing_extensions.TypeAlias = HeartbeatResponse
+
+@typing.final
 class FindLeaderRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

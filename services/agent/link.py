@@ -23,6 +23,7 @@ from gangline.errors import GanglineError
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from services.agent import metrics
 from services.agent.leader_watch import LeaderWatch
+from services.agent.pulse import Pulse
 from services.agent.route import (
     Route,
     after_failure,
@@ -80,6 +81,7 @@ class Link:
         self._stale = asyncio.Event()
         self._leader_watch = LeaderWatch(token, lambda: self._route.others, self._on_leader, self._on_schedulers)
         self._attempted = ""
+        self._agent_id = ""
         self._has_new_leader = asyncio.Event()
         self._last_errors: dict[str, str] = {}
         self.heartbeat_at: float | None = None
@@ -153,7 +155,13 @@ class Link:
         if refusal:
             raise NotLeadingError(refusal)
         self._on_welcome(address, welcome)
-        await _first_to_end(self._send(call, welcome.heartbeat_seconds), self._receive(call), self._stale.wait())
+        beat = agent_pb2.HeartbeatRequest(agent_id=self._agent_id, epoch=welcome.epoch)
+        pulse = Pulse(address, self._metadata, beat, welcome.heartbeat_seconds, lambda: self.heartbeat_at or 0.0)
+        pulse.start()
+        try:
+            await _first_to_end(self._send(call, welcome.heartbeat_seconds), self._receive(call), self._stale.wait())
+        finally:
+            pulse.stop()
 
     async def _greet(self, call: Call) -> agent_pb2.AgentWelcome:
         # From here on news gathers in the empty outbox, so none falls between the hello and the sending.
@@ -162,7 +170,9 @@ class Link:
             self._outbox.get_nowait()
         try:
             async with asyncio.timeout(WELCOME_SECONDS):
-                await call.write(agent_pb2.ConnectRequest(hello=self._peer.hello(), sent_at=time.time()))
+                hello = self._peer.hello()
+                self._agent_id = hello.agent.id
+                await call.write(agent_pb2.ConnectRequest(hello=hello, sent_at=time.time()))
                 first = await call.read()
         except TimeoutError as error:
             raise NotLeadingError(f"no welcome within {WELCOME_SECONDS:g} s") from error

@@ -46,8 +46,8 @@ class Follower:
                 await self._follow()
             except GanglineError as error:
                 _log.warning("cannot follow the state, trying again", reason=error.message)
-            except Exception:
-                # The top of a long-lived task. A standby that does not follow is never ready, which shows.
+            except Exception:  # noqa: BLE001 - the top of a long-lived task
+                # A standby that does not follow is never ready, which shows.
                 _log.exception("cannot follow the state, trying again")
             await asyncio.sleep(_RETRY_SECONDS)
 

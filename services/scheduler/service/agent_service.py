@@ -69,6 +69,17 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 term.loop.wake()
             await asyncio.gather(reading, return_exceptions=True)
 
+    async def Heartbeat(  # noqa: N802 - grpc's name
+        self, request_iterator: AsyncIterator[agent_pb2.HeartbeatRequest], _context: Any
+    ) -> agent_pb2.HeartbeatResponse:
+        """Renews the lease of an agent that is connected. The stream alone decides whether it is."""
+        require_cluster()
+        async for request in request_iterator:
+            term = self._seat.require()
+            if request.epoch == term.store.epoch and term.sessions.find(request.agent_id) is not None:
+                term.leases.renew(request.agent_id, time.monotonic())
+        return agent_pb2.HeartbeatResponse()
+
     async def FindLeader(  # noqa: N802 - grpc's name
         self, request: agent_pb2.FindLeaderRequest, _context: Any
     ) -> agent_pb2.FindLeaderResponse:
