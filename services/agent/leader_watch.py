@@ -78,7 +78,8 @@ class LeaderWatch:
         while address in self._candidates():
             request = agent_pb2.FindLeaderRequest(epoch=self._epoch, scheduler_addresses=self._schedulers)
             answer = await stub.FindLeader(request, metadata=self._metadata, timeout=ANSWER_SECONDS)
-            if set(answer.scheduler_addresses) != set(self._schedulers):
+            # A scheduler that has just started may not know any yet.
+            if answer.scheduler_addresses and set(answer.scheduler_addresses) != set(self._schedulers):
                 self._schedulers = tuple(answer.scheduler_addresses)
                 self._on_schedulers(self._schedulers)
             if answer.epoch > self._epoch:

@@ -63,7 +63,7 @@ class Pulse:
                 if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
                     # A scheduler of an earlier version: the heartbeats on the stream are all there is.
                     return
-                log.info("a heartbeat was not taken", address=self._address, status=failure.code().name)
+                log.debug("a heartbeat was not taken", address=self._address, status=failure.code().name)
             self._is_over.wait(self._beat_seconds)
 
     def _beats(self) -> Iterator[agent_pb2.HeartbeatRequest]:

@@ -209,13 +209,15 @@ class Election:
             await asyncio.wait({gone, died})
 
     def _has_replaced(self, leader: ServiceInstance) -> bool:
-        """Whether the leader was an earlier process at this candidate's own address, on which this candidate listens.
+        """Whether the leader was an earlier process of this candidate: under its id, or at its address, on which this
+        candidate listens now.
 
-        Only the younger process may conclude this: two schedulers that advertise one address by mistake would
+        Only the younger process may conclude this: two schedulers that have one id or one address by mistake would
         otherwise depose each other for ever.
         """
         own = self._instance
-        return leader.grpc_address == own.grpc_address and leader.started_at < own.started_at
+        is_own = leader.id == own.id or leader.grpc_address == own.grpc_address
+        return is_own and leader.started_at < own.started_at
 
     async def _depose(self, leader: KeyValue, instance: ServiceInstance) -> None:
         """Deletes the key of a leader whose process has died. Should that process live after all, the guard of its

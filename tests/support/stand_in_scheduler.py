@@ -27,6 +27,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
 
     def __init__(self, epoch: int = 10) -> None:
         self.epoch = epoch
+        self.lease_seconds = 0.5
         self.leader = ""
         self.address = ""
         self.hellos: list[agent_pb2.AgentHello] = []
@@ -110,7 +111,11 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
                 self.hellos.append(request.hello)
                 self.problems = _problems(request.hello.agent.slots)
                 self.statuses.extend(request.hello.allocations)
-                welcome = agent_pb2.AgentWelcome(epoch=self.epoch, heartbeat_seconds=0.1, lease_seconds=1.0)
+                welcome = agent_pb2.AgentWelcome(
+                    epoch=self.epoch,
+                    heartbeat_seconds=self.lease_seconds / 5,
+                    lease_seconds=self.lease_seconds,
+                )
                 outgoing.put_nowait(agent_pb2.ConnectResponse(welcome=welcome))
                 self.streams.add(outgoing)
             elif kind == "status":
@@ -157,6 +162,13 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
                 await self._changed.wait()
                 self._changed = asyncio.Event()
         return found
+
+    async def wait_silent(self, seconds: float = 0.5) -> None:
+        """Until nothing has come over the streams for so long."""
+        seen = -1
+        while seen != len(self.latencies):
+            seen = len(self.latencies)
+            await asyncio.sleep(seconds)
 
     async def wait_connected(self) -> None:
         await self.wait_for(lambda: bool(self.streams))
