@@ -88,6 +88,7 @@ async def _prepare(election: Election, follower: Follower, seat: Seat, patience_
                     address=seat.leader.address,
                 )
                 break
+    _log.info("ready to take over", leader=seat.leader.address)
     seat.is_ready.set()
 
 
