@@ -28,6 +28,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 # In the flags of /proc/<pid>/stat.
 _PF_EXITING = 0x4
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
 # Which Python or a shell in the background ignores or handles, and a program expects at their defaults.
 DEFAULT_SIGNALS = (
     signal.SIGINT,
@@ -69,6 +70,16 @@ def reset_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def take_normal_priority() -> None:
+    """Gives up the scheduling priority and the protection against the OOM killer that an agent may run with: its
+    heartbeats need them, and training must not compete with them."""
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    with suppress(OSError, ValueError):
+        if int(_OOM_SCORE.read_text()) < 0:
+            _OOM_SCORE.write_text("0")
 
 
 def close_standard_input() -> None:

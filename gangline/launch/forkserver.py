@@ -157,6 +157,7 @@ class ForkServer:
         try:
             os.setsid()
             child.reset_signals()
+            child.take_normal_priority()
             connection.close()
             self._listener.close()
             for fd in (self._wake_read, self._wake_write):

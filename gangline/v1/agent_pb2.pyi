@@ -183,6 +183,82 @@ class AgentWelcome(google.protobuf.message.Message):
 Global___AgentWelcome: typing_extensions.TypeAlias = AgentWelcome
 
 @typing.final
+class HeartbeatRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    agent_id: builtins.str
+    epoch: builtins.int
+    """Of the leader that welcomed the agent."""
+    def __init__(
+        self,
+        *,
+        agent_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "epoch", b"epoch"]) -> None: ...
+
+Global___HeartbeatRequest: typing_extensions.TypeAlias = HeartbeatRequest
+
+@typing.final
+class HeartbeatResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___HeartbeatResponse: typing_extensions.TypeAlias = HeartbeatResponse
+
+@typing.final
+class FindLeaderRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    SCHEDULER_ADDRESSES_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """The newest leader's that the agent knows; 0 for none."""
+    @property
+    def scheduler_addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The schedulers that the last answer named."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        scheduler_addresses: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "scheduler_addresses", b"scheduler_addresses"]) -> None: ...
+
+Global___FindLeaderRequest: typing_extensions.TypeAlias = FindLeaderRequest
+
+@typing.final
+class FindLeaderResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEADER_ADDRESS_FIELD_NUMBER: builtins.int
+    SCHEDULER_ADDRESSES_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """0, with an empty address, while no leader is known."""
+    leader_address: builtins.str
+    @property
+    def scheduler_addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of all schedulers that are alive."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        leader_address: builtins.str = ...,
+        scheduler_addresses: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "leader_address", b"leader_address", "scheduler_addresses", b"scheduler_addresses"]) -> None: ...
+
+Global___FindLeaderResponse: typing_extensions.TypeAlias = FindLeaderResponse
+
+@typing.final
 class AllocationStatus(google.protobuf.message.Message):
     """STARTING: accepted and journaled. RUNNING: its trial runner is alive. TERMINAL: it has ended, and exit is set."""
 

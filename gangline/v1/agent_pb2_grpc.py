@@ -39,6 +39,16 @@ class AgentServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_agent__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_agent__pb2.ConnectResponse.FromString,
                 _registered_method=True)
+        self.FindLeader = channel.unary_unary(
+                '/gangline.v1.AgentService/FindLeader',
+                request_serializer=gangline_dot_v1_dot_agent__pb2.FindLeaderRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_agent__pb2.FindLeaderResponse.FromString,
+                _registered_method=True)
+        self.Heartbeat = channel.stream_unary(
+                '/gangline.v1.AgentService/Heartbeat',
+                request_serializer=gangline_dot_v1_dot_agent__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_agent__pb2.HeartbeatResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer(object):
@@ -50,6 +60,22 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindLeader(self, request, context):
+        """Any scheduler answers: as soon as it knows a leader of a newer epoch, or other schedulers than those that the agent
+        names, or after 20 s. So agents hear of a new leader also while the old one is silent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Heartbeat(self, request_iterator, context):
+        """Heartbeats of an agent whose Connect stream is open, from a thread that waits for nothing. They count as those on
+        the stream do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +83,16 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=gangline_dot_v1_dot_agent__pb2.ConnectRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_agent__pb2.ConnectResponse.SerializeToString,
+            ),
+            'FindLeader': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindLeader,
+                    request_deserializer=gangline_dot_v1_dot_agent__pb2.FindLeaderRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_agent__pb2.FindLeaderResponse.SerializeToString,
+            ),
+            'Heartbeat': grpc.stream_unary_rpc_method_handler(
+                    servicer.Heartbeat,
+                    request_deserializer=gangline_dot_v1_dot_agent__pb2.HeartbeatRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_agent__pb2.HeartbeatResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +122,60 @@ class AgentService(object):
             '/gangline.v1.AgentService/Connect',
             gangline_dot_v1_dot_agent__pb2.ConnectRequest.SerializeToString,
             gangline_dot_v1_dot_agent__pb2.ConnectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindLeader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.AgentService/FindLeader',
+            gangline_dot_v1_dot_agent__pb2.FindLeaderRequest.SerializeToString,
+            gangline_dot_v1_dot_agent__pb2.FindLeaderResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Heartbeat(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/gangline.v1.AgentService/Heartbeat',
+            gangline_dot_v1_dot_agent__pb2.HeartbeatRequest.SerializeToString,
+            gangline_dot_v1_dot_agent__pb2.HeartbeatResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,12 +44,52 @@ _AgentServiceConnectType = typing_extensions.TypeVar(
     ],
 )
 
-class AgentServiceStub(typing.Generic[_AgentServiceConnectType]):
+_AgentServiceFindLeaderType = typing_extensions.TypeVar(
+    '_AgentServiceFindLeaderType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.agent_pb2.FindLeaderRequest,
+        gangline.v1.agent_pb2.FindLeaderResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.agent_pb2.FindLeaderRequest,
+        gangline.v1.agent_pb2.FindLeaderResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.agent_pb2.FindLeaderRequest,
+        gangline.v1.agent_pb2.FindLeaderResponse,
+    ],
+)
+
+_AgentServiceHeartbeatType = typing_extensions.TypeVar(
+    '_AgentServiceHeartbeatType',
+    grpc.StreamUnaryMultiCallable[
+        gangline.v1.agent_pb2.HeartbeatRequest,
+        gangline.v1.agent_pb2.HeartbeatResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        gangline.v1.agent_pb2.HeartbeatRequest,
+        gangline.v1.agent_pb2.HeartbeatResponse,
+    ],
+    default=grpc.StreamUnaryMultiCallable[
+        gangline.v1.agent_pb2.HeartbeatRequest,
+        gangline.v1.agent_pb2.HeartbeatResponse,
+    ],
+)
+
+class AgentServiceStub(typing.Generic[_AgentServiceConnectType, _AgentServiceFindLeaderType, _AgentServiceHeartbeatType]):
     @typing.overload
     def __init__(self: AgentServiceStub[
         grpc.StreamStreamMultiCallable[
             gangline.v1.agent_pb2.ConnectRequest,
             gangline.v1.agent_pb2.ConnectResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.agent_pb2.FindLeaderRequest,
+            gangline.v1.agent_pb2.FindLeaderResponse,
+        ],
+        grpc.StreamUnaryMultiCallable[
+            gangline.v1.agent_pb2.HeartbeatRequest,
+            gangline.v1.agent_pb2.HeartbeatResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -59,14 +99,40 @@ class AgentServiceStub(typing.Generic[_AgentServiceConnectType]):
             gangline.v1.agent_pb2.ConnectRequest,
             gangline.v1.agent_pb2.ConnectResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.agent_pb2.FindLeaderRequest,
+            gangline.v1.agent_pb2.FindLeaderResponse,
+        ],
+        grpc.aio.StreamUnaryMultiCallable[
+            gangline.v1.agent_pb2.HeartbeatRequest,
+            gangline.v1.agent_pb2.HeartbeatResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Connect: _AgentServiceConnectType
+
+    FindLeader: _AgentServiceFindLeaderType
+    """Any scheduler answers: as soon as it knows a leader of a newer epoch, or other schedulers than those that the agent
+    names, or after 20 s. So agents hear of a new leader also while the old one is silent.
+    """
+
+    Heartbeat: _AgentServiceHeartbeatType
+    """Heartbeats of an agent whose Connect stream is open, from a thread that waits for nothing. They count as those on
+    the stream do.
+    """
 
 AgentServiceAsyncStub: typing_extensions.TypeAlias = AgentServiceStub[
     grpc.aio.StreamStreamMultiCallable[
         gangline.v1.agent_pb2.ConnectRequest,
         gangline.v1.agent_pb2.ConnectResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.agent_pb2.FindLeaderRequest,
+        gangline.v1.agent_pb2.FindLeaderResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        gangline.v1.agent_pb2.HeartbeatRequest,
+        gangline.v1.agent_pb2.HeartbeatResponse,
     ],
 ]
 
@@ -77,5 +143,25 @@ class AgentServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[gangline.v1.agent_pb2.ConnectRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[gangline.v1.agent_pb2.ConnectResponse], collections.abc.AsyncIterator[gangline.v1.agent_pb2.ConnectResponse]]: ...
+
+    @abc.abstractmethod
+    def FindLeader(
+        self,
+        request: gangline.v1.agent_pb2.FindLeaderRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.agent_pb2.FindLeaderResponse, collections.abc.Awaitable[gangline.v1.agent_pb2.FindLeaderResponse]]:
+        """Any scheduler answers: as soon as it knows a leader of a newer epoch, or other schedulers than those that the agent
+        names, or after 20 s. So agents hear of a new leader also while the old one is silent.
+        """
+
+    @abc.abstractmethod
+    def Heartbeat(
+        self,
+        request_iterator: _MaybeAsyncIterator[gangline.v1.agent_pb2.HeartbeatRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.agent_pb2.HeartbeatResponse, collections.abc.Awaitable[gangline.v1.agent_pb2.HeartbeatResponse]]:
+        """Heartbeats of an agent whose Connect stream is open, from a thread that waits for nothing. They count as those on
+        the stream do.
+        """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""The agent's stream to the leading scheduler: finds it, greets it, heartbeats, and finds the next one by itself.
+"""The agent's stream to the leading scheduler: finds it, greets it, heartbeats, and goes to the next one by itself.
 
 Owns connections and timing. What a command means is its owner's business (`Peer`), and so is what the hello holds. A
 lost stream loses nothing: the next hello carries the whole journal, and final statuses are sent again until the
@@ -24,7 +24,17 @@ from gangline import rpc
 from gangline.errors import GanglineError
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from services.agent import metrics
-from services.agent.route import Route, after_failure, after_naming, after_welcome, plan_delay
+from services.agent.leader_watch import LeaderWatch
+from services.agent.pulse import Pulse
+from services.agent.route import (
+    Route,
+    after_failure,
+    after_learning,
+    after_naming,
+    after_new_leader,
+    after_welcome,
+    plan_delay,
+)
 from services.common.referral import find_leader
 
 WELCOME_SECONDS = 10.0
@@ -71,6 +81,10 @@ class Link:
         self._peer = peer
         self._outbox = outbox
         self._stale = asyncio.Event()
+        self._leader_watch = LeaderWatch(token, lambda: self._route.others, self._on_leader, self._on_schedulers)
+        self._attempted = ""
+        self._agent_id = ""
+        self._has_new_leader = asyncio.Event()
         self._last_errors: dict[str, str] = {}
         self.heartbeat_at: float | None = None
         self._lease_seconds = 0.0
@@ -101,22 +115,50 @@ class Link:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await asyncio.sleep(plan_delay(self._route, random.random()))  # noqa: S311 - jitter, no secret
-            address = self._route.address
-            try:
-                await self._attempt(address)
-            except NotLeadingError as error:
-                self._route = after_naming(self._route, error.leader) if error.leader else after_failure(self._route)
-                self._note(address, "not_leading", str(error))
-            except GanglineError as error:
-                self._route = after_failure(self._route)
-                self._note(address, "failed", error.message)
-            except Exception:
-                # The top of a long-lived task: an agent that has lost its link for good would be no agent.
-                self._route = after_failure(self._route)
-                log.exception("the stream to the scheduler broke", address=address)
-                metrics.stream_attempts.labels(result="failed").inc()
+        watching = asyncio.create_task(self._leader_watch.run(), name="leader watch")
+        try:
+            while True:
+                delay = plan_delay(self._route, random.random())  # noqa: S311 - jitter, no secret
+                await _first_to_end(asyncio.sleep(delay), self._has_new_leader.wait())
+                self._has_new_leader.clear()
+                await self._try_address(self._route.address)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _try_address(self, address: str) -> None:
+        """Until the stream ends, or a newer leader is known than the one at this address."""
+        self._attempted = address
+        try:
+            await _first_to_end(self._attempt(address), self._has_new_leader.wait())
+        except NotLeadingError as error:
+            self._move(after_naming(self._route, error.leader) if error.leader else after_failure(self._route))
+            self._note(address, "not_leading", str(error))
+        except GanglineError as error:
+            self._move(after_failure(self._route))
+            self._note(address, "failed", error.message)
+        except Exception:
+            # The top of a long-lived task: an agent that has lost its link for good would be no agent.
+            self._move(after_failure(self._route))
+            log.exception("the stream to the scheduler broke", address=address)
+            metrics.stream_attempts.labels(result="failed").inc()
+        finally:
+            self._attempted = ""
+
+    def _move(self, route: Route) -> None:
+        """After a failed attempt. A new leader that has become known meanwhile is tried first."""
+        if not self._has_new_leader.is_set():
+            self._route = route
+
+    def _on_leader(self, epoch: int, address: str) -> None:
+        """An attempt that is under way to this address goes on: the scheduler there has begun to lead."""
+        if address and address != self._attempted:
+            log.info("another scheduler leads", address=address, epoch=epoch)
+            self._route = after_new_leader(self._route, address)
+            self._has_new_leader.set()
+
+    def _on_schedulers(self, addresses: Sequence[str]) -> None:
+        self._route = after_learning(self._route, addresses)
 
     async def _attempt(self, address: str) -> None:
         async with grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS) as channel:
@@ -138,7 +180,13 @@ class Link:
         if refusal:
             raise NotLeadingError(refusal)
         self._on_welcome(address, welcome, greeted_at)
-        await _first_to_end(self._send(call, welcome.heartbeat_seconds), self._receive(call), self._stale.wait())
+        beat = agent_pb2.HeartbeatRequest(agent_id=self._agent_id, epoch=welcome.epoch)
+        pulse = Pulse(address, self._metadata, beat, welcome.heartbeat_seconds, lambda: self.heartbeat_at or 0.0)
+        pulse.start()
+        try:
+            await _first_to_end(self._send(call, welcome.heartbeat_seconds), self._receive(call), self._stale.wait())
+        finally:
+            pulse.stop()
 
     async def _greet(self, call: Call) -> agent_pb2.AgentWelcome:
         # From here on news gathers in the empty outbox, so none falls between the hello and the sending.
@@ -147,7 +195,9 @@ class Link:
             self._outbox.get_nowait()
         try:
             async with asyncio.timeout(WELCOME_SECONDS):
-                await call.write(agent_pb2.ConnectRequest(hello=self._peer.hello(), sent_at=time.time()))
+                hello = self._peer.hello()
+                self._agent_id = hello.agent.id
+                await call.write(agent_pb2.ConnectRequest(hello=hello, sent_at=time.time()))
                 first = await call.read()
         except TimeoutError as error:
             raise NotLeadingError(f"no welcome within {WELCOME_SECONDS:g} s") from error
@@ -199,6 +249,7 @@ class Link:
         self._answered_at = greeted_at
         self._answered.set()
         self._route = after_welcome(self._route)
+        self._leader_watch.welcomed(welcome.epoch)
         self._last_errors.clear()
         metrics.stream_connected.set(1)
         metrics.stream_attempts.labels(result="welcomed").inc()

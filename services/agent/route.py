@@ -1,35 +1,49 @@
 """PURE: which scheduler the agent tries next, and after how long.
 
-A route holds the configured addresses and, when a standby named it, the leader's. The link asks it after each attempt;
-randomness comes in as an argument.
+A route holds the configured addresses, those of the schedulers that are alive now, and, when a standby named it, the
+leader's. The link asks it after each attempt; randomness comes in as an argument.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 FIRST_DELAY_SECONDS = 0.1
-LONGEST_DELAY_SECONDS = 3.0
+LONGEST_DELAY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """failures: attempts since the last stream that was welcomed. leader: an address that a standby named."""
+    """addresses: as configured. learned: of all schedulers that were alive when a scheduler last named them. failures:
+    attempts since the last stream that was welcomed. leader: an address that a standby named. welcomed_by: the address
+    of the newest leader that welcomed the agent."""
 
     addresses: tuple[str, ...]
     cursor: int = 0
     failures: int = 0
     leader: str = ""
+    learned: tuple[str, ...] = ()
+    welcomed_by: str = ""
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.addresses, *self.learned)))
 
     @property
     def address(self) -> str:
-        return self.leader or self.addresses[self.cursor % len(self.addresses)]
+        return self.leader or self.known[self.cursor % len(self.known)]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Whom to ask for a newer leader: the schedulers that do not lead; the only one where there is no other."""
+        return tuple(address for address in self.known if address != self.welcomed_by) or self.known
 
 
 def after_failure(route: Route) -> Route:
     """Nobody there, or no leader. A named leader that failed is dropped before the next configured address is tried."""
     moved = route.cursor if route.leader else route.cursor + 1
-    return replace(route, cursor=moved % len(route.addresses), failures=route.failures + 1, leader="")
+    return replace(route, cursor=moved % len(route.known), failures=route.failures + 1, leader="")
 
 
 def after_naming(route: Route, leader: str) -> Route:
@@ -40,8 +54,20 @@ def after_naming(route: Route, leader: str) -> Route:
     return replace(after_failure(route), leader=leader)
 
 
+def after_new_leader(route: Route, leader: str) -> Route:
+    """A scheduler named a leader that is newer than all that the agent knew."""
+    return replace(route, leader=leader, failures=0)
+
+
+def after_learning(route: Route, schedulers: Sequence[str]) -> Route:
+    """The cursor stays on its address where that is still known."""
+    learned = replace(route, learned=tuple(schedulers))
+    present = route.known[route.cursor % len(route.known)]
+    return replace(learned, cursor=learned.known.index(present) if present in learned.known else 0)
+
+
 def after_welcome(route: Route) -> Route:
-    return replace(route, failures=0)
+    return replace(route, failures=0, welcomed_by=route.address)
 
 
 def plan_delay(route: Route, roll: float) -> float:
@@ -53,6 +79,6 @@ def plan_delay(route: Route, roll: float) -> float:
     """
     if route.failures == 0:
         return 0.0
-    rounds = route.failures // (len(route.addresses) + 1)
+    rounds = route.failures // (len(route.known) + 1)
     longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(rounds, 16))
     return longest * (0.5 + 0.5 * roll)

@@ -142,9 +142,14 @@ class Leadership:
 
 
 class Election:
-    """instance: who this candidate is; its grpc_address is what standbys watch and others connect to."""
+    """instance: who this candidate is; its grpc_address is what standbys watch and others connect to.
+
+    is_connected: set while this candidate stands by and is connected to the leader, so that it notices at once when
+    the leader's process dies.
+    """
 
     def __init__(self, client: EtcdClient, instance: ServiceInstance, lease_seconds: float = LEASE_SECONDS) -> None:
+        self.is_connected = asyncio.Event()
         self._client = client
         self._instance = instance
         self._lease_seconds = lease_seconds
@@ -185,21 +190,40 @@ class Election:
     async def _stand_by(self, leader: KeyValue) -> None:
         """Returns when the leader key is gone, deleting it when the leader's process has died."""
         instance = wire.decode(ServiceInstance, leader.value)
+        if self._has_replaced(instance):
+            await self._depose(leader, instance)
+            return
         _log.info("standing by", leader=instance.id, address=instance.grpc_address, epoch=leader.create_revision)
         gone = asyncio.create_task(wait_until_gone(self._client, leader.create_revision))
-        died = asyncio.create_task(leader_died(instance.grpc_address))
+        died = asyncio.create_task(leader_died(instance.grpc_address, self.is_connected.set))
         try:
             await asyncio.wait({gone, died}, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 await gone
                 return
-            _log.warning("leader's process is gone, not waiting for its lease", leader=instance.id)
-            # Should it live after all, the guard of its next write tells it; two leaders never both write.
-            await self._client.commit([Delete(keys.LEADER)], [Guard(keys.LEADER, leader.create_revision)])
+            await self._depose(leader, instance)
         finally:
+            self.is_connected.clear()
             gone.cancel()
             died.cancel()
             await asyncio.wait({gone, died})
+
+    def _has_replaced(self, leader: ServiceInstance) -> bool:
+        """Whether the leader was an earlier process of this candidate: under its id, or at its address, on which this
+        candidate listens now.
+
+        Only the younger process may conclude this: two schedulers that have one id or one address by mistake would
+        otherwise depose each other for ever.
+        """
+        own = self._instance
+        is_own = leader.id == own.id or leader.grpc_address == own.grpc_address
+        return is_own and leader.started_at < own.started_at
+
+    async def _depose(self, leader: KeyValue, instance: ServiceInstance) -> None:
+        """Deletes the key of a leader whose process has died. Should that process live after all, the guard of its
+        next write tells it: two leaders never both write."""
+        _log.warning("leader's process is gone, not waiting for its lease", leader=instance.id)
+        await self._client.commit([Delete(keys.LEADER)], [Guard(keys.LEADER, leader.create_revision)])
 
 
 async def find_leader(client: EtcdClient) -> ServiceInstance | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import structlog
 
@@ -21,9 +22,10 @@ _REDIAL_SECONDS = 1.0
 _RESET_SECONDS = 0.05
 
 
-async def leader_died(address: str) -> None:
+async def leader_died(address: str, on_connected: Callable[[], None] = lambda: None) -> None:
     """Returns when a connection to this address was open, was closed, and the next one is refused.
 
+    on_connected: called whenever a connection is open; from then on a death is noticed.
     An address that refuses from the start proves nothing, it may only mean something on the leader's own machine; this
     then never returns, and neither does it when a host just falls silent.
     """
@@ -45,6 +47,7 @@ async def leader_died(address: str) -> None:
             was_connected = False
         else:
             was_connected = True
+            on_connected()
             await _wait_until_closed(reader, writer)
             # A grpc server closes a connection that never speaks after two minutes; then the next dial succeeds.
             continue

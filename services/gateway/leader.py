@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from gangline import rpc
+from gangline.domain.resource import ServiceInstance
 from gangline.errors import ErrorKind, GanglineError, unavailable
 from gangline.v1 import scheduler_pb2_grpc
 from services.gateway.mirror import LEADER_BELL, Watched
@@ -52,13 +53,34 @@ class Leader:
             while True:
                 leader_changed.clear()
                 try:
-                    return await self.call_once(choose, request, min(TRY_SECONDS, max(0.1, give_up_at - clock())))
+                    seconds = min(TRY_SECONDS, max(0.1, give_up_at - clock()))
+                    return await self._call_while_leading(choose, request, seconds)
                 except GanglineError as error:
                     left = give_up_at - clock()
                     if not _may_pass(error) or left <= 0:
                         raise
                 # Without a leader only a change helps; with one that does not answer, dialling again may.
                 await leader_changed.wait(min(REDIAL_SECONDS, left) if self._mirror.state.leader else left)
+
+    async def _call_while_leading(self, choose: Choose[Q, A], request: Q, seconds: float) -> A:
+        """As `call_once`; raises at once when another scheduler leads meanwhile: a paused one would not answer."""
+        calling = asyncio.ensure_future(self.call_once(choose, request, seconds))
+        changing = asyncio.ensure_future(self._wait_for_other_leader(self._mirror.state.leader))
+        try:
+            await asyncio.wait({calling, changing}, return_when=asyncio.FIRST_COMPLETED)
+            if calling.done():
+                return calling.result()
+            raise unavailable("gateway.leader_changed", "another scheduler leads since the call was made")
+        finally:
+            for task in (calling, changing):
+                task.cancel()
+            await asyncio.gather(calling, changing, return_exceptions=True)
+
+    async def _wait_for_other_leader(self, asked: ServiceInstance | None) -> None:
+        with self._mirror.changes.listen(LEADER_BELL) as leader_changed:
+            while self._mirror.state.leader in (None, asked):
+                await leader_changed.wait()
+                leader_changed.clear()
 
     async def call_once(self, choose: Choose[Q, A], request: Q, seconds: float) -> A:
         """One try: what only explains must not hold up what it explains. Raises GanglineError."""

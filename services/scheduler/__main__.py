@@ -37,6 +37,8 @@ from services.scheduler.term import Conditions
 _log = structlog.get_logger(__name__)
 
 _GRACE_SECONDS = 1.0
+# The leader may be a dead one, whose lease has to end first.
+_CONNECT_SECONDS = 2.0
 # A leader holds many records that live long and refer to one another in no circle, and each plan makes and drops as
 # many objects as requests wait. Looking for circles among all of them as often as Python does by itself would take
 # a good part of a core, in pauses of a fifth of a second.
@@ -96,12 +98,13 @@ async def _reign(
     client: EtcdClient, settings: SchedulerSettings, instance: ServiceInstance, seat: Seat, conditions: Conditions
 ) -> None:
     election = Election(client, instance, settings.leader_lease_seconds)
-    await reign(client, election, seat, conditions)
+    patience_seconds = settings.leader_lease_seconds + _CONNECT_SECONDS
+    await reign(client, election, seat, conditions, patience_seconds)
 
 
 async def _say_ready(settings: SchedulerSettings, seat: Seat, address: str, metrics_address: str | None) -> None:
-    """A scheduler is ready once it leads or stands by a leader; then this waits for the others to end."""
-    await seat.wait_until_known()
+    """Says that this scheduler serves, once it does; then this waits for the others to end."""
+    await seat.is_ready.wait()
     write_ready_file(settings.ready_file, grpc=address, metrics=metrics_address)
     await asyncio.Event().wait()
 

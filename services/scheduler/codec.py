@@ -12,8 +12,8 @@ from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent, Cluster, Counter, User
 from gangline.domain.search import Search, SearchLog
 from services.common import keys
-from services.common.etcd import Delete, KeyValue, Put
-from services.scheduler.records import Change, Id, Record, id_of
+from services.common.etcd import Delete, KeyValue, Put, WatchBatch
+from services.scheduler.records import SINGLETON, Change, Id, Record, Reference, id_of
 
 _KEY_OF: dict[type[Any], Callable[[Any], str]] = {
     Experiment: keys.experiment,
@@ -43,6 +43,13 @@ _KIND_OF_PREFIX: dict[str, type[Any]] = {
     keys.NEXT_EXPERIMENT: Counter,
     keys.CLUSTER: Cluster,
 }
+# How the rest of a key becomes the record's id; for all other kinds it is the id.
+_ID_OF_SUFFIX: dict[type[Any], Callable[[str], Id]] = {
+    Experiment: int,
+    Search: int,
+    Counter: lambda _: SINGLETON,
+    Cluster: lambda _: SINGLETON,
+}
 
 
 def key_of(kind: type[Any], record_id: Id) -> str:
@@ -57,8 +64,32 @@ def operations_of(change: Change) -> list[Put | Delete]:
 
 def record_of(item: KeyValue) -> Record | None:
     """None for keys that are not the leader's state (presence, election, what a newer version keeps)."""
+    found = _split(item.key)
+    if found is None:
+        return None
+    record: Record = wire.decode(found[0], item.value)
+    return record
+
+
+def change_of(batch: WatchBatch) -> Change:
+    """What one transaction has changed of the leader's state, as the watch tells it."""
+    puts: list[Record] = []
+    deletes: list[Reference] = []
+    for event in batch.events:
+        found = _split(event.key)
+        if found is None:
+            continue
+        kind, suffix = found
+        if event.value is None:
+            deletes.append((kind, _ID_OF_SUFFIX.get(kind, str)(suffix)))
+        else:
+            puts.append(wire.decode(kind, event.value))
+    return Change(tuple(puts), tuple(deletes))
+
+
+def _split(key: str) -> tuple[type[Any], str] | None:
+    """The kind of the record under this key, and the rest of the key; None for keys of other things."""
     for prefix, kind in _KIND_OF_PREFIX.items():
-        if item.key.startswith(prefix):
-            record: Record = wire.decode(kind, item.value)
-            return record
+        if key.startswith(prefix):
+            return kind, key.removeprefix(prefix)
     return None

@@ -22,11 +22,13 @@ _RETRY_SECONDS = 1.0
 
 
 class Directory:
-    """has_leader: set once somebody leads, or has led."""
+    """leader_epoch: of `leader`; 0 while nobody leads. changed: replaced by a new event whenever it is set, which is at
+    each change of the leader or of the services; `Seat` sets it, too."""
 
     def __init__(self, client: EtcdClient) -> None:
-        self.has_leader = asyncio.Event()
+        self.changed = asyncio.Event()
         self.leader: ServiceInstance | None = None
+        self.leader_epoch = 0
         self._client = client
         self._instances: dict[str, ServiceInstance] = {}
 
@@ -38,6 +40,11 @@ class Directory:
     def schedulers_after(self, leader_address: str) -> list[str]:
         """The gRPC addresses of all schedulers, the leader's first."""
         return list(dict.fromkeys([leader_address, *self.addresses_of("scheduler")]))
+
+    def notify(self) -> None:
+        """Wakes all that wait for `changed`."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -57,20 +64,23 @@ class Directory:
         async with contextlib.aclosing(self._client.list_watch(prefix)) as changes:
             async for change in changes:
                 if isinstance(change, Listing):
-                    for key in [known for known in self._instances if known.startswith(prefix)]:
-                        self._set(key, None)
+                    self._forget(prefix)
                     for item in change.items:
-                        self._set(item.key, item.value)
+                        self._set(item.key, item.value, item.create_revision)
                 else:
                     for event in change.events:
-                        self._set(event.key, event.value)
+                        self._set(event.key, event.value, event.create_revision)
+                self.notify()
 
-    def _set(self, key: str, value: bytes | None) -> None:
+    def _forget(self, prefix: str) -> None:
+        """Before a listing, which holds all that there is now."""
+        for key in [known for known in (keys.LEADER, *self._instances) if known.startswith(prefix)]:
+            self._set(key, None, 0)
+
+    def _set(self, key: str, value: bytes | None, create_revision: int) -> None:
         instance = wire.decode(ServiceInstance, value) if value is not None else None
         if key == keys.LEADER:
-            self.leader = instance
-            if instance is not None:
-                self.has_leader.set()
+            self.leader, self.leader_epoch = instance, create_revision
         elif instance is None:
             self._instances.pop(key, None)
         else:

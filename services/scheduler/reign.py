@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import structlog
 
 from gangline.errors import GanglineError
 from services.common.election import Election, Leadership
 from services.common.etcd import EtcdClient
+from services.scheduler.follower import Follower
+from services.scheduler.records import State
 from services.scheduler.seat import Seat
-from services.scheduler.store import load
 from services.scheduler.term import Conditions, Term
 
 _log = structlog.get_logger(__name__)
 
 
-async def reign(client: EtcdClient, election: Election, seat: Seat, conditions: Conditions) -> None:
+async def reign(
+    client: EtcdClient, election: Election, seat: Seat, conditions: Conditions, patience_seconds: float
+) -> None:
     """Until cancelled. A term that ends, for whatever reason, is followed by the next campaign; on cancellation the
-    leader resigns, so that a standby takes over at once."""
+    leader resigns, so that a standby takes over at once.
+
+    patience_seconds: how long a standby tries to connect to the leader before it counts as ready without that.
+    """
     while True:
-        leadership = await election.campaign()
+        async with _standing_by(client, election, seat, patience_seconds) as follower:
+            leadership = await election.campaign()
+            state = await _catch_up(election, leadership, follower)
+        if state is None:
+            continue
         try:
-            await _lead(client, leadership, seat, conditions)
+            await _lead(leadership, state, seat, conditions)
         except GanglineError as error:
             _log.warning("the term ended with an error", epoch=leadership.epoch, reason=error.message)
         finally:
@@ -30,8 +42,58 @@ async def reign(client: EtcdClient, election: Election, seat: Seat, conditions: 
             await election.resign(leadership)
 
 
-async def _lead(client: EtcdClient, leadership: Leadership, seat: Seat, conditions: Conditions) -> None:
-    term = Term(leadership, await load(client), conditions)
+@contextlib.asynccontextmanager
+async def _standing_by(
+    client: EtcdClient, election: Election, seat: Seat, patience_seconds: float
+) -> AsyncIterator[Follower]:
+    """Follows the state while the context lasts."""
+    follower = Follower(client)
+    tasks = [
+        asyncio.create_task(follower.run(), name="follower"),
+        asyncio.create_task(_prepare(election, follower, seat, patience_seconds), name="standing by"),
+    ]
+    try:
+        yield follower
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _catch_up(election: Election, leadership: Leadership, follower: Follower) -> State | None:
+    """What the term begins with; None when it cannot be read, and then leadership is given up."""
+    try:
+        return await follower.catch_up(leadership.epoch)
+    except GanglineError as error:
+        _log.warning("the state cannot be read", epoch=leadership.epoch, reason=error.message)
+        await election.resign(leadership)
+        return None
+    except BaseException:
+        await election.resign(leadership)
+        raise
+
+
+async def _prepare(election: Election, follower: Follower, seat: Seat, patience_seconds: float) -> None:
+    """Says that this process is ready once it can take over at once."""
+    await follower.is_listed.wait()
+    while not election.is_connected.is_set():
+        try:
+            async with asyncio.timeout(patience_seconds):
+                await election.is_connected.wait()
+        except TimeoutError:
+            if seat.leader.address:
+                _log.warning(
+                    "cannot connect to the leader, so a fail-over will have to wait for its lease; let the schedulers "
+                    "reach one another's --listen port",
+                    address=seat.leader.address,
+                )
+                break
+    _log.info("ready to take over", leader=seat.leader.address)
+    seat.is_ready.set()
+
+
+async def _lead(leadership: Leadership, state: State, seat: Seat, conditions: Conditions) -> None:
+    term = Term(leadership, state, conditions)
     on_open = asyncio.Event()
     running = asyncio.create_task(term.run(on_open), name="term")
     opened = asyncio.create_task(on_open.wait())

@@ -3,42 +3,80 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
 
 from services.scheduler.directory import Directory
 from services.scheduler.store import not_leader
 from services.scheduler.term import Term
 
+# A caller that comes while no leader is known waits so long for one. Shorter than the deadlines of all callers.
+HOLD_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLeader:
+    """epoch: 0, and address: empty while no leader is known."""
+
+    epoch: int = 0
+    address: str = ""
+
 
 class Seat:
-    """is_taken: set while this process leads."""
+    """is_ready: set once this process leads, or stands by so that it takes over at once when the leader dies."""
 
     def __init__(self, own_id: str, directory: Directory) -> None:
-        self.is_taken = asyncio.Event()
+        self.is_ready = asyncio.Event()
         self._own_id = own_id
         self._directory = directory
         self._term: Term | None = None
 
     def take(self, term: Term) -> None:
         self._term = term
-        self.is_taken.set()
+        self.is_ready.set()
+        self._directory.notify()
 
     def leave(self) -> None:
         self._term = None
-        self.is_taken.clear()
+        self._directory.notify()
+
+    @property
+    def leader(self) -> KnownLeader:
+        """This process only from when its term is open."""
+        if self._term is not None:
+            return KnownLeader(self._term.store.epoch, self._term.conditions.own_address)
+        leader = self._directory.leader
+        if leader is None or leader.id == self._own_id:
+            return KnownLeader()
+        return KnownLeader(self._directory.leader_epoch, leader.grpc_address)
+
+    @property
+    def scheduler_addresses(self) -> list[str]:
+        """Of all schedulers that are alive, oldest first."""
+        return self._directory.addresses_of("scheduler")
 
     def require(self) -> Term:
         """This process's term. Raises GanglineError `scheduler.not_leader`, naming the leader, where it has none."""
         if self._term is not None:
             return self._term
-        leader = self._directory.leader
-        is_other = leader is not None and leader.id != self._own_id
-        raise not_leader(leader.grpc_address if leader is not None and is_other else None)
+        raise not_leader(self.leader.address or None)
 
-    async def wait_until_known(self) -> None:
-        """Returns once this process leads or knows who does: from then on its answers are of use."""
-        while True:
-            await self._directory.has_leader.wait()
-            leader = self._directory.leader
-            if self._term is not None or (leader is not None and leader.id != self._own_id):
-                return
-            await self.is_taken.wait()
+    async def reach(self) -> Term:
+        """As `require`, but waits a while for a leader where none is known: a caller that is held hears of the next
+        leader at once, and does not have to ask again and again."""
+        await self._wait(lambda: self.leader.epoch > 0, HOLD_SECONDS)
+        return self.require()
+
+    async def find_leader(self, newer_than: int, known: Collection[str], seconds: float) -> KnownLeader:
+        """Returns once there is a leader of a newer epoch, or other schedulers than those at the known addresses, or
+        the time is over; with the leader as it is known then."""
+        await self._wait(lambda: self.leader.epoch > newer_than or set(self.scheduler_addresses) != set(known), seconds)
+        return self.leader
+
+    async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Until the condition holds, or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    await self._directory.changed.wait()

@@ -18,7 +18,7 @@ import structlog
 from gangline.errors import ErrorKind, GanglineError, invalid
 from services.common import keys
 from services.common.election import Leadership
-from services.common.etcd import Delete, EtcdClient, Put
+from services.common.etcd import Delete, EtcdClient, Listing, Put
 from services.common.etcd.transaction import MAX_BYTES, MAX_OPERATIONS, num_bytes_of
 from services.common.referral import word_referral
 from services.scheduler import metric
@@ -36,7 +36,11 @@ STALLED_SECONDS = 2.0
 
 async def load(client: EtcdClient) -> State:
     """Everything that the leader keeps, at one revision."""
-    listing = await client.list(keys.ROOT)
+    return state_of(await client.list(keys.ROOT))
+
+
+def state_of(listing: Listing) -> State:
+    """What the leader keeps among all that was listed."""
     records = (record_of(item) for item in listing.items)
     return State.of((record for record in records if record is not None), listing.revision)
 

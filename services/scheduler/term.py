@@ -38,7 +38,7 @@ from services.scheduler.rendezvous.hall import Hall
 from services.scheduler.runner_spec import SpecSource
 from services.scheduler.session import Sessions
 from services.scheduler.snapshot import all_pools
-from services.scheduler.store import Store
+from services.scheduler.store import STALLED_SECONDS, Store
 from services.scheduler.trace_order import TraceOrders
 from services.scheduler.transition.rules import Rules
 
@@ -46,6 +46,7 @@ _log = structlog.get_logger(__name__)
 
 SCHEMA_VERSION = 1
 ADMIN = "admin"
+_STALL_CHECK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ class Term:
             await self._wait_or_raise(asyncio.create_task(self.store.commit(self._found)), tasks)
             tasks.add(asyncio.create_task(self.loop.run(), name="loop"))
             tasks.add(asyncio.create_task(self.pursuit.run(), name="pursuit"))
+            tasks.add(asyncio.create_task(self._notice_stalls(), name="stalls"))
             self._describe_start()
             on_open.set()
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -220,6 +222,16 @@ class Term:
         """The spec grants the first lease."""
         committee = [witness.agent_id for witness in spec.committee]
         self.attempts.renew(allocation_id, spec.node_rank, committee, time.monotonic())
+
+    async def _notice_stalls(self) -> None:
+        """A process that was paused, or that the host did not schedule, has not read the heartbeats that came."""
+        while True:
+            slept_at = time.monotonic()
+            await asyncio.sleep(_STALL_CHECK_SECONDS)
+            stalled_seconds = time.monotonic() - slept_at - _STALL_CHECK_SECONDS
+            if stalled_seconds > STALLED_SECONDS:
+                _log.warning("this scheduler stood still; all agents have a whole lease again", seconds=stalled_seconds)
+                self._on_stalled()
 
     def _exit_later(self, allocation_id: str, report: ExitReport) -> None:
         """A commit is being applied right now; the next one takes this in."""

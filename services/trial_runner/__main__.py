@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from gangline.launch import child
 from services.trial_runner import runner
 
 
@@ -14,6 +15,7 @@ def main() -> int:
     parser.add_argument("--spec", type=Path, required=True, help="spec.json in the allocation's folder")
     parser.add_argument("--rank-forkserver", default="", help="socket of the rank template; ranks start cold without")
     options = parser.parse_args()
+    child.take_normal_priority()
     directory = str(options.spec.absolute().parent)
     return runner.main({"directory": directory, "rank_forkserver": options.rank_forkserver}, [])
 

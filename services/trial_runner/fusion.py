@@ -15,7 +15,7 @@ import structlog
 from gangline.rpc import token_metadata
 from gangline.v1 import rank_pb2, runner_pb2, runner_pb2_grpc, types_pb2
 from services.trial_runner.report import Reporter
-from services.trial_runner.route import Route
+from services.trial_runner.route import route_to_leader
 
 CHIEF = 0
 ANSWER_SECONDS = 3.0
@@ -65,7 +65,7 @@ class FusionDesk:
     async def _find(self, family: str) -> list[types_pb2.FusionRecord]:
         """Asks one scheduler after another until one answers."""
         request = runner_pb2.FindFusionRequest(allocation_id=self._spec.allocation.id, family=family)
-        route = Route("scheduler", self._spec.scheduler_addresses)
+        route = route_to_leader(self._spec.scheduler_addresses)
         try:
             while True:
                 try:

@@ -20,7 +20,7 @@ from services.trial_runner import drainer
 from services.trial_runner.ingest import Ingest
 from services.trial_runner.recorder import Recorder
 from services.trial_runner.report import Reporter
-from services.trial_runner.route import Route
+from services.trial_runner.route import Route, route_to_leader
 from services.trial_runner.spool import Spool
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ class Outlet:
         self._spool_id = spool_id = f"{allocation_id}/{node_rank}"
         self._gateways = list(spec.gateway_addresses)
         self._spool = Spool(self._folder, make_folder=self._make_folder)
-        self._routes = (Route("scheduler", spec.scheduler_addresses), Route("gateway", spec.gateway_addresses))
+        self._routes = (route_to_leader(spec.scheduler_addresses), Route("gateway", spec.gateway_addresses))
         self.reporter = Reporter(self._routes[0], allocation_id, node_rank, self._learn)
         self.recorder = Recorder(self._spool, agent_id)
         self._ingest = Ingest(

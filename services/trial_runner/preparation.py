@@ -19,7 +19,7 @@ from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import Network, Place
 from services.trial_runner.nursery_client import Nursery, NurseryProcess, start_nursery
 from services.trial_runner.rendezvous import Rendezvous
-from services.trial_runner.route import Route
+from services.trial_runner.route import Route, route_to_leader
 
 LOOPBACK = "127.0.0.1"
 
@@ -95,7 +95,7 @@ class Preparation:
             self.rendezvous_at = time.time()
             return Network((LOOPBACK,), 0)
         rendezvous = Rendezvous(
-            Route("scheduler", self.spec.scheduler_addresses),
+            route_to_leader(self.spec.scheduler_addresses),
             self.spec.token,
             runner_pb2.GangHello(
                 allocation_id=self.spec.allocation.id,

@@ -18,13 +18,16 @@ from services.common.referral import find_leader
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 3.0
+# A new leader is found within this time. A standby that knows no leader yet keeps the question, so few are asked.
+LEADER_PAUSE_SECONDS = 0.5
 
 
 class Route:
-    """what: for messages, as "scheduler"."""
+    """what: for messages, as "scheduler". longest_pause_seconds: None for the bound that holds for gateways."""
 
-    def __init__(self, what: str, addresses: Sequence[str]) -> None:
+    def __init__(self, what: str, addresses: Sequence[str], longest_pause_seconds: float | None = None) -> None:
         self._what = what
+        self._longest_pause_seconds = longest_pause_seconds
         self._addresses = list(addresses)
         self._cursor = 0
         self._named = ""
@@ -68,7 +71,8 @@ class Route:
         else:
             self._named = ""
             self._cursor = (self._cursor + 1) % max(1, len(self._addresses))
-        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 10))
+        longest = LONGEST_PAUSE_SECONDS if self._longest_pause_seconds is None else self._longest_pause_seconds
+        pause = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 10))
         self._failures += 1
         self._hurry.clear()
         with suppress(TimeoutError):
@@ -79,3 +83,8 @@ class Route:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+
+def route_to_leader(addresses: Sequence[str]) -> Route:
+    """Over all schedulers to the one that leads."""
+    return Route("scheduler", addresses, LEADER_PAUSE_SECONDS)

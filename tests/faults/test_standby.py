@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gangline.client import new_request_id
+from gangline.client import Client, new_request_id
 from gangline.domain.state import Outcome
 from tests.support.fleet import Fleet
 from tests.support.gated_run import ALL_CHECKPOINTS, GatedRun, gated_run, is_whole
@@ -19,6 +20,9 @@ from tests.support.state_history import Revision
 pytestmark = pytest.mark.timeout(180)
 
 SCHEDULERS = ("scheduler", "scheduler-2")
+# Of the leader, as by default.
+LEASE_SECONDS = 5.0
+KILL_SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def leader_of(fleet: Fleet, run: GatedRun) -> str:
     """Its name; empty while nobody leads."""
-    leader = run.client.get_cluster().leader
+    return leader_name(fleet, run.client)
+
+
+def leader_name(fleet: Fleet, client: Client) -> str:
+    leader = client.get_cluster().leader
     address = leader.grpc_address if leader else ""
     return next((name for name in SCHEDULERS if fleet.programs[name].addresses["grpc"] == address), "")
 
@@ -120,3 +128,59 @@ def test_resumed_old_leader_changes_nothing(fleet: Fleet, tmp_path: Path) -> Non
         assert len(leaders(revisions)) == 2
         assert len(leaders([found for found in revisions if found.number >= resumed_at])) == 1
         assert is_leading(fleet, other(leader))
+
+
+def num_connected(fleet: Fleet, name: str) -> int:
+    """How often an agent has connected to this scheduler, over all its lives."""
+    return fleet.layout.log(name).read_text().count('"agent connected"')
+
+
+def wait_for_agents(fleet: Fleet, name: str, before: int) -> float:
+    """Returns when both agents have connected to it since, with the time."""
+    wait_for(lambda: num_connected(fleet, name) >= before + 2, f"both agents with {name}", 30)
+    return time.monotonic()
+
+
+def test_agents_are_back_at_once_also_when_the_standby_has_only_just_said_that_it_serves(fleet: Fleet) -> None:
+    with fleet.connect() as client:
+        for _ in range(4):
+            wait_for(lambda: is_whole(client), "a whole cluster")
+            leader = leader_name(fleet, client)
+            standby = other(leader)
+            fleet.kill(standby)
+            fleet.start(standby)
+            before = num_connected(fleet, standby)
+            killed_at = time.monotonic()
+            fleet.kill(leader)
+            assert wait_for_agents(fleet, standby, before) - killed_at < KILL_SECONDS
+            fleet.start(leader)
+
+
+def test_agents_leave_a_paused_leader_when_its_lease_ends(fleet: Fleet) -> None:
+    with fleet.connect() as client:
+        wait_for(lambda: is_whole(client), "a whole cluster")
+        leader = leader_name(fleet, client)
+        standby = other(leader)
+        before = num_connected(fleet, standby)
+        paused_at = time.monotonic()
+        fleet.kill(leader, signal.SIGSTOP)
+        took_seconds = wait_for_agents(fleet, standby, before) - paused_at
+        fleet.kill(leader, signal.SIGCONT)
+        assert took_seconds < LEASE_SECONDS + 1.0
+        wait_for(lambda: not is_leading(fleet, leader), "the old leader standing by")
+
+
+def test_changes_are_made_by_a_scheduler_that_is_started_again_without_a_standby(fleet: Fleet) -> None:
+    with fleet.connect() as client:
+        wait_for(lambda: is_whole(client), "a whole cluster")
+        leader = leader_name(fleet, client)
+        standby = other(leader)
+        fleet.kill(standby)
+        try:
+            before = num_connected(fleet, leader)
+            fleet.kill(leader)
+            fleet.start(leader)
+            started_at = time.monotonic()
+            assert wait_for_agents(fleet, leader, before) - started_at < KILL_SECONDS
+        finally:
+            fleet.start(standby)

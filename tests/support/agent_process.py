@@ -54,7 +54,8 @@ def make_spec(
 
 
 class AgentProcess:
-    """One state directory and the agent that runs in it, if any; may be started again after its end."""
+    """One state directory and the agent that runs in it, if any; may be started again after its end. prefix: a command
+    that runs the agent's."""
 
     def __init__(self, folder: Path, addresses: Sequence[str], agent_id: str = "a1") -> None:
         self.state = folder / "state"
@@ -68,6 +69,7 @@ class AgentProcess:
             *("--state-dir", str(self.state), "--ready-file", str(self._ready)),
             *("--metrics-listen", "127.0.0.1:0", "--health-seconds", "0.2"),
         ]
+        self.prefix: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
 
     def spawn(self, *flags: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -75,7 +77,7 @@ class AgentProcess:
         self._ready.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self._command, *flags],
+                [*self.prefix, *self._command, *flags],
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -27,6 +27,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
 
     def __init__(self, epoch: int = 10) -> None:
         self.epoch = epoch
+        self.lease_seconds = 0.5
         self.leader = ""
         self.address = ""
         self.hellos: list[agent_pb2.AgentHello] = []
@@ -34,7 +35,12 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
         self.slots: list[agent_pb2.AgentSlots] = []
         self.latencies: list[float] = []
         self.problems: dict[str, str] = {}
-        self.num_heartbeats = self.num_refused = self.num_unauthenticated = 0
+        self.num_heartbeats = self.num_refused = self.num_unauthenticated = self.num_questions = 0
+        self.pulses: list[tuple[float, agent_pb2.HeartbeatRequest]] = []
+        self.newest_epoch = 0
+        self.newest_leader = ""
+        self.schedulers: tuple[str, ...] = ()
+        self._told = asyncio.Event()
         self.streams: set[asyncio.Queue[agent_pb2.ConnectResponse | None]] = set()
         self._changed = asyncio.Event()
         self._server: Server | None = None
@@ -67,6 +73,32 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
             reader.cancel()
             self._notify()
 
+    async def FindLeader(  # noqa: N802 - gRPC's name
+        self, request: agent_pb2.FindLeaderRequest, _context: Any
+    ) -> agent_pb2.FindLeaderResponse:
+        """Keeps the question until the test names a newer leader or other schedulers."""
+        self.num_questions += 1
+        self._notify()
+        while self.newest_epoch <= request.epoch and set(self.schedulers) == set(request.scheduler_addresses):
+            await self._told.wait()
+        return agent_pb2.FindLeaderResponse(
+            epoch=self.newest_epoch, leader_address=self.newest_leader, scheduler_addresses=self.schedulers
+        )
+
+    async def Heartbeat(  # noqa: N802 - gRPC's name
+        self, requests: AsyncIterator[agent_pb2.HeartbeatRequest], _context: Any
+    ) -> agent_pb2.HeartbeatResponse:
+        async for request in requests:
+            self.pulses.append((time.monotonic(), request))
+            self._notify()
+        return agent_pb2.HeartbeatResponse()
+
+    def tell(self, epoch: int = 0, leader: str = "", schedulers: Sequence[str] = ()) -> None:
+        """What it answers to agents that ask for the leader."""
+        self.newest_epoch, self.newest_leader, self.schedulers = epoch, leader, tuple(schedulers)
+        self._told.set()
+        self._told = asyncio.Event()
+
     async def _read(
         self,
         requests: AsyncIterator[agent_pb2.ConnectRequest],
@@ -79,7 +111,11 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
                 self.hellos.append(request.hello)
                 self.problems = _problems(request.hello.agent.slots)
                 self.statuses.extend(request.hello.allocations)
-                welcome = agent_pb2.AgentWelcome(epoch=self.epoch, heartbeat_seconds=0.1, lease_seconds=1.0)
+                welcome = agent_pb2.AgentWelcome(
+                    epoch=self.epoch,
+                    heartbeat_seconds=self.lease_seconds / 5,
+                    lease_seconds=self.lease_seconds,
+                )
                 outgoing.put_nowait(agent_pb2.ConnectResponse(welcome=welcome))
                 self.streams.add(outgoing)
             elif kind == "status":
@@ -126,6 +162,13 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
                 await self._changed.wait()
                 self._changed = asyncio.Event()
         return found
+
+    async def wait_silent(self, seconds: float = 0.5) -> None:
+        """Until nothing has come over the streams for so long."""
+        seen = -1
+        while seen != len(self.latencies):
+            seen = len(self.latencies)
+            await asyncio.sleep(seconds)
 
     async def wait_connected(self) -> None:
         await self.wait_for(lambda: bool(self.streams))

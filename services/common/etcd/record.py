@@ -71,11 +71,12 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """value: None when the key was deleted."""
+    """value: None when the key was deleted. create_revision: 0 for a deletion."""
 
     key: str
     value: bytes | None
     mod_revision: int
+    create_revision: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,4 +122,4 @@ def _batches(events: Iterable[Any]) -> Iterator[WatchBatch]:
 
 def _event(event: Any) -> Event:
     value = None if event.type == DELETED else event.kv.value
-    return Event(event.kv.key.decode(), value, event.kv.mod_revision)
+    return Event(event.kv.key.decode(), value, event.kv.mod_revision, event.kv.create_revision)

@@ -32,6 +32,9 @@ _log = structlog.get_logger(__name__)
 
 Requests = AsyncIterator[agent_pb2.ConnectRequest]
 
+# An agent that asks for a newer leader than it knows is answered at the latest after this time.
+FIND_SECONDS = 20.0
+
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
     def __init__(self, seat: Seat) -> None:
@@ -41,7 +44,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self, request_iterator: Requests, _context: Any
     ) -> AsyncIterator[agent_pb2.ConnectResponse]:
         require_cluster()
-        term = self._seat.require()
+        term = await self._seat.reach()
         greeting = await _read_greeting(request_iterator)
         greeted_at, hello = time.time(), greeting.hello
         agent = wire.from_proto(Agent, _with_state(hello.agent))
@@ -65,6 +68,27 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 _log.info("agent disconnected", agent_id=agent.id)
                 term.loop.wake()
             await asyncio.gather(reading, return_exceptions=True)
+
+    async def Heartbeat(  # noqa: N802 - grpc's name
+        self, request_iterator: AsyncIterator[agent_pb2.HeartbeatRequest], _context: Any
+    ) -> agent_pb2.HeartbeatResponse:
+        """Renews the lease of an agent that is connected. The stream alone decides whether it is."""
+        require_cluster()
+        async for request in request_iterator:
+            term = self._seat.require()
+            if request.epoch == term.store.epoch and term.sessions.find(request.agent_id) is not None:
+                term.leases.renew(request.agent_id, time.monotonic())
+        return agent_pb2.HeartbeatResponse()
+
+    async def FindLeader(  # noqa: N802 - grpc's name
+        self, request: agent_pb2.FindLeaderRequest, _context: Any
+    ) -> agent_pb2.FindLeaderResponse:
+        require_cluster()
+        known = request.scheduler_addresses
+        leader = await self._seat.find_leader(request.epoch, known, FIND_SECONDS)
+        return agent_pb2.FindLeaderResponse(
+            epoch=leader.epoch, leader_address=leader.address, scheduler_addresses=self._seat.scheduler_addresses
+        )
 
 
 async def _read_greeting(requests: Requests) -> agent_pb2.ConnectRequest:

@@ -41,7 +41,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
     async def JoinGang(  # noqa: N802 - grpc's name
         self, request_iterator: Requests, _context: Any
     ) -> AsyncIterator[runner_pb2.JoinGangResponse]:
-        term = self._seat.require()
+        term = await self._seat.reach()
         hello = await _read_hello(request_iterator)
         require_allocation(hello.allocation_id)
         attendance = _attend(term, hello)
@@ -60,7 +60,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         self, request: runner_pb2.ReportTrialRequest, _context: Any
     ) -> runner_pb2.ReportTrialResponse:
         require_allocation(request.allocation_id)
-        term = self._seat.require()
+        term = await self._seat.reach()
         over_reason = await term.intake.report(request.allocation_id, request.node_rank, request.report)
         if over_reason:
             return runner_pb2.ReportTrialResponse(over_reason=over_reason)
@@ -101,7 +101,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         self, request: runner_pb2.FindFusionRequest, _context: Any
     ) -> runner_pb2.FindFusionResponse:
         require_allocation(request.allocation_id)
-        state = self._seat.require().state
+        state = (await self._seat.reach()).state
         get(state, Allocation, request.allocation_id)
         records = state.all_of(FusionRecord)
         found = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]

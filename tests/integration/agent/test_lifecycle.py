@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -349,3 +350,50 @@ def _command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
+
+
+async def test_heartbeats_go_on_while_the_journal_waits_for_the_disk(
+    scheduler: StandInScheduler, agent: AgentProcess
+) -> None:
+    await agent.start()
+    await scheduler.wait_for(lambda: scheduler.pulses)
+    assert agent.process is not None
+    # A write to a pipe waits for a reader, as one to a busy disk waits for the disk.
+    folder = agent.folder("1.1.1")
+    folder.mkdir(parents=True)
+    draft = folder / f".spec.json.{agent.process.pid}"
+    os.mkfifo(draft)
+    scheduler.start_allocation(make_spec("1.1.1", ["a1/0"]))
+    await scheduler.wait_silent()
+    seen, beats = len(scheduler.pulses), scheduler.num_heartbeats
+    await scheduler.wait_for(lambda: len(scheduler.pulses) >= seen + 15)
+    assert scheduler.num_heartbeats == beats, "the event loop waits for the disk"
+    with draft.open("rb"):
+        await scheduler.wait_status("1.1.1", types_pb2.STATE_TERMINAL)
+
+
+PRIVILEGED = """
+import os, sys
+os.nice(-5)
+open("/proc/self/oom_score_adj", "w").write("-100")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root raises a priority")
+async def test_trial_runners_do_not_inherit_the_priority_of_the_agent(
+    scheduler: StandInScheduler, agent: AgentProcess
+) -> None:
+    agent.prefix = [sys.executable, "-c", PRIVILEGED]
+    await agent.start()
+    await scheduler.wait_connected()
+    assert agent.process is not None
+    assert (os.getpriority(os.PRIO_PROCESS, agent.process.pid), _oom_score(agent.process.pid)) == (-5, -100)
+    scheduler.start_allocation(make_spec("1.1.1", ["a1/0"]))
+    runner = await agent.runner("1.1.1")
+    assert os.getpriority(os.PRIO_PROCESS, runner) == 0
+    assert _oom_score(runner) == 0
+
+
+def _oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from gangline import rpc
 from gangline.v1 import agent_pb2, types_pb2
 from services.agent import link as link_module
 from services.agent.admission import refuse_epoch
 from services.agent.link import Link, Outbox
+from services.agent.pulse import STALLED_SECONDS, Pulse
 from tests.support.agent_process import wait_until
 from tests.support.stand_in_scheduler import TOKEN, StandInScheduler
 
@@ -242,3 +245,73 @@ async def test_silent_server_is_left(linked: Linked, monkeypatch: pytest.MonkeyP
     with socket.create_server(("127.0.0.1", 0)) as silent:
         linked.start(f"127.0.0.1:{silent.getsockname()[1]}", scheduler.address)
         await scheduler.wait_connected()
+
+
+async def test_silent_leader_is_left_as_soon_as_a_standby_names_another(linked: Linked) -> None:
+    """The old leader keeps its stream open, as one that is paused."""
+    old, standby, new = await linked.serve(10), await linked.serve(10), await linked.serve(11)
+    standby.leader = old.address
+    linked.start(old.address, standby.address)
+    await old.wait_connected()
+    await standby.wait_for(lambda: standby.num_questions)
+    standby.tell(11, new.address)
+    await asyncio.wait_for(new.wait_connected(), 2)
+    assert new.hellos[0].highest_epoch == 10
+    await old.wait_for(lambda: not old.streams)
+
+
+async def test_leader_that_is_not_newer_is_not_followed(linked: Linked) -> None:
+    old, standby, leader = await linked.serve(9), await linked.serve(10), await linked.serve(10)
+    standby.leader = leader.address
+    linked.start(leader.address, standby.address)
+    await leader.wait_connected()
+    await standby.wait_for(lambda: standby.num_questions)
+    standby.tell(9, old.address, [leader.address, standby.address])
+    await standby.wait_for(lambda: standby.num_questions >= 2)
+    assert old.hellos == []
+    assert len(leader.hellos) == 1
+
+
+async def test_schedulers_that_were_started_later_are_known(linked: Linked) -> None:
+    first = await linked.serve(10)
+    linked.start(first.address)
+    await first.wait_connected()
+    # The only scheduler is asked itself.
+    await first.wait_for(lambda: first.num_questions)
+    second = await linked.serve(11)
+    for scheduler in (first, second):
+        scheduler.tell(0, "", [first.address, second.address])
+    await second.wait_for(lambda: second.num_questions)
+    await first.stop()
+    await asyncio.wait_for(second.wait_connected(), 5)
+
+
+async def test_heartbeats_come_over_a_connection_of_their_own(linked: Linked) -> None:
+    scheduler = await linked.serve(10)
+    linked.start(scheduler.address)
+    await scheduler.wait_for(lambda: len(scheduler.pulses) >= 5)
+    assert {(beat.agent_id, beat.epoch) for _, beat in scheduler.pulses} == {("a1", 10)}
+    # They end with the stream that they belong to.
+    second = await linked.serve(11)
+    scheduler.leader = second.address
+    scheduler.drop_streams()
+    await second.wait_for(lambda: len(second.pulses) >= 5)
+    assert {beat.epoch for _, beat in second.pulses} == {11}
+    seen = len(scheduler.pulses)
+    await second.wait_for(lambda: len(second.pulses) >= 15)
+    assert len(scheduler.pulses) <= seen + 1, "one may have been on its way"
+
+
+async def test_an_event_loop_that_has_stopped_for_good_is_not_spoken_for(linked: Linked) -> None:
+    scheduler = await linked.serve(10)
+    alive_at = time.monotonic() - STALLED_SECONDS
+    beat = agent_pb2.HeartbeatRequest(agent_id="a1", epoch=10)
+    pulse = Pulse(scheduler.address, rpc.token_metadata(TOKEN), beat, 0.02, lambda: alive_at)
+    pulse.start()
+    try:
+        await asyncio.sleep(0.5)
+        assert scheduler.pulses == []
+        alive_at = time.monotonic()
+        await scheduler.wait_for(lambda: scheduler.pulses)
+    finally:
+        pulse.stop()

@@ -74,8 +74,8 @@ async def test_watch_gives_one_batch_for_each_revision(etcd: EtcdClient) -> None
     assert {(event.key, event.value) for event in batches[0].events} == {(ROOT + "a", b"1"), (ROOT + "b", b"2")}
     assert batches[1].revision == second.revision
     assert set(batches[1].events) == {
-        Event(ROOT + "a", None, second.revision),
-        Event(ROOT + "b", b"3", second.revision),
+        Event(ROOT + "a", None, second.revision, 0),
+        Event(ROOT + "b", b"3", second.revision, first.revision),
     }
 
 
@@ -106,7 +106,9 @@ async def test_list_watch_gives_the_state_then_the_changes(etcd: EtcdClient) -> 
         assert isinstance(listing, Listing)
         assert [item.key for item in listing.items] == [ROOT + "before"]
         revision = (await etcd.commit([Put(ROOT + "after", b"2")])).revision
-        assert await within(5, anext(changes)) == WatchBatch(revision, (Event(ROOT + "after", b"2", revision),))
+        assert await within(5, anext(changes)) == WatchBatch(
+            revision, (Event(ROOT + "after", b"2", revision, revision),)
+        )
 
 
 async def test_no_etcd_is_one_clear_error_within_the_deadline() -> None:

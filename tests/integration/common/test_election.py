@@ -72,6 +72,33 @@ async def test_a_killed_leader_is_replaced_long_before_its_lease_ends(etcd: Etcd
         assert leadership.epoch > epoch
 
 
+@pytest.mark.parametrize(
+    "again",
+    [
+        ServiceInstance(id="first", kind="scheduler", grpc_address="127.0.0.1:2", started_at=200.0),
+        ServiceInstance(id="second", kind="scheduler", grpc_address="127.0.0.1:1", started_at=200.0),
+    ],
+    ids=["id", "address"],
+)
+async def test_a_candidate_does_not_wait_for_the_lease_of_its_own_earlier_process(
+    etcd: EtcdClient, again: ServiceInstance
+) -> None:
+    first = ServiceInstance(id="first", kind="scheduler", grpc_address="127.0.0.1:1", started_at=100.0)
+    earlier = Election(etcd, first, lease_seconds=30)
+    former = await within(5, earlier.campaign())
+    later = Election(etcd, again, lease_seconds=30)
+    leadership = await within(FAST_SECONDS, later.campaign())
+    assert leadership.epoch > former.epoch
+    # Were the earlier process alive after all, it would not depose its successor in turn.
+    await within(2, former.lost.wait())
+    returning = asyncio.create_task(earlier.campaign())
+    await asyncio.wait({returning}, timeout=0.5)
+    assert not returning.done()
+    returning.cancel()
+    await earlier.resign(former)
+    await later.resign(leadership)
+
+
 async def test_the_first_write_of_a_leader_stopped_past_its_lease_is_refused(etcd: EtcdClient) -> None:
     async with start_leader(etcd, 1) as (first, _), standing_by(etcd, 1) as campaign:
         first.tell("commit", KEY, "before")

@@ -49,7 +49,10 @@ def add_services(server: grpc.aio.Server) -> None:
         Scheduler(),  # type: ignore[abstract] # one call is enough here
         server,
     )
-    agent_pb2_grpc.add_AgentServiceServicer_to_server(Agents(), server)
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(
+        Agents(),  # type: ignore[abstract] # one call is enough here
+        server,
+    )
 
 
 async def authenticate(method: str, token: str | None) -> Principal:

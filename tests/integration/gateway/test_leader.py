@@ -83,6 +83,17 @@ async def test_change_leaves_a_leader_that_hangs(
     assert (await within(8, submitting)).experiment.id == 1
 
 
+async def test_change_leaves_a_silent_leader_as_soon_as_another_leads(
+    gateway: Leader, schedulers: list[StandInLeader]
+) -> None:
+    old, new = schedulers
+    old.is_quiet = True
+    submitting = asyncio.create_task(gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
+    await until(lambda: bool(old.submissions), "the old leader being asked")
+    await new.lead()
+    assert (await within(leader_module.TRY_SECONDS / 2, submitting)).experiment.id == 1
+
+
 async def test_refusal_by_the_leader_is_final_and_keeps_its_code(
     gateway: Leader, schedulers: list[StandInLeader]
 ) -> None:

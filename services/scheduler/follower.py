@@ -1,0 +1,87 @@
+"""The state of the cluster in a scheduler that does not lead yet, kept up to date by a watch.
+
+A standby that wins an election goes on from here and reads nothing from etcd again, however much there is. It also
+prepares the work of a term that takes long: it parses configurations, which are then remembered, and loads the library
+that draws hyperparameters. It writes nothing. `reign.py` makes one follower for each campaign.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from gangline.domain.experiment import Experiment
+from gangline.domain.state import State as Stage
+from gangline.errors import GanglineError
+from services.common import keys
+from services.common.etcd import EtcdClient, Listing, WatchBatch
+from services.scheduler.codec import change_of
+from services.scheduler.pursuit import warm_up_for, warm_up_if_drawn
+from services.scheduler.records import State
+from services.scheduler.store import load, state_of
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_SECONDS = 0.5
+# A watch that lags by more than this is given up, and everything is read from etcd.
+CATCH_UP_SECONDS = 10.0
+
+
+class Follower:
+    """is_listed: set once the whole state was read."""
+
+    def __init__(self, client: EtcdClient) -> None:
+        self.is_listed = asyncio.Event()
+        self._client = client
+        self._state = State()
+        self._revision = 0
+        self._advanced = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self._follow()
+            except GanglineError as error:
+                _log.warning("cannot follow the state, trying again", reason=error.message)
+            except Exception:  # noqa: BLE001 - the top of a long-lived task
+                # A standby that does not follow is never ready, which shows.
+                _log.exception("cannot follow the state, trying again")
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def catch_up(self, epoch: int) -> State:
+        """The state that the leader of this epoch begins with. The follower must not run on after it.
+
+        The leader key itself was written at revision `epoch`, so the watch delivers that revision; all that earlier
+        leaders wrote has smaller revisions, and etcd refuses what they still try to write.
+        """
+        try:
+            async with asyncio.timeout(CATCH_UP_SECONDS):
+                while self._revision < epoch:
+                    self._advanced.clear()
+                    await self._advanced.wait()
+        except TimeoutError:
+            _log.warning("the watch lags; reading the whole state from etcd", revision=self._revision, epoch=epoch)
+            return await load(self._client)
+        return self._state
+
+    async def _follow(self) -> None:
+        async with contextlib.aclosing(self._client.list_watch(keys.ROOT)) as changes:
+            async for change in changes:
+                if isinstance(change, Listing):
+                    self._state = state_of(change)
+                    await warm_up_for(self._state)
+                    self.is_listed.set()
+                else:
+                    await self._apply(change)
+                self._revision = change.revision
+                self._advanced.set()
+
+    async def _apply(self, batch: WatchBatch) -> None:
+        change = change_of(batch)
+        self._state.apply(change, batch.revision)
+        for experiment in change.all_of(Experiment):
+            if experiment.state is not Stage.TERMINAL:
+                await warm_up_if_drawn(experiment.config_json)
