@@ -23,7 +23,7 @@ class ErrorKind(StrEnum):
     INTERNAL = "internal"
 
 
-# It crosses the wire in gRPC trailers, for which peers take 8 KiB or more, and in which a character takes up to 12 bytes.
+# A message crosses the wire in gRPC trailers, where a character takes up to 12 bytes; rpc.py allows for it.
 _MOST_CHARACTERS = 1200
 _CUT = " [...] "
 

@@ -46,8 +46,8 @@ def too_deep() -> GanglineError:
 def too_many(num_values: int, when: str = "") -> GanglineError:
     return invalid(
         "config.too_large",
-        f"the configuration has {count_text(num_values)} values{when and ' '}{when}, at most {MAX_VALUES} are allowed; put data into the "
-        "code folder",
+        f"the configuration has {count_text(num_values)} values{when}, at most {MAX_VALUES} are allowed; "
+        "put data into the code folder",
     )
 
 
@@ -58,9 +58,8 @@ def count_text(number: int) -> str:
 
 def find_unusable(values: Any) -> Complaint | None:
     """The first value or name that cannot be kept. Raises GanglineError `config.too_large`."""
-    num_values = num_characters = 0
-    for path, value in _walk(values):
-        num_values += 1
+    num_characters = 0
+    for num_values, (path, value) in enumerate(_walk(values), 1):
         num_characters += len(value) if isinstance(value, str) else 0
         if len(path) > MAX_DEPTH:
             raise too_deep()

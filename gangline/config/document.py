@@ -132,7 +132,7 @@ def _check_aliases(root: yaml.Node | None) -> None:
     num_values = measure(root) if root is not None else 0
     # Keys count as well here.
     if num_values > 2 * MAX_VALUES:
-        raise too_many(num_values, "once its aliases are written out")
+        raise too_many(num_values, " once its aliases are written out")
 
 
 def _inner(node: yaml.Node) -> Iterator[yaml.Node]:
@@ -152,7 +152,8 @@ def _note_lines(node: yaml.Node | None, path: tuple[str | int, ...], lines: dict
             if place in lines and key.tag != "tag:yaml.org,2002:merge":
                 raise invalid(
                     "config.duplicate_key",
-                    f"line {line}: {clip(place[-1])} stands here a second time (first on line {lines[place]}); keep one",
+                    f"line {line}: {clip(place[-1])} stands here a second time (first on line {lines[place]}); keep "
+                    "one",
                 )
             lines[place] = line
             _note_lines(value, place, lines)

@@ -15,7 +15,6 @@ from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, model_
 
 from gangline.config.section import WRITTEN, Section, describe, fault, wrong_type
 
-
 # A leader draws up to 32 trials between two steps of its event loop, at 50 us a range.
 MAX_RANGES = 200
 
@@ -201,7 +200,10 @@ def find_undrawable(values: Mapping[str, Any]) -> tuple[tuple[str, ...], str] | 
         if isinstance(found, Double) and not math.isfinite(found.maxval - found.minval):
             return (*path, "maxval"), "the width of the range is beyond a float; move minval and maxval closer together"
         if isinstance(found, Log) and not found.is_finite:
-            return (*path, "maxval"), f"{found.base:g} to this power is beyond a float; move minval and maxval closer to 0"
+            return (
+                *path,
+                "maxval",
+            ), f"{found.base:g} to this power is beyond a float; move minval and maxval closer to 0"
     return None
 
 

@@ -16,8 +16,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gangline.errors import GanglineError, invalid
+from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.server import Principal
-from services.gateway.archive import MAX_ARCHIVE_BYTES, too_large
 from services.gateway.auth import Authenticator
 from services.gateway.http.problem import problem_response
 
