@@ -90,7 +90,7 @@ def checked_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     folders: set[str] = set()
     for member in archive:
         # tarfile collects them, which is only of use to a reader that goes back.
-        archive.members = []
+        archive.members = []  # type: ignore[attr-defined]  # the stubs lack it
         path = _check_path(member)
         if member.size < 0:
             raise corrupt(f"{member.name!r} has the size {member.size}")

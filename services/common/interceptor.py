@@ -95,10 +95,11 @@ class _Call:
         """As a stream, whatever the method is: of other requests grpc reads the body before it calls the handler."""
 
         async def run(_requests: Any, context: Context) -> AsyncIterator[Any]:
-            await self._end(context, error)
+            if error:
+                await self._end(context, error)
             yield
 
-        return cast("grpc.RpcMethodHandler[Any, Any]", grpc.stream_stream_rpc_method_handler(cast("Any", run)))
+        return grpc.stream_stream_rpc_method_handler(cast("Any", run))
 
     def wrap(self, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
         is_stream = handler.request_streaming

@@ -7,6 +7,7 @@ coroutines or async generators.
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -27,6 +28,7 @@ _log = structlog.get_logger(__name__)
 
 # At a time, of all callers together: agents and runners hold one or two each. More are refused with RESOURCE_EXHAUSTED.
 MAX_CALLS = 8192
+MAX_OPEN_FILES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ async def serve(
     before any of the request is read. limit_by_method: the most bytes of one request message, for methods that take
     more than MAX_MESSAGE_BYTES. Raises GanglineError `server.port_in_use`.
     """
+    _allow_open_files()
     limits = limit_by_method or {}
     host, port = split_address(listen)
     _check_free(listen, host, port)
@@ -109,6 +112,14 @@ async def serve(
     address = join_address(host, real_port)
     _log.info("serving grpc", address=address, has_tls=tls is not None)
     return Server(server, address)
+
+
+def _allow_open_files() -> None:
+    """As many as the operator allows: each connection is one, and shells start programs with 1024 by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _check_free(listen: str, host: str, port: int) -> None:

@@ -42,7 +42,8 @@ from services.gateway.usecase.bundle import History, UseCases, assemble
 from services.gateway.usecase.following import Following
 
 MIRROR_SECONDS = 30.0
-# A record of metrics comes from a rank, whose frames have up to 16 MiB; one that no gateway takes would hold up its spool.
+# A record of metrics comes from a rank, whose frames have up to 16 MiB. One that no gateway takes would hold up its
+# runner's spool.
 MESSAGE_LIMITS = {"/gangline.v1.IngestService/Ingest": 20 << 20}
 
 

@@ -37,8 +37,8 @@ from services.scheduler.term import Conditions
 _log = structlog.get_logger(__name__)
 
 _GRACE_SECONDS = 1.0
-# An agent's hello carries its whole journal. 1000 ended allocations, each with its last lines and with reports that could
-# not be delivered, have 15 MB.
+# An agent's hello carries its whole journal. 1000 ended allocations, each with its last lines and with reports that
+# could not be delivered, have 15 MB.
 _MESSAGE_LIMITS = {"/gangline.v1.AgentService/Connect": 64 << 20}
 # A leader holds many records that live long and refer to one another in no circle, and each plan makes and drops as
 # many objects as requests wait. Looking for circles among all of them as often as Python does by itself would take
