@@ -19,6 +19,7 @@ import grpc
 import httpx
 import pytest
 import pytest_asyncio
+from google.protobuf.message_factory import GetMessageClass
 
 from gangline import rpc
 from gangline.v1 import gateway_pb2 as pb
@@ -188,8 +189,9 @@ WORDS = [
     "x" * 3000, "\x00", "\ud800", "\N{ROCKET}", "../..", "%", "'; DROP TABLE logs", "1.1", f"1.{'9' * 5000}",
     f"{2**63}.1", "7.1.1", "alloc:1.1.1:x", "2024-99-99", "[" * 500,
 ]  # fmt: skip
-VALUES = [
-    None, True, 0, -1, 2**31, 2**63, 10**30, 1e308, float("nan"), float("inf"), "", "x" * 3000, "\x00", "\ud800", [], {},
+VALUES: list[Any] = [
+    None, True, 0, -1, 2**31, 2**63, 10**30, 1e308, float("nan"), float("inf"), "", "x" * 3000, "\x00", "\ud800", [],
+    {},
     ["\ud800"], [[]], [{}] * 3, {"": ""}, {"\ud800": 1}, {"resources": 1},
 ]  # fmt: skip
 
@@ -283,7 +285,7 @@ async def test_no_call_over_grpc_answers_with_an_internal_error(client: Client) 
     for method in pb.DESCRIPTOR.services_by_name["GatewayService"].methods:
         if method.client_streaming:
             continue
-        for request in _requests(method.input_type._concrete_class):
+        for request in _requests(GetMessageClass(method.input_type)):
             call = getattr(client.gateway, method.name)(request, metadata=client.metadata, timeout=20)
             try:
                 # Of a stream, what comes first decides.
@@ -315,8 +317,8 @@ def _requests(kind: Any) -> Iterator[Any]:
 
 def _field_values(field: Any) -> list[Any]:
     if field.message_type is not None:
-        return list(_requests(field.message_type._concrete_class))
-    by_type = {
+        return list(_requests(GetMessageClass(field.message_type)))
+    by_type: dict[int, list[Any]] = {
         field.TYPE_INT64: [0, 1, -1, 2**63 - 1, -(2**63)],
         field.TYPE_INT32: [0, 1, -1, 2**31 - 1, -(2**31)],
         field.TYPE_DOUBLE: [float("nan"), float("inf"), -1.0, 1e308],

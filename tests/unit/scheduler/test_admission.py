@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from gangline.config.bound import MAX_TEXT_BYTES
 from gangline.domain.resource import Agent, Slot
 from gangline.errors import GanglineError
-from gangline.config.bound import MAX_TEXT_BYTES
 from services.scheduler.admission import admit, preview
 from services.scheduler.placement import PoolConfig
 from services.scheduler.transition.submit import Submission
