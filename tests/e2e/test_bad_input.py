@@ -206,7 +206,7 @@ def test_archive_that_cannot_be_unpacked_is_not_tried_again(cluster: Cluster, cl
 def test_grid_of_a_billion_is_refused_with_its_size(cluster: Cluster, tmp_path: Path, command: list[str]) -> None:
     config = tmp_path / "experiment.yaml"
     config.write_text(hostile.grid(1_000_000_000))
-    folder = [write_code(tmp_path / "code", failing_source())] if command[0] == "experiment" else []
+    folder = [write_code(tmp_path, failing_source())] if command[0] == "experiment" else []
     done = cluster.run(*command, config, *folder, check=False, seconds=30)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -215,10 +215,11 @@ def test_grid_of_a_billion_is_refused_with_its_size(cluster: Cluster, tmp_path: 
 
 
 def test_folder_with_links_runs_with_what_they_point_to(client: Client, tmp_path: Path) -> None:
-    outside = write_code(tmp_path / "outside", failing_source())
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "model_def.py").symlink_to(outside / "model_def.py")
-    created = client.create_experiment(failing_config(), tmp_path / "code")
+    outside = write_code(tmp_path, failing_source())
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model_def.py").symlink_to(outside / "model_def.py")
+    created = client.create_experiment(failing_config(), folder)
     assert client.wait_experiment(created.experiment.id, 90).experiment.outcome is Outcome.COMPLETED
 
 
