@@ -22,8 +22,8 @@ from pathspec import GitIgnoreSpec
 from gangline.domain.code_limit import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
 from gangline.errors import GanglineError, invalid
 
-# Links may multiply folders; a walk that met so many entries is not going to end within the limits.
-MAX_ENTRIES = 10 * MAX_FILES
+# Links may multiply folders without a single file in them.
+MAX_FOLDERS = MAX_FILES
 IGNORE_FILES = (".detignore", ".ganglineignore")
 # What no trial needs and every folder collects.
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".ipynb_checkpoints/")
@@ -66,15 +66,18 @@ class _Rules:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ignored = _load_ignored(folder)
-        self._num_entries = 0
+        self._num_folders = 0
         self._num_files = 0
 
     def ignores(self, name: str) -> bool:
         """name: below the folder; of a folder with a slash at its end."""
-        self._num_entries += 1
-        if self._num_entries > MAX_ENTRIES:
-            raise self._too_many(f"{MAX_ENTRIES} files and folders")
         return self._ignored.match_file(name)
+
+    def enter(self) -> None:
+        """A folder whose content is looked at."""
+        self._num_folders += 1
+        if self._num_folders > MAX_FOLDERS:
+            raise self._too_many(f"{MAX_FOLDERS} folders")
 
     def take(self, name: str) -> None:
         """A file that goes into the archive."""
@@ -112,6 +115,7 @@ def _walk(folder: Path, prefix: str, rules: _Rules, above: tuple[Path, ...]) -> 
         raise invalid(
             "code.link_loop", f"{folder} is a link to a folder around it; remove it or list it in an ignore file"
         )
+    rules.enter()
     with _readable(folder):
         paths = list(folder.iterdir())
     for path in paths:
