@@ -23,14 +23,21 @@ class ErrorKind(StrEnum):
     INTERNAL = "internal"
 
 
+# A message crosses the wire in gRPC trailers, where a character takes up to 12 bytes; rpc.py allows for it.
+_MOST_CHARACTERS = 1200
+_CUT = " [...] "
+
+
 class GanglineError(Exception):
     """An error with a stable code.
 
     code: dotted, stable over releases, as in "config.unknown_key"; scripts may compare it.
-    message: one line that says what, where, and what to do instead.
+    message: one line that says what, where, and what to do instead. It may quote input: what is no text in it is
+    replaced, and what is too long is cut in its middle.
     """
 
     def __init__(self, code: str, message: str, kind: ErrorKind = ErrorKind.INVALID) -> None:
+        message = _one_line(message)
         super().__init__(message)
         self.code = code
         self.message = message
@@ -38,6 +45,14 @@ class GanglineError(Exception):
 
     def __repr__(self) -> str:
         return f"GanglineError({self.code!r}, {self.message!r}, {self.kind!r})"
+
+
+def _one_line(message: str) -> str:
+    message = " ".join(message.splitlines()).encode(errors="replace").decode()
+    if len(message) <= _MOST_CHARACTERS:
+        return message
+    kept = (_MOST_CHARACTERS - len(_CUT)) // 2
+    return message[:kept] + _CUT + message[-kept:]
 
 
 class InvalidHP(GanglineError):

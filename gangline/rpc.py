@@ -18,6 +18,11 @@ AUTHORIZATION_KEY = "authorization"
 ERROR_KEY = "gangline-error-bin"
 CHUNK_BYTES = 1 << 20
 
+# What a server takes in one message. Larger things are streamed in chunks; a method may be given a limit of its own.
+MAX_MESSAGE_BYTES = 4 << 20
+# An error's message crosses twice, as text in percent encoding and in ErrorDetail.
+MAX_METADATA_BYTES = 32 << 10
+
 # Since grpc 1.60 a keepalive ping waits for its own timeout, 60 s by default: without ping_timeout_ms a host that is
 # gone is noticed a minute late. Below 5 s between pings etcd and grpc servers answer "too many pings".
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
@@ -30,17 +35,25 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.enable_http_proxy", 0),
 ]
 
+# A connection that has not finished its handshake, or carries no call for 15 minutes, is closed. Pings that come too
+# often are struck: 100 leave room for a peer whose clock jumps, and end a flood.
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.http2.ping_timeout_ms", 3000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 4000),
-    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.max_ping_strikes", 100),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 900_000),
+    ("grpc.max_allowed_incoming_connections", 4096),
+    ("grpc.max_concurrent_streams", 256),
     ("grpc.so_reuseport", 0),
 ]
 

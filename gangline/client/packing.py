@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from gangline.errors import invalid
+from gangline.domain.code_limit import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
+from gangline.errors import GanglineError, invalid
 
-MB = 1 << 20
-LIMIT_MB = 95
+# Links may multiply folders without a single file in them.
+MAX_FOLDERS = MAX_FILES
 IGNORE_FILES = (".detignore", ".ganglineignore")
 # What no trial needs and every folder collects.
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".ipynb_checkpoints/")
@@ -46,15 +48,56 @@ class _File:
 
 
 def pack_code(folder: Path) -> CodeArchive:
-    """Raises GanglineError: code.no_folder, code.too_big, code.unreadable, code.link_loop."""
+    """Raises GanglineError: code.no_folder, code.too_big, code.too_many, code.long_path, code.unreadable,
+    code.link_loop."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise invalid("code.no_folder", f"the code folder {folder} {what}; give the folder that holds the trial")
-    files = sorted(_walk(folder, "", _load_ignored(folder), ()), key=lambda file: file.name)
+    files = sorted(_walk(folder, "", _Rules(folder), ()), key=lambda file: file.name)
     _check_size(folder, files)
     payload = _pack(files)
     num_bytes = sum(file.num_bytes for file in files)
     return CodeArchive(hashlib.sha256(payload).hexdigest(), payload, len(files), num_bytes)
+
+
+class _Rules:
+    """What is left out, and how much may be met before the walk ends with an error."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ignored = _load_ignored(folder)
+        self._num_folders = 0
+        self._num_files = 0
+
+    def ignores(self, name: str) -> bool:
+        """name: below the folder; of a folder with a slash at its end."""
+        return self._ignored.match_file(name)
+
+    def enter(self) -> None:
+        """A folder whose content is looked at."""
+        self._num_folders += 1
+        if self._num_folders > MAX_FOLDERS:
+            raise self._too_many(f"{MAX_FOLDERS} folders")
+
+    def take(self, name: str) -> None:
+        """A file that goes into the archive."""
+        self._num_files += 1
+        if self._num_files > MAX_FILES:
+            raise self._too_many(f"{MAX_FILES} files")
+        is_long = any(len(os.fsencode(part)) > MAX_PART_BYTES for part in name.split("/"))
+        if is_long or len(os.fsencode(name)) > MAX_PATH_BYTES:
+            raise invalid(
+                "code.long_path",
+                f"{name} has a path of more than {MAX_PATH_BYTES} bytes, or a part of more than {MAX_PART_BYTES}; "
+                "shorten it or list it in an ignore file",
+            )
+
+    def _too_many(self, limit: str) -> GanglineError:
+        return invalid(
+            "code.too_many",
+            f"the code folder {self._folder} holds more than {limit}, also through links; list what the trial does not "
+            f"need in {self._folder / '.ganglineignore'}",
+        )
 
 
 def _load_ignored(folder: Path) -> GitIgnoreSpec:
@@ -66,22 +109,24 @@ def _load_ignored(folder: Path) -> GitIgnoreSpec:
     return GitIgnoreSpec.from_lines(lines)
 
 
-def _walk(folder: Path, prefix: str, ignored: GitIgnoreSpec, above: tuple[Path, ...]) -> Iterator[_File]:
+def _walk(folder: Path, prefix: str, rules: _Rules, above: tuple[Path, ...]) -> Iterator[_File]:
     real = folder.resolve()
     if real in above:
         raise invalid(
             "code.link_loop", f"{folder} is a link to a folder around it; remove it or list it in an ignore file"
         )
+    rules.enter()
     with _readable(folder):
         paths = list(folder.iterdir())
     for path in paths:
         name = prefix + path.name
         is_folder = path.is_dir()
-        if ignored.match_file(name + "/" if is_folder else name):
+        if rules.ignores(name + "/" if is_folder else name):
             continue
         if is_folder:
-            yield from _walk(path, name + "/", ignored, (*above, real))
+            yield from _walk(path, name + "/", rules, (*above, real))
         elif (file := _describe(path, name)) is not None:
+            rules.take(name)
             yield file
 
 
@@ -96,13 +141,13 @@ def _describe(path: Path, name: str) -> _File | None:
 
 def _check_size(folder: Path, files: list[_File]) -> None:
     total = sum(file.num_bytes for file in files)
-    if total <= LIMIT_MB * MB:
+    if total <= MAX_MB * MB:
         return
     largest = sorted(files, key=lambda file: -file.num_bytes)[:3]
     listed = ", ".join(f"{file.name} {file.num_bytes / MB:.1f} MB" for file in largest)
     raise invalid(
         "code.too_big",
-        f"the code folder {folder} holds {total / MB:.1f} MB, above the limit of {LIMIT_MB} MB; the largest are "
+        f"the code folder {folder} holds {total / MB:.1f} MB, above the limit of {MAX_MB} MB; the largest are "
         f"{listed}; list what the trial does not need in {folder / '.ganglineignore'}",
     )
 

@@ -11,7 +11,7 @@ from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import sample as sample_hyperparameters
 from gangline.config.length import Length
 from gangline.config.parallelism import Parallelism
-from gangline.config.parse import check_config, parse_config
+from gangline.config.parse import check_config, parse_config, read_config
 from gangline.config.schema import export_schema
 from gangline.domain.entrypoint import Command, Entrypoint, Module, Script, TrialClass, parse_entrypoint
 
@@ -32,6 +32,7 @@ __all__ = [
     "export_schema",
     "parse_config",
     "parse_entrypoint",
+    "read_config",
     "sample_hyperparameters",
     "split_batch",
 ]

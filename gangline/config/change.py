@@ -11,6 +11,7 @@ from gangline.domain.experiment import ResourceChange
 from gangline.errors import invalid
 
 LEAST_URGENT = 99
+MOST_SLOTS = 2**31 - 1
 
 
 def check_resource_change(change: ResourceChange) -> None:
@@ -23,7 +24,7 @@ def check_resource_change(change: ResourceChange) -> None:
         )
     if change.weight is not None and not (math.isfinite(change.weight) and change.weight >= 0):
         raise invalid("resources.weight", f"weight {change.weight:g} is out of range; give 0 or more")
-    if change.max_slots is not None and change.max_slots < 0:
+    if change.max_slots is not None and not 0 <= change.max_slots <= MOST_SLOTS:
         raise invalid(
             "resources.max_slots", f"max_slots {change.max_slots} is out of range; give a number of slots, 0 for no cap"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gangline.config.section import FAULT, describe
+from gangline.config.section import FAULT, clip, describe
 
 Path = tuple[str | int, ...]
 
@@ -52,7 +52,7 @@ def join_path(path: Path) -> str:
     """searcher.max_length, labels[2]."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else f".{clip(part)}" if text else clip(part)
     return text
 
 
@@ -67,7 +67,7 @@ def _complaint(entry: dict[str, Any], document: Any) -> Complaint:
         return Complaint("wrong_type", path, f"expected {_EXPECTED_BY_ERROR[kind]}, found {describe(value)}")
     if kind in _LIMIT_BY_ERROR:
         words, key = _LIMIT_BY_ERROR[kind]
-        return Complaint("invalid_value", path, f"must be {words} {context[key]:g}, found {value}")
+        return Complaint("invalid_value", path, f"must be {words} {context[key]:g}, found {clip(str(value))}")
     if kind == "literal_error":
         return Complaint("invalid_value", path, _no_choice(context["expected"], value))
     return Complaint("invalid_value", path, f"{entry['msg']}, found {describe(value)}")
@@ -75,7 +75,7 @@ def _complaint(entry: dict[str, Any], document: Any) -> Complaint:
 
 def _no_choice(expected: str, value: Any) -> str:
     choices = [choice.strip("' ") for choice in expected.replace(" or ", ", ").split(",")]
-    nearest = difflib.get_close_matches(str(value), choices, n=1)
+    nearest = difflib.get_close_matches(clip(str(value)), choices, n=1)
     advice = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"must be one of {', '.join(choices)}, found {describe(value)}{advice}"
 

@@ -1,17 +1,21 @@
 """PURE: YAML text -> values, and the line on which each value's key stands.
 
 Numbers such as 1e-3 are numbers (YAML 1.1 as PyYAML reads it makes strings of them), a key may stand only once, and
-tags other than YAML's own are refused. Called by gangline.config.parse alone.
+tags other than YAML's own are refused. Aliases are taken as long as the text with all of them written out keeps the
+limits of gangline.config.bound. Called by gangline.config.parse alone.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from gangline.config.bound import MAX_DEPTH, MAX_VALUES, check_text, too_deep, too_many
+from gangline.config.section import clip
 from gangline.errors import GanglineError, invalid
 
 
@@ -29,9 +33,56 @@ class Document:
         return self.line_by_path.get(path)
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with its own table of number shapes."""
+# Longer ones are no number that fits into 64 bits, and reading them takes time that grows with their square.
+_MOST_DIGITS = 64
 
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with its own table of number shapes, a limit on nesting, and one line for numbers and dates that are
+    none."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH + 1:
+            raise too_deep()
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_flag(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return self.construct_yaml_bool(node)
+        except LookupError as failure:
+            what = f"{clip(node.value)!r} is neither true nor false"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from failure
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        if len(node.value) > _MOST_DIGITS:
+            what = f"a number of {len(node.value)} characters is beyond 64 bits; write it as a string, in quotes"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+        read = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
+        try:
+            return read(node)
+        except (ValueError, ArithmeticError, LookupError) as failure:
+            what = f"{node.value!r} is no number; write it as a string, in quotes"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from failure
+
+    def construct_date(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return self.construct_yaml_timestamp(node)
+        except (ValueError, ArithmeticError, AttributeError) as failure:
+            what = f"{clip(node.value)!r} is no date; write it as a string, in quotes"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from failure
+
+
+_Loader.add_constructor("tag:yaml.org,2002:bool", _Loader.construct_flag)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_date)
 
 _Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
 for _letter in "-+0123456789.":
@@ -45,11 +96,13 @@ for _letter in "-+0123456789.":
 
 
 def parse_document(text: str) -> Document:
-    """Raises GanglineError `config.syntax` with line and column."""
+    """Raises GanglineError `config.syntax` with line and column, `config.duplicate_key` or `config.too_large`."""
+    check_text(text)
     try:
         loader = _Loader(text)
         try:
             node = loader.get_single_node()
+            _check_aliases(node)
             lines: dict[tuple[str | int, ...], int] = {}
             _note_lines(node, (), lines)
             values = loader.construct_document(node) if node is not None else None
@@ -60,15 +113,47 @@ def parse_document(text: str) -> Document:
     return Document(values, lines)
 
 
+def _check_aliases(root: yaml.Node | None) -> None:
+    """Counts the values as if each alias were written out, without doing so: aliases of aliases multiply.
+
+    Raises GanglineError `config.too_large`, and YAMLError for an alias to a value around it.
+    """
+    size_by_id: dict[int, int] = {}
+
+    def measure(node: yaml.Node) -> int:
+        if id(node) not in size_by_id:
+            # Overwritten below; found again before that, the value holds itself.
+            size_by_id[id(node)] = 0
+            size_by_id[id(node)] = 1 + sum(measure(inner) for inner in _inner(node))
+        elif not size_by_id[id(node)]:
+            raise yaml.composer.ComposerError(None, None, "an alias stands inside of its own anchor", node.start_mark)
+        return size_by_id[id(node)]
+
+    num_values = measure(root) if root is not None else 0
+    # Keys count as well here.
+    if num_values > 2 * MAX_VALUES:
+        raise too_many(num_values, " once its aliases are written out")
+
+
+def _inner(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield key
+            yield value
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
+
+
 def _note_lines(node: yaml.Node | None, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            place = (*path, str(key.value))
+            place = (*path, key.value if isinstance(key, yaml.ScalarNode) else "?")
             line = key.start_mark.line + 1
             if place in lines and key.tag != "tag:yaml.org,2002:merge":
                 raise invalid(
                     "config.duplicate_key",
-                    f"line {line}: {key.value} stands here a second time (first on line {lines[place]}); keep one",
+                    f"line {line}: {clip(place[-1])} stands here a second time (first on line {lines[place]}); keep "
+                    "one",
                 )
             lines[place] = line
             _note_lines(value, place, lines)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
+from gangline.config.hyperparameter import find_undrawable
 from gangline.config.resource import Resources
 from gangline.config.searcher import Searcher
 from gangline.config.spread import find_spread_conflict
@@ -68,6 +69,7 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
         return Complaint("not_supported", ("searcher", "name"), text)
     return (
         _find_source(config.searcher)
+        or _find_undrawable(config)
         or find_spread_conflict(config)
         or _find_impossible(config.resources)
         or find_bad_pattern(config.log_policies)
@@ -84,6 +86,11 @@ def _find_source(searcher: Searcher) -> Complaint | None:
             )
             return Complaint("not_supported", ("searcher", key), text)
     return None
+
+
+def _find_undrawable(config: ExperimentConfig) -> Complaint | None:
+    found = find_undrawable(config.hyperparameters)
+    return None if found is None else Complaint("invalid_value", ("hyperparameters", *found[0]), found[1])
 
 
 def _find_impossible(resources: Resources) -> Complaint | None:

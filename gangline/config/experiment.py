@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from gangline.config.bound import MAX_NAME_LENGTH, count_text
 from gangline.config.environment import BindMount, Environment, RetentionPolicy
 from gangline.config.failure import HangDetection, LogPolicy
 from gangline.config.grid import Grid, find_uncounted
@@ -91,7 +92,7 @@ class ExperimentConfig(Section):
     def _named(cls, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("name") or not isinstance(value.get("entrypoint"), str):
             return value
-        return {**value, "name": value["entrypoint"]}
+        return {**value, "name": value["entrypoint"][:MAX_NAME_LENGTH]}
 
     @model_validator(mode="after")
     def _knows_its_length(self) -> Self:
@@ -109,7 +110,7 @@ class ExperimentConfig(Section):
             raise fault("missing_key", text, "hyperparameters", *uncounted, "count")
         num_points = Grid(self.hyperparameters).num_points
         if num_points > MAX_TRIALS:
-            text = f"has {num_points} points, and a search has at most {MAX_TRIALS} trials; lower a count"
+            text = f"has {count_text(num_points)} points, and a search has at most {MAX_TRIALS} trials; lower a count"
             raise fault("invalid_value", text, "hyperparameters")
         return self
 

@@ -25,21 +25,21 @@ class Grid:
     """Points are numbered from 1; the hyperparameter that was written last changes fastest."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._axes = [(path, found.points()) for path, found in ranges_of(values)]
+        self._axes = list(ranges_of(values))
         self._empty = _skeleton(values)
 
     @property
     def num_points(self) -> int:
-        return prod(len(points) for _, points in self._axes)
+        return prod(axis.num_points for _, axis in self._axes)
 
     def point(self, number: int) -> dict[str, Any]:
         place, point = number - 1, _copy(self._empty)
-        for path, points in reversed(self._axes):
-            place, index = divmod(place, len(points))
+        for path, axis in reversed(self._axes):
+            place, index = divmod(place, axis.num_points)
             target = point
             for name in path[:-1]:
                 target = target[name]
-            target[path[-1]] = points[index]
+            target[path[-1]] = axis.point(index)
         return point
 
 

@@ -1,18 +1,22 @@
 """PURE: the `hyperparameters` section: constants, ranges and nested mappings of them.
 
 The section is kept as the user wrote it, because trials and search print it so; parse_range reads one entry, sample
-draws one set for a trial from a random number generator that the caller gives, and gangline.config.grid lists the
-points of a grid.
+draws one set for a trial from a random number generator that the caller gives, and gangline.config.grid numbers the
+points of a grid. A range works one point out at a time, so that a large `count` costs neither time nor memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, model_validator
 
 from gangline.config.section import WRITTEN, Section, describe, fault, wrong_type
+
+# A leader draws up to 32 trials between two steps of its event loop, at 50 us a range.
+MAX_RANGES = 200
 
 
 class Random(Protocol):
@@ -28,13 +32,17 @@ class _Bounded(Section):
     maxval: float
     count: int | None = Field(default=None, ge=1)
 
-    def _spread(self) -> list[float]:
-        """count numbers from minval to maxval, both included; the middle when count is 1."""
-        count = self.count or 1
-        if count == 1:
-            return [(self.minval + self.maxval) / 2]
-        step = (self.maxval - self.minval) / (count - 1)
-        return [*(self.minval + place * step for place in range(count - 1)), self.maxval]
+    @property
+    def num_points(self) -> int:
+        return self.count or 1
+
+    def _spread(self, place: int) -> float:
+        """One of num_points numbers from minval to maxval, both included; the middle when there is one only."""
+        if self.num_points == 1:
+            return (self.minval + self.maxval) / 2
+        if place == self.num_points - 1:
+            return self.maxval
+        return self.minval + place * ((self.maxval - self.minval) / (self.num_points - 1))
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -50,8 +58,12 @@ class Const(Section):
     def sample(self, _rng: Random) -> Any:
         return self.val
 
-    def points(self) -> list[Any]:
-        return [self.val]
+    @property
+    def num_points(self) -> int:
+        return 1
+
+    def point(self, _place: int) -> Any:
+        return self.val
 
 
 class Int(_Bounded):
@@ -64,11 +76,15 @@ class Int(_Bounded):
     def sample(self, rng: Random) -> int:
         return rng.randint(self.minval, self.maxval)
 
-    def points(self) -> list[int]:
+    @property
+    def num_points(self) -> int:
         """No more than there are whole numbers, each of them once."""
-        if self.count is not None and self.count > self.maxval - self.minval:
-            return list(range(self.minval, self.maxval + 1))
-        return [round(value) for value in self._spread()]
+        return min(self.count or 1, self.maxval - self.minval + 1)
+
+    def point(self, place: int) -> int:
+        if self.num_points == self.maxval - self.minval + 1:
+            return self.minval + place
+        return round(self._spread(place))
 
 
 class Double(_Bounded):
@@ -77,8 +93,8 @@ class Double(_Bounded):
     def sample(self, rng: Random) -> float:
         return rng.uniform(self.minval, self.maxval)
 
-    def points(self) -> list[float]:
-        return self._spread()
+    def point(self, place: int) -> float:
+        return self._spread(place)
 
 
 class Log(_Bounded):
@@ -87,11 +103,19 @@ class Log(_Bounded):
     type: Literal["log"] = "log"
     base: float = Field(default=10.0, gt=0)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether both ends are floats. Between them the power grows or falls all the way."""
+        try:
+            return math.isfinite(self.base**self.minval) and math.isfinite(self.base**self.maxval)
+        except OverflowError:
+            return False
+
     def sample(self, rng: Random) -> float:
         return float(self.base ** rng.uniform(self.minval, self.maxval))
 
-    def points(self) -> list[float]:
-        return [float(self.base**exponent) for exponent in self._spread()]
+    def point(self, place: int) -> float:
+        return float(self.base ** self._spread(place))
 
 
 class Categorical(Section):
@@ -101,8 +125,12 @@ class Categorical(Section):
     def sample(self, rng: Random) -> Any:
         return rng.choice(self.vals)
 
-    def points(self) -> list[Any]:
-        return list(self.vals)
+    @property
+    def num_points(self) -> int:
+        return len(self.vals)
+
+    def point(self, place: int) -> Any:
+        return self.vals[place]
 
 
 Range = Const | Int | Double | Log | Categorical
@@ -160,6 +188,23 @@ def ranges_of(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator
             yield from ranges_of(value, (*path, name))
         else:
             yield (*path, name), parse_range(value)
+
+
+def find_undrawable(values: Mapping[str, Any]) -> tuple[tuple[str, ...], str] | None:
+    """The path of the first range that no sampler can draw from, and why; also where there are too many ranges."""
+    num_ranges = 0
+    for path, found in ranges_of(values):
+        num_ranges += not isinstance(found, Const)
+        if num_ranges > MAX_RANGES:
+            return path, f"is one range too many; a search has at most {MAX_RANGES}, write the others as constants"
+        if isinstance(found, Double) and not math.isfinite(found.maxval - found.minval):
+            return (*path, "maxval"), "the width of the range is beyond a float; move minval and maxval closer together"
+        if isinstance(found, Log) and not found.is_finite:
+            return (
+                *path,
+                "maxval",
+            ), f"{found.base:g} to this power is beyond a float; move minval and maxval closer to 0"
+    return None
 
 
 def possible_values(value: Any) -> list[int] | None:

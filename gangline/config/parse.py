@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gangline.config.batch import split_batch
+from gangline.config.bound import check_text, find_unusable, too_deep
 from gangline.config.complaint import Complaint, complaints_of, join_path
 from gangline.config.document import Document, parse_document
 from gangline.config.effect import find_ineffective, find_unsupported
@@ -24,13 +25,24 @@ from gangline.errors import GanglineError, invalid
 def parse_config(text: str) -> tuple[ExperimentConfig, list[str]]:
     """The configuration with its defaults filled in, and a warning for everything that will not happen as written.
 
-    Raises GanglineError: config.syntax, config.duplicate_key, config.unknown_key, config.wrong_type,
+    Raises GanglineError: config.syntax, config.too_large, config.duplicate_key, config.unknown_key, config.wrong_type,
     config.missing_key, config.invalid_value, config.batch_too_small, config.not_supported.
     """
-    document = parse_document(text)
+    return _read(parse_document(text))
+
+
+def read_config(values: Any) -> tuple[ExperimentConfig, list[str]]:
+    """As parse_config, for a configuration that came as a JSON document: there are no lines to name."""
+    return _read(Document(values))
+
+
+def _read(document: Document) -> tuple[ExperimentConfig, list[str]]:
     if not isinstance(document.values, dict):
         found = describe(document.values)
         raise invalid("config.wrong_type", f"the configuration: expected a mapping such as name: ..., found {found}")
+    unusable = find_unusable(document.values)
+    if unusable is not None:
+        raise _error([unusable], document)
     config = _validate(document)
     unsupported = find_unsupported(config)
     if unsupported is not None:
@@ -40,10 +52,16 @@ def parse_config(text: str) -> tuple[ExperimentConfig, list[str]]:
 
 def check_config(config_json: str) -> ExperimentConfig:
     """What a client says is a configuration. Raises GanglineError as parse_config does, without lines of a text."""
+    check_text(config_json)
     try:
         values = json.loads(config_json)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise invalid("config.syntax", f"the configuration is no JSON document: {error}") from error
+    except RecursionError as error:
+        raise too_deep() from error
+    unusable = find_unusable(values)
+    if unusable is not None:
+        raise _error_without_lines(unusable)
     try:
         config = ExperimentConfig.model_validate_json(config_json)
     except ValidationError as failure:

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 WRITTEN: dict[str, bool] = {"is_written_by_user": True}
 FAULT = "gangline_fault"
 _MOST_KEYS_LISTED = 12
+_MOST_CHARACTERS_SHOWN = 200
 _WORDS_BY_TYPE: tuple[tuple[type, str], ...] = (
     (type(None), "nothing"),
     (int, "the integer {}"),
@@ -53,8 +54,13 @@ def describe(value: Any) -> str:
         return f"the boolean {str(value).lower()}"
     for kind, words in _WORDS_BY_TYPE:
         if isinstance(value, kind):
-            return words.format(value)
+            return words.format(clip(value) if isinstance(value, str) else value)
     return f"a {type(value).__name__}"
+
+
+def clip(text: str) -> str:
+    """A user's text for a message, which must stay one line that a person reads."""
+    return text if len(text) <= _MOST_CHARACTERS_SHOWN else f"{text[:_MOST_CHARACTERS_SHOWN]}..."
 
 
 def wrong_type(expected: str, value: Any, *path: str | int) -> PydanticCustomError:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from gangline.errors import GanglineError, invalid
 
+_MOST_DIGITS = 18
+
 
 def trial_id(experiment_id: int, number: int) -> str:
     """number counts from 1 within the experiment."""
@@ -33,7 +35,7 @@ def parse_allocation_id(text: str) -> tuple[str, int]:
 
 def parse_job_id(text: str) -> tuple[int, str]:
     """The experiment id, and the trial id where one of a trial was given. Raises GanglineError `id.job`."""
-    if text.isascii() and text.isdigit() and int(text) > 0:
+    if _is_number(text):
         return int(text), ""
     try:
         return parse_trial_id(text)[0], text
@@ -49,9 +51,14 @@ def check_checkpoint_id(text: str) -> None:
 
 def _parse_numbers(text: str, count: int, what: str, example: str) -> tuple[int, ...]:
     parts = text.split(".")
-    if len(parts) != count or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+    if len(parts) != count or not all(map(_is_number, parts)):
         raise _malformed(text, what, example)
     return tuple(int(part) for part in parts)
+
+
+def _is_number(text: str) -> bool:
+    """Whether it counts something, in at most 64 bits. Python refuses to read thousands of digits."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) > 0
 
 
 def _malformed(text: str, what: str, example: str) -> GanglineError:

@@ -1,23 +1,27 @@
 """What happens around every grpc call that a service answers.
 
-Owns the order: admit the caller, run the handler, count it, turn what it raised into a grpc status. It knows neither
-tokens nor services. Installed by `server.py`.
+Owns the order: admit the caller, read the request, run the handler, count it, turn what it raised into a grpc status. A
+caller that is not admitted is answered before any of the request's body is read. It knows neither tokens nor services.
+Installed by `server.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 from prometheus_client import Counter, Histogram
 
-from gangline.errors import ErrorKind, GanglineError
-from gangline.rpc import find_token, status_of
+from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.rpc import MAX_MESSAGE_BYTES, find_token, status_of
 
 _log = structlog.get_logger(__name__)
 
@@ -30,10 +34,12 @@ Context = Any
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """admit: given method and token, returns or raises GanglineError. It runs in the task of the handler, so what it
-    puts into a context variable the handler finds there."""
+    puts into a context variable the handler finds there. limits: the most bytes of one message by method, where that is
+    not MAX_MESSAGE_BYTES."""
 
-    def __init__(self, admit: Admit) -> None:
+    def __init__(self, admit: Admit, limits: Mapping[str, int] = MappingProxyType({})) -> None:
         self._admit = admit
+        self._limits = limits
 
     async def intercept_service(
         self,
@@ -44,44 +50,93 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        call = _Call(method, find_token(cast("Any", handler_call_details.invocation_metadata)), self._admit)
+        call = _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES))
+        try:
+            await self._admit(method, find_token(cast("Any", handler_call_details.invocation_metadata)))
+        except Exception as error:  # noqa: BLE001 - the top of every call
+            return call.refuse(error)
         return call.wrap(handler)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Takes the place of a request: grpc answers what a deserializer raises without a word of why."""
+
+    error: GanglineError
+
+
+class _Requests:
+    """The requests of a stream, up to the first that cannot be read."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = aiter(requests)
+
+    def __aiter__(self) -> _Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _check(await anext(self._requests))
+
+
+def _check(request: Any) -> Any:
+    if isinstance(request, _Unreadable):
+        raise request.error
+    return request
 
 
 class _Call:
     """One call on its way through the handler."""
 
-    def __init__(self, method: str, token: str | None, admit: Admit) -> None:
+    def __init__(self, method: str, max_bytes: int) -> None:
         self._method = method
-        self._token = token
-        self._admit = admit
+        self._max_bytes = max_bytes
+
+    def refuse(self, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
+        """As a stream, whatever the method is: of other requests grpc reads the body before it calls the handler."""
+
+        async def run(_requests: Any, context: Context) -> AsyncIterator[Any]:
+            if error:
+                await self._end(context, error)
+            yield
+
+        return grpc.stream_stream_rpc_method_handler(cast("Any", run))
 
     def wrap(self, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        is_stream = handler.request_streaming
         arguments = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": self._deserializer(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         make: Any
         if handler.response_streaming:
-            inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-            return cast("grpc.RpcMethodHandler[Any, Any]", make(self._streaming(inner), **arguments))
-        inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
-        make = (
-            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-        )
-        return cast("grpc.RpcMethodHandler[Any, Any]", make(self._unary(inner), **arguments))
+            inner = handler.stream_stream if is_stream else handler.unary_stream
+            make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.unary_stream_rpc_method_handler
+            return cast("grpc.RpcMethodHandler[Any, Any]", make(self._streaming(inner, is_stream), **arguments))
+        inner = handler.stream_unary if is_stream else handler.unary_unary
+        make = grpc.stream_unary_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
+        return cast("grpc.RpcMethodHandler[Any, Any]", make(self._unary(inner, is_stream), **arguments))
 
-    def _unary(self, inner: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _deserializer(self, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        def deserialize(message: bytes) -> Any:
+            if len(message) > self._max_bytes:
+                return _Unreadable(invalid("rpc.too_large", self._too_large(len(message))))
+            try:
+                return read(message)
+            except DecodeError:
+                return _Unreadable(invalid("rpc.malformed", f"{self._method} got bytes that are none of its messages"))
+
+        return deserialize
+
+    def _too_large(self, num_bytes: int) -> str:
+        return f"{self._method} takes messages of at most {self._max_bytes} bytes, this one has {num_bytes}; send less"
+
+    def _unary(
+        self, inner: Callable[[Any, Context], Awaitable[Any]], is_stream: bool
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
         async def run(request: Any, context: Context) -> Any:
             started = time.monotonic()
             try:
-                await self._admit(self._method, self._token)
-                response = await inner(request, context)
+                response = await inner(_Requests(request) if is_stream else _check(request), context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
                 await self._end(context, error)
             self._count("ok")
@@ -90,11 +145,12 @@ class _Call:
 
         return run
 
-    def _streaming(self, inner: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[[Any, Context], Any]:
+    def _streaming(
+        self, inner: Callable[[Any, Context], AsyncIterator[Any]], is_stream: bool
+    ) -> Callable[[Any, Context], Any]:
         async def run(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                await self._admit(self._method, self._token)
-                async for response in inner(request, context):
+                async for response in inner(_Requests(request) if is_stream else _check(request), context):
                     yield response
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
                 await self._end(context, error)

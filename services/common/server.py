@@ -7,8 +7,9 @@ coroutines or async generators.
 
 from __future__ import annotations
 
+import resource
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,15 @@ import grpc.aio
 import structlog
 
 from gangline.errors import ErrorKind, GanglineError, invalid
-from gangline.rpc import SERVER_OPTIONS
+from gangline.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from services.common.address import bind_error, join_address, split_address
 from services.common.interceptor import CallInterceptor
 
 _log = structlog.get_logger(__name__)
+
+# At a time, of all callers together: agents and runners hold one or two each. More are refused with RESOURCE_EXHAUSTED.
+MAX_CALLS = 8192
+MAX_OPEN_FILES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +76,28 @@ async def serve(
     add_services: Callable[[grpc.aio.Server], None],
     authenticate: Authenticate,
     tls: ServerTls | None = None,
+    *,
+    limit_by_method: Mapping[str, int] | None = None,
 ) -> Server:
     """Serves until stopped.
 
-    authenticate: given the method's full name and the bearer token, says who calls or raises GanglineError.
-    Raises GanglineError `server.port_in_use`.
+    authenticate: given the method's full name and the bearer token, says who calls or raises GanglineError. It is asked
+    before any of the request is read. limit_by_method: the most bytes of one request message, for methods that take
+    more than MAX_MESSAGE_BYTES. Raises GanglineError `server.port_in_use`.
     """
+    _allow_open_files()
+    limits = limit_by_method or {}
     host, port = split_address(listen)
     _check_free(listen, host, port)
 
     async def admit(method: str, token: str | None) -> None:
         _principal.set(await authenticate(method, token))
 
-    server = grpc.aio.server(interceptors=[CallInterceptor(admit)], options=SERVER_OPTIONS)
+    # grpc has one limit for all methods of a server; the interceptor keeps that of each.
+    largest = max([MAX_MESSAGE_BYTES, *limits.values()])
+    options = [*(dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": largest}).items()]
+    interceptor = CallInterceptor(admit, limits)
+    server = grpc.aio.server(interceptors=[interceptor], options=options, maximum_concurrent_rpcs=MAX_CALLS)
     add_services(server)
     try:
         if tls is None:
@@ -98,6 +112,14 @@ async def serve(
     address = join_address(host, real_port)
     _log.info("serving grpc", address=address, has_tls=tls is not None)
     return Server(server, address)
+
+
+def _allow_open_files() -> None:
+    """As many as the operator allows: each connection is one, and shells start programs with 1024 by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _check_free(listen: str, host: str, port: int) -> None:

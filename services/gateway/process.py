@@ -42,6 +42,9 @@ from services.gateway.usecase.bundle import History, UseCases, assemble
 from services.gateway.usecase.following import Following
 
 MIRROR_SECONDS = 30.0
+# A record of metrics comes from a rank, whose frames have up to 16 MiB. One that no gateway takes would hold up its
+# runner's spool.
+MESSAGE_LIMITS = {"/gangline.v1.IngestService/Ingest": 20 << 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ async def _serve_grpc(listen: str, usecases: UseCases, authenticator: Authentica
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(IngestService(usecases), server)
 
     try:
-        return await serve(listen, add_services, authenticator.authenticate)
+        return await serve(listen, add_services, authenticator.authenticate, limit_by_method=MESSAGE_LIMITS)
     except GanglineError as error:
         # A gateway listens twice, so the flag has another name here.
         raise GanglineError(error.code, error.message.replace("--listen", "--grpc-listen"), error.kind) from error

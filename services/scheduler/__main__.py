@@ -39,6 +39,9 @@ _log = structlog.get_logger(__name__)
 _GRACE_SECONDS = 1.0
 # The leader may be a dead one, whose lease has to end first.
 _CONNECT_SECONDS = 2.0
+# An agent's hello carries its whole journal. 1000 ended allocations, each with its last lines and with reports that
+# could not be delivered, have 15 MB.
+_MESSAGE_LIMITS = {"/gangline.v1.AgentService/Connect": 64 << 20}
 # A leader holds many records that live long and refer to one another in no circle, and each plan makes and drops as
 # many objects as requests wait. Looking for circles among all of them as often as Python does by itself would take
 # a good part of a core, in pauses of a fifth of a second.
@@ -91,7 +94,7 @@ async def _serve(settings: SchedulerSettings, seat: Seat, cluster_token: str) ->
         agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(seat), server)
         runner_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerService(seat), server)
 
-    return await serve(settings.listen, add, authenticator(cluster_token))
+    return await serve(settings.listen, add, authenticator(cluster_token), limit_by_method=_MESSAGE_LIMITS)
 
 
 async def _reign(

@@ -20,8 +20,6 @@ from services.scheduler.placement.snapshot import PoolConfig
 from services.scheduler.searcher.replay import make_searcher
 from services.scheduler.transition.submit import Submission
 
-MAX_CONFIG_BYTES = 256 << 10
-
 
 def admit(
     submitted: Mapping[str, str], pools: Sequence[PoolConfig], agents: Iterable[Agent], rng: Random
@@ -81,8 +79,6 @@ def _choose_seed(facts: Facts, rng: Random) -> int:
 
 
 def _parse(config_json: str) -> ExperimentConfig:
-    if len(config_json.encode()) > MAX_CONFIG_BYTES:
-        raise invalid("config.too_large", f"the configuration has more than {MAX_CONFIG_BYTES >> 10} KiB")
     return check_config(config_json)
 
 

@@ -1,21 +1,21 @@
 """The user's code: fetched from a gateway once for each machine, checked, and unpacked for each allocation.
 
-Owns the cache of verified archives under <state>/code, which forgets what was not used for longest, and the rules by
-which an archive may be unpacked. Each allocation gets files of its own, so two trials of one experiment cannot write
-into each other's folder.
+Owns the cache of judged archives under <state>/code, which forgets what was not used for longest. By which rules an
+archive is unpacked is in services/common/archive.py; the gateway has refused already what does not keep them. Each
+allocation gets files of its own, so two trials of one experiment cannot write into each other's folder.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 import grpc
@@ -23,12 +23,11 @@ import grpc
 from gangline.errors import GanglineError, invalid, unavailable
 from gangline.rpc import error_of, token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
+from services.common.archive import BadArchive, checked_members, open_archive
+from services.common.archive_judge import judge_archive
 from services.common.tar import tarfile
 from services.trial_runner.route import Route
 
-# The client refuses folders over 95 MB, so more than this is no archive of ours.
-MAX_UNPACKED_BYTES = 256 << 20
-MAX_FILES = 200_000
 # What a machine keeps of archives; a search's trials share one, and what is gone is fetched again.
 CACHE_BYTES = 2 << 30
 # A download that was not touched for so long belongs to a runner that was killed.
@@ -37,6 +36,10 @@ ATTEMPTS_SECONDS = 60.0
 CALL_SECONDS = 120.0
 # Read and unpacked at once, before a thread for it would have started: threads make a fork of a warm process slower.
 SMALL_BYTES = 64 << 10
+# What two members or a name do to a file system, on any machine.
+_CAUSED_BY_ARCHIVE = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
+# 2^32 - 1: what every Linux file system keeps.
+_LATEST_MTIME = 0xFFFFFFFF
 T = TypeVar("T")
 _RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
@@ -103,6 +106,11 @@ async def _fetch(sha256: str, archive: Path, route: Route, token: str) -> None:
                 await route.failed()
         if found != sha256:
             raise _corrupt(sha256, f"its bytes have sha256 {found[:12]}...")
+        try:
+            # Once for each machine. What passes here is unpacked in this process from then on.
+            await judge_archive(draft)
+        except BadArchive as error:
+            raise _refused(archive, error) from error
         # Another runner may have been faster; both files hold the same.
         draft.replace(archive)
     finally:
@@ -131,36 +139,37 @@ def _is_intact(archive: Path, sha256: str) -> bool:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Into a fresh folder, whole or not at all. Raises GanglineError `code.corrupt` or `code.unsafe`."""
+    """Into a fresh folder, whole or not at all. Raises GanglineError `code.corrupt` or `code.unsafe`, which another
+    attempt would meet as well, or `code.disk`."""
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(mode=0o700)
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            tar.extractall(draft, members=_checked(tar), filter="data")
+        with open_archive(archive) as tar:
+            tar.extractall(draft, members=checked_members(tar), filter=_filter)
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
-    except tarfile.FilterError as error:
-        raise _unsafe(str(error)) from error
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise unavailable("code.disk", f"cannot unpack the code into {target}: {error}") from error
-        raise _corrupt(archive.name.partition(".")[0], str(error)) from error
+    except BadArchive as error:
+        raise _refused(archive, error) from error
+    except OSError as error:
+        if error.errno in _CAUSED_BY_ARCHIVE:
+            raise _unsafe(str(error)) from error
+        raise unavailable("code.disk", f"cannot unpack the code into {target}: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The data filter of tarfile refuses devices and links that lead out; absolute names it would only bend."""
-    total, count = 0, 0
-    for member in tar:
-        path = PurePosixPath(member.name)
-        if path.is_absolute() or ".." in path.parts:
-            raise _unsafe(f"{member.name!r} leads out of the code folder")
-        total, count = total + member.size, count + 1
-        if total > MAX_UNPACKED_BYTES or count > MAX_FILES:
-            raise _unsafe(f"it unpacks to more than {MAX_UNPACKED_BYTES >> 20} MB or {MAX_FILES} files")
-        yield member
+def _filter(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+    """tarfile's own filter, which takes owners and modes away, without times that no file can have."""
+    filtered = tarfile.data_filter(member, path)
+    return filtered if 0 <= filtered.mtime <= _LATEST_MTIME else filtered.replace(mtime=0, deep=False)
+
+
+def _refused(archive: Path, error: BadArchive) -> GanglineError:
+    """The same in the words of a trial that was to start with this archive."""
+    if error.code == "code.corrupt":
+        return _corrupt(archive.name.partition(".")[0], error.why)
+    return _unsafe(error.why)
 
 
 def _unsafe(why: str) -> GanglineError:

@@ -6,6 +6,7 @@ processes: what only the scheduler or a rank can know, and what is refused when 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from gangline.client.record import ExperimentView
 from gangline.domain.state import ExitKind, Outcome
 from gangline.errors import ErrorKind, GanglineError
 from gangline.local.shutdown import find_runners
+from tests.support import hostile
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.failing_trial import failing_config, failing_source, write_code
 from tests.support.gated_trial import wait_for
@@ -180,6 +182,45 @@ def test_wrong_token(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = httpx.get(f"{cluster.http_url}/api/v1/experiments", headers={"Authorization": "Bearer not-the-token"})
     assert answer.status_code == 401
     assert line == f"error: {answer.json()['detail']}"
+
+
+@pytest.mark.parametrize("name", ["link inside", "backtracking pax header", "long part", "file as folder"])
+def test_archive_that_cannot_be_unpacked_is_not_tried_again(cluster: Cluster, client: Client, name: str) -> None:
+    """It lies in the storage from before the gateway refused such archives."""
+    make, _, part = hostile.ARCHIVES[name]
+    content = make()
+    sha256 = hashlib.sha256(content).hexdigest()
+    stored = cluster.layout.root / "storage" / "code" / f"{sha256}.tar.gz"
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    stored.write_bytes(content)
+    created = client.submit_experiment(json.dumps(yaml.safe_load(failing_config(max_restarts=5))), sha256)
+    trial = client.wait_experiment(created.experiment.id, 90).trials[0].trial
+    assert (trial.outcome, trial.attempts) == (Outcome.FAILED, 1)
+    assert trial.last_failure is not None
+    assert trial.last_failure.kind is ExitKind.CONFIGURATION_ERROR
+    assert part.partition(";")[0] in trial.reason
+    assert trial.reason.endswith("not tried again, because a configuration that cannot work would come again")
+
+
+@pytest.mark.parametrize("command", [["experiment", "create"], ["preview-search"]])
+def test_grid_of_a_billion_is_refused_with_its_size(cluster: Cluster, tmp_path: Path, command: list[str]) -> None:
+    config = tmp_path / "experiment.yaml"
+    config.write_text(hostile.grid(1_000_000_000))
+    folder = [write_code(tmp_path, failing_source())] if command[0] == "experiment" else []
+    done = cluster.run(*command, config, *folder, check=False, seconds=30)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: hyperparameters (line 4): has 1000000000 points, and a search has at most 2000 trials; lower a count\n"
+    )
+
+
+def test_folder_with_links_runs_with_what_they_point_to(client: Client, tmp_path: Path) -> None:
+    outside = write_code(tmp_path, failing_source())
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model_def.py").symlink_to(outside / "model_def.py")
+    created = client.create_experiment(failing_config(), folder)
+    assert client.wait_experiment(created.experiment.id, 90).experiment.outcome is Outcome.COMPLETED
 
 
 def test_damaged_archive_in_the_storage_is_said_and_a_new_submit_mends_it(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -16,14 +17,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gangline.errors import GanglineError, invalid
+from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.server import Principal
-from services.gateway.archive import MAX_ARCHIVE_BYTES, too_large
 from services.gateway.auth import Authenticator
 from services.gateway.http.problem import problem_response
 
 OPEN_PATHS = frozenset({"/healthz", "/metrics", "/prom/http-sd"})
+MAX_BODY_BYTES = 1 << 20
 # An archive of the largest size in base64, and its configuration.
-MAX_BODY_BYTES = MAX_ARCHIVE_BYTES * 4 // 3 + (1 << 20)
+MAX_SUBMIT_BYTES = MAX_ARCHIVE_BYTES * 4 // 3 + MAX_BODY_BYTES
 
 
 class Admission:
@@ -49,9 +51,26 @@ class Admission:
         if scope["method"] in ("POST", "PATCH", "DELETE") and "transfer-encoding" in headers:
             # Such a body is read into memory as a whole, so its size must be known first.
             raise invalid("request.no_length", "send this body with Content-Length instead of in chunks")
-        length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        _check_length(scope["path"], headers.get("content-length", "0"))
+
+
+def _check_length(path: str, length: str) -> None:
+    """uvicorn refuses a length that is no number."""
+    is_longer = functools.partial(_is_longer, length)
+    if path.startswith("/api/v1/code/"):
+        if is_longer(MAX_ARCHIVE_BYTES):
             raise too_large("too much even when packed")
+    elif path == "/api/v1/experiments":
+        if is_longer(MAX_SUBMIT_BYTES):
+            raise too_large("too much even when packed")
+    elif is_longer(MAX_BODY_BYTES):
+        raise invalid(
+            "request.too_large", f"the body has {length[:20]} bytes, at most {MAX_BODY_BYTES} are read here; send less"
+        )
+
+
+def _is_longer(length: str, most: int) -> bool:
+    return len(length.lstrip("0")) > len(str(most)) or int(length) > most
 
 
 def _find_token(header: str, *, is_reading: bool) -> str | None:

@@ -13,9 +13,10 @@ from services.common.server import Principal
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
+from services.gateway.http.route import Route
 from services.gateway.usecase.bundle import UseCases
 
-router = APIRouter(prefix="/api/v1", tags=["agents"])
+router = APIRouter(prefix="/api/v1", tags=["agents"], route_class=Route)
 
 
 @router.get("/agents")

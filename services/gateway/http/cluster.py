@@ -11,8 +11,9 @@ from fastapi.responses import StreamingResponse
 from services.gateway.http import model
 from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
+from services.gateway.http.route import Route
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix="/api/v1", route_class=Route)
 
 
 @router.get("/master", tags=["cluster"], include_in_schema=False)
@@ -28,7 +29,7 @@ async def list_checkpoints(caller: Caller, cases: Cases) -> model.CheckpointList
 
 
 @router.get("/experiments/{experiment_id}/checkpoints", tags=["checkpoints"])
-async def list_experiment_checkpoints(experiment_id: int, caller: Caller, cases: Cases) -> model.CheckpointList:
+async def list_experiment_checkpoints(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.CheckpointList:
     return model.CheckpointList.model_validate({"checkpoints": cases.checkpoints.list(caller, experiment_id)})
 
 

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
-import json
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gangline.config import parse_config
+from gangline.config import ExperimentConfig, parse_config, read_config
 from gangline.domain.experiment import ResourceChange
 from gangline.domain.state import ExperimentAction
 from gangline.errors import invalid
+from gangline.rpc import CHUNK_BYTES
 from services.common.server import Principal
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
+from services.gateway.http.route import Route
+from services.gateway.parsing import off_loop
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.experiment import ExperimentChange
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix="/api/v1", route_class=Route)
+
+# Whole groups of four, so that each part is base64 of its own.
+_PART_CHARACTERS = 4 << 20
 
 
 @router.post("/experiments", tags=["experiments"])
 async def create_experiment(body: model.CreateExperiment, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
     """Creates an experiment from its configuration and its code."""
-    text = body.config if isinstance(body.config, str) else json.dumps(body.config)
-    config, config_warnings = parse_config(text)
+    config, config_warnings = await _read(body.config)
     code_sha256 = await _take_code(body, caller, cases)
     experiment, warnings = await cases.experiments.create(
         caller, body.request_id or str(uuid.uuid4()), config.model_dump_json(), code_sha256
@@ -42,21 +46,21 @@ async def create_experiment(body: model.CreateExperiment, caller: Caller, cases:
 async def list_experiments(
     caller: Caller,
     cases: Cases,
-    limit: int = 0,
-    beforeId: int = 0,  # noqa: N803  the API's names are in camel case
+    limit: model.Int64 = 0,
+    beforeId: model.Int64 = 0,  # noqa: N803  the API's names are in camel case
 ) -> model.ExperimentList:
     """Newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id."""
     return model.ExperimentList.model_validate({"experiments": cases.experiments.list(caller, limit, beforeId)})
 
 
 @router.get("/experiments/{experiment_id}", tags=["experiments"])
-async def get_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentView:
+async def get_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentView:
     return model.ExperimentView.model_validate(await cases.experiments.view(caller, experiment_id))
 
 
 @router.patch("/experiments/{experiment_id}", tags=["experiments"])
 async def patch_experiment(
-    experiment_id: int, body: queue_model.PatchExperiment, caller: Caller, cases: Cases
+    experiment_id: model.Int64, body: queue_model.PatchExperiment, caller: Caller, cases: Cases
 ) -> model.ExperimentAnswer:
     """Changes its resources while it lives; what is absent stays."""
     resources = ResourceChange(body.resources.priority, body.resources.weight, body.resources.max_slots)
@@ -64,26 +68,26 @@ async def patch_experiment(
 
 
 @router.post("/experiments/{experiment_id}/kill", tags=["experiments"])
-async def kill_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+async def kill_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
     """Ends it at once. Ending an ended one changes nothing."""
     experiment = await cases.experiments.kill(caller, str(uuid.uuid4()), experiment_id)
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))
 
 
 @router.post("/experiments/{experiment_id}/pause", tags=["experiments"])
-async def pause_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+async def pause_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
     """Its trials checkpoint and give their slots back; none starts before it is activated."""
     return await _change(cases, caller, experiment_id, ExperimentAction.PAUSE)
 
 
 @router.post("/experiments/{experiment_id}/activate", tags=["experiments"])
-async def activate_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+async def activate_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
     """Its trials go on from their checkpoints."""
     return await _change(cases, caller, experiment_id, ExperimentAction.ACTIVATE)
 
 
 @router.post("/experiments/{experiment_id}/cancel", tags=["experiments"])
-async def cancel_experiment(experiment_id: int, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+async def cancel_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
     """Its trials checkpoint, then it has ended."""
     return await _change(cases, caller, experiment_id, ExperimentAction.CANCEL)
 
@@ -91,8 +95,7 @@ async def cancel_experiment(experiment_id: int, caller: Caller, cases: Cases) ->
 @router.post("/preview-hp-search", tags=["experiments"])
 async def preview_search(body: model.PreviewSearch, caller: Caller, cases: Cases) -> model.SearchPreview:
     """The trials that a configuration would make."""
-    text = body.config if isinstance(body.config, str) else json.dumps(body.config)
-    config, _ = parse_config(text)
+    config, _ = await _read(body.config)
     found = await cases.experiments.preview_search(caller, config.model_dump_json(), body.limit)
     return model.SearchPreview.model_validate(found)
 
@@ -105,7 +108,7 @@ async def kill_trial(trial_id: str, caller: Caller, cases: Cases) -> model.Trial
 
 
 @router.get("/experiments/{experiment_id}/trials", tags=["trials"])
-async def list_trials(experiment_id: int, caller: Caller, cases: Cases) -> model.TrialList:
+async def list_trials(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.TrialList:
     view = await cases.experiments.view(caller, experiment_id)
     return model.TrialList.model_validate({"trials": view.trials})
 
@@ -122,10 +125,14 @@ async def upload_code(code_sha256: str, request: Request, caller: Caller, cases:
 
 
 async def _change(
-    cases: UseCases, caller: Principal, experiment_id: int, change: ExperimentChange
+    cases: UseCases, caller: Principal, experiment_id: model.Int64, change: ExperimentChange
 ) -> model.ExperimentAnswer:
     experiment = await cases.experiments.change(caller, str(uuid.uuid4()), experiment_id, (change,))
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))
+
+
+async def _read(config: str | dict[str, Any]) -> tuple[ExperimentConfig, list[str]]:
+    return await off_loop(parse_config if isinstance(config, str) else read_config, config)
 
 
 async def _take_code(body: model.CreateExperiment, caller: Principal, cases: UseCases) -> str:
@@ -134,12 +141,28 @@ async def _take_code(body: model.CreateExperiment, caller: Principal, cases: Use
         raise invalid("code.one_of", "give the code either as codeArchive (a gzipped tar in base64) or as codeSha256")
     if body.code_sha256 is not None:
         return body.code_sha256
+    archive = await off_loop(_decode, body.code_archive or "")
+    return await cases.code.upload(caller, await off_loop(_sha256, archive), _chunks(archive))
+
+
+def _decode(text: str) -> bytes:
+    """In parts, because others get no turn during one."""
+    archive = bytearray()
     try:
-        archive = base64.b64decode(body.code_archive or "", validate=True)
-    except binascii.Error as failure:
+        for start in range(0, len(text), _PART_CHARACTERS):
+            part = text[start : start + _PART_CHARACTERS]
+            if "=" in part and start + len(part) < len(text):
+                raise ValueError("it goes on after its padding")
+            archive += binascii.a2b_base64(part, strict_mode=True)
+    except ValueError as failure:
         raise invalid("code.corrupt", f"codeArchive is no base64 ({failure})") from failure
-    return await cases.code.upload(caller, hashlib.sha256(archive).hexdigest(), _one(archive))
+    return bytes(archive)
 
 
-async def _one(chunk: bytes) -> AsyncIterator[bytes]:
-    yield chunk
+def _sha256(archive: bytes) -> str:
+    return hashlib.sha256(archive).hexdigest()
+
+
+async def _chunks(archive: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(archive), CHUNK_BYTES):
+        yield archive[start : start + CHUNK_BYTES]

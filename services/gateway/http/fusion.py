@@ -11,8 +11,9 @@ from gangline.errors import not_found
 from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
 from services.gateway.http.model import Answer, Instant
+from services.gateway.http.route import Route
 
-router = APIRouter(prefix="/api/v1", tags=["fusion"])
+router = APIRouter(prefix="/api/v1", tags=["fusion"], route_class=Route)
 
 
 class FusionRecord(Answer):

@@ -19,11 +19,12 @@ from services.common.server import Principal
 from services.gateway.http import model
 from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
+from services.gateway.http.route import Route
 from services.gateway.record import ExperimentView, Scope, StoredLog, StoredMetrics
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.ingest import experiment_id_of
 
-router = APIRouter(prefix="/api/v1", tags=["history"])
+router = APIRouter(prefix="/api/v1", tags=["history"], route_class=Route)
 log = structlog.get_logger(__name__)
 
 MAX_PAGE_ROWS = 10_000
@@ -35,8 +36,10 @@ class Window:
 
     follow: Annotated[bool, Query(description="Answer with server-sent events until the experiment has ended")] = False
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE_ROWS)] = 1000
-    after_id: Annotated[int, Query(alias="afterId", ge=0, description="Only rows with a greater id")] = 0
-    resume_id: Annotated[int, Header(alias="Last-Event-ID", ge=0)] = 0
+    after_id: Annotated[
+        int, Query(alias="afterId", ge=0, le=model.INT64_MAX, description="Only rows with a greater id")
+    ] = 0
+    resume_id: Annotated[int, Header(alias="Last-Event-ID", ge=0, le=model.INT64_MAX)] = 0
 
     @property
     def last_id(self) -> int:
@@ -44,12 +47,14 @@ class Window:
 
 
 Wanted = Annotated[Window, Depends()]
-Tail = Annotated[int, Query(ge=0, description="Only the last so many of the lines there are; 0 for all")]
+Tail = Annotated[
+    int, Query(ge=0, le=model.INT64_MAX, description="Only the last so many of the lines there are; 0 for all")
+]
 Group = Annotated[str, Query(description="training, validation or any other that was reported; all when absent")]
 
 
 @router.get("/experiments/{experiment_id}/events", response_class=EventSourceResponse)
-async def watch_experiment(experiment_id: int, caller: Caller, cases: Cases) -> EventSourceResponse:
+async def watch_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> EventSourceResponse:
     """The experiment's view at once and after each change, until it has ended."""
     await cases.experiments.view(caller, experiment_id)
     return _stream(_view_events(cases.experiments.watch(caller, experiment_id)))
@@ -57,7 +62,7 @@ async def watch_experiment(experiment_id: int, caller: Caller, cases: Cases) -> 
 
 @router.get("/experiments/{experiment_id}/logs", response_model=model.LogPage)
 async def experiment_logs(
-    experiment_id: int, caller: Caller, cases: Cases, window: Wanted, tail: Tail = 0
+    experiment_id: model.Int64, caller: Caller, cases: Cases, window: Wanted, tail: Tail = 0
 ) -> model.LogPage | EventSourceResponse:
     return await _logs(cases, caller, Scope(experiment_id), window, tail)
 
@@ -71,7 +76,7 @@ async def trial_logs(
 
 @router.get("/experiments/{experiment_id}/metrics", response_model=model.MetricsPage)
 async def experiment_metrics(
-    experiment_id: int, caller: Caller, cases: Cases, window: Wanted, group: Group = ""
+    experiment_id: model.Int64, caller: Caller, cases: Cases, window: Wanted, group: Group = ""
 ) -> model.MetricsPage | EventSourceResponse:
     return await _metrics(cases, caller, Scope(experiment_id, group=group), window)
 

@@ -25,9 +25,17 @@ from gangline.domain.state import (
     State,
 )
 
+INT64_MAX = 2**63 - 1
+# What gRPC and the databases take for an id.
+Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
+
 
 def _instant(seconds: Any) -> datetime | None:
-    return datetime.fromtimestamp(seconds, UTC) if seconds else None
+    """None as well for what no calendar has: times come from other hosts."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC) if seconds else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _document(text: Any) -> Any:
@@ -403,7 +411,7 @@ class PreviewSearch(Body):
     """config: the YAML as text, or the same as a JSON object. limit: at most so many hyperparameters."""
 
     config: str | dict[str, Any]
-    limit: int = Field(default=20, ge=0)
+    limit: int = Field(default=20, ge=0, le=INT64_MAX)
 
 
 class CodeAnswer(Answer):

@@ -65,6 +65,8 @@ async def _on_bug(request: Request, failure: Exception) -> JSONResponse:
 
 
 def _respond(status: HTTPStatus, code: str, detail: str, headers: object = None) -> JSONResponse:
+    # Others' exceptions may quote what a caller sent; it stays one line of characters that JSON can hold.
+    detail = GanglineError(code, detail).message
     problem = Problem(
         type=f"urn:gangline:error:{code}", title=status.phrase, status=status.value, detail=detail, code=code
     )

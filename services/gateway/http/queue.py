@@ -11,15 +11,16 @@ from fastapi.responses import Response
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
+from services.gateway.http.route import Route
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix="/api/v1", route_class=Route)
 
 
 @router.get("/tasks", tags=["queue"])
 async def list_tasks(
     caller: Caller,
     cases: Cases,
-    experimentId: int = 0,  # noqa: N803  the API's names are in camel case
+    experimentId: model.Int64 = 0,  # noqa: N803  the API's names are in camel case
 ) -> model.TaskList:
     """What runs and what waits, each waiting one with its reason. experimentId: only those of this experiment."""
     return model.TaskList.model_validate({"tasks": await cases.queue.list_tasks(caller, experimentId)})

@@ -13,10 +13,10 @@ from pydantic import Field, model_validator
 from gangline.domain.experiment import QueueMove, ResourceChange
 from gangline.domain.state import State
 from gangline.domain.task import Task
-from services.gateway.http.model import Agent, Answer, Body, Experiment, Instant, Reason, Slot
+from services.gateway.http.model import INT64_MAX, Agent, Answer, Body, Experiment, Instant, Reason, Slot
 from services.gateway.http.model import Task as TaskAnswer
 
-JobId = Annotated[int, Field(ge=1, description="The experiment's id; a number, or the same as text.")]
+JobId = Annotated[int, Field(ge=1, le=INT64_MAX, description="The experiment's id; a number, or the same as text.")]
 
 
 class ResourcePatch(Body):

@@ -9,10 +9,57 @@ from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.common.address import bind_error, join_address, split_address
 
 SHUTDOWN_SECONDS = 2
+HEADER_SECONDS = 10.0
+KEEP_ALIVE_SECONDS = 5
+MAX_HEADER_BYTES = 32 << 10
+# Followers of logs hold one each. A connection beyond is closed at once.
+MAX_CONNECTIONS = 2048
+
+
+class _Connection(H11Protocol):
+    """Closes a connection whose next request does not come in time, and one that is too many.
+
+    uvicorn waits for ever for the first request, and for the rest of any request whose headers have begun.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._rest()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """A deadline runs from the end of one request to the end of the next one's headers."""
+        is_serving = self.cycle is not None and not self.cycle.response_complete
+        if is_serving or self.transport.is_closing():
+            self._rest()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _rest(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class _Server(uvicorn.Server):
@@ -41,7 +88,8 @@ async def serve_http(app: FastAPI, listen: str) -> HttpServer:
     # log_config None: logging is configured by __main__ alone.
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        server_header=False,
+        server_header=False, http=_Connection, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )  # fmt: skip
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")

@@ -11,8 +11,9 @@ from gangline.domain.trace import MOST_BATCHES
 from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
 from services.gateway.http.model import Answer, Body
+from services.gateway.http.route import Route
 
-router = APIRouter(prefix="/api/v1", tags=["trials"])
+router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route)
 
 
 class ProfileTrial(Body):

@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from gangline.domain.code_limit import MB
 from gangline.domain.id import parse_allocation_id
 from gangline.errors import ErrorKind, GanglineError, invalid, not_found
 from services.common import keys
+from services.common.archive import MAX_ARCHIVE_BYTES, too_large
+from services.common.archive_judge import judge_archive
 from services.common.server import Principal
-from services.gateway.archive import MAX_ARCHIVE_BYTES, MB, check_archive, too_large
 from services.gateway.auth import check_user
 from services.gateway.fence import why_over
 from services.gateway.mirror import Watched
@@ -44,7 +46,7 @@ class Code:
                     "code.wrong_sha256",
                     f"the uploaded archive has sha256 {found}, announced was {code_sha256}; upload it again",
                 )
-            await asyncio.to_thread(check_archive, archive)
+            await judge_archive(archive)
             await asyncio.to_thread(self._storage.put, archive, path_of(code_sha256))
         return code_sha256
 

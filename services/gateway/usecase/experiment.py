@@ -18,6 +18,7 @@ from services.common.server import Principal
 from services.gateway.auth import check_user
 from services.gateway.leader import Leader
 from services.gateway.mirror import LEADER_BELL, Watched
+from services.gateway.parsing import off_loop
 from services.gateway.record import ExperimentView, TrialView
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
@@ -48,7 +49,7 @@ class Experiments:
         """The experiment and the scheduler's warnings. The same request id gives the same experiment again."""
         check_user(principal)
         check_request_id(request_id)
-        check_config(config_json)
+        await off_loop(check_config, config_json)
         await self._code.check_stored(code_sha256)
         answer = await self._leader.call(
             lambda scheduler: scheduler.SubmitExperiment,
@@ -121,7 +122,7 @@ class Experiments:
     async def preview_search(self, principal: Principal, config_json: str, limit: int) -> SearchPreview:
         """The trials that this configuration would make. limit: at most so many hyperparameters."""
         check_user(principal)
-        check_config(config_json)
+        await off_loop(check_config, config_json)
         if not 0 <= limit <= MAX_TRIALS:
             raise invalid("request.limit", f"limit is {limit}; give 0 to {MAX_TRIALS}")
         request = scheduler_pb2.PreviewSearchRequest(config_json=config_json, limit=limit)

@@ -21,6 +21,9 @@ from services.gateway.history.writer import Writer
 from services.gateway.mirror import Watched
 from services.gateway.record import IngestBatch, IngestRecord
 
+# The end of the year 9999: what comes later is in no calendar.
+_LATEST_AT = 253_402_300_799.0
+
 
 class Ingest:
     """news: rings an experiment's id when its history grew, or when one of its runners has gone."""
@@ -78,5 +81,10 @@ def _check_sequences(spool_id: str, records: tuple[IngestRecord, ...]) -> None:
             raise invalid(
                 "ingest.order",
                 f"spool {spool_id}: record {record.sequence} follows {previous}; number them from 1 upwards",
+            )
+        if not 0 <= record.at <= _LATEST_AT:
+            raise invalid(
+                "ingest.time",
+                f"spool {spool_id}: record {record.sequence} has the time {record.at}; is the host's clock right?",
             )
         previous = record.sequence

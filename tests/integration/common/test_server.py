@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import pytest
 
+from gangline import wire
+from gangline.domain.allocation import ExitReport
+from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, not_found, unauthenticated
 from gangline.rpc import CHANNEL_OPTIONS, error_of, token_metadata
 from gangline.v1 import agent_pb2, agent_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -28,6 +31,8 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SubmitExperimentResponse:
         if request.request_id == "unknown":
             raise not_found("test.not_found", "there is no such thing")
+        if request.request_id == "long":
+            raise not_found("test.long", "\N{ROCKET}" * 100_000 + "\ud800\nthe end")
         if request.request_id == "bug":
             raise ZeroDivisionError("secret detail")
         principal = current_principal()
@@ -173,3 +178,123 @@ async def _submit_over_tls(server: Server, credentials: grpc.ChannelCredentials)
         request = scheduler_pb2.SubmitExperimentRequest()
         answer = await stub.SubmitExperiment(request, metadata=token_metadata("token of ann"), timeout=5)
         return str(answer.warnings[1])
+
+
+SUBMIT = "/gangline.v1.SchedulerService/SubmitExperiment"
+CONNECT = "/gangline.v1.AgentService/Connect"
+
+
+async def test_caller_without_a_token_is_answered_before_its_body_comes() -> None:
+    """The call sends its headers and nothing more: an answer shows that the server does not wait for a message."""
+
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with serving() as server, grpc.aio.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await cast("Any", channel.stream_unary(SUBMIT))(never(), timeout=20)
+    assert error_of(caught.value, "the test").code == "test.no_token"
+
+
+async def test_large_body_without_a_token_stays_where_it_is() -> None:
+    """60 MB are offered through a proxy that counts; windows and buffers take the first of them, the server no more."""
+    async with serving() as server, counting_proxy(server.address) as (address, counted):
+        options = [*CHANNEL_OPTIONS, ("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await cast("Any", channel.unary_unary(SUBMIT))(bytes(60 << 20), timeout=30)
+    assert caught.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert counted() < 8 << 20
+
+
+@contextlib.asynccontextmanager
+async def counting_proxy(target: str) -> AsyncIterator[tuple[str, Callable[[], int]]]:
+    """Its address, and how many bytes have come through it from clients."""
+    host, _, port = target.rpartition(":")
+    total = 0
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_counted: bool) -> None:
+        nonlocal total
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(64 << 10):
+                total += len(chunk) if is_counted else 0
+                writer.write(chunk)
+                await writer.drain()
+        writer.close()
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(carry(reader, forth, is_counted=True), carry(back, writer, is_counted=False))
+
+    async with await asyncio.start_server(serve_one, "127.0.0.1", 0) as proxy:
+        own = proxy.sockets[0].getsockname()
+        yield f"{own[0]}:{own[1]}", lambda: total
+
+
+async def test_message_beyond_its_methods_limit_is_one_line() -> None:
+    metadata = token_metadata("token of ann")
+    limits = {CONNECT: 24 << 20}
+    server = await serve("127.0.0.1:0", add_services, authenticate, limit_by_method=limits)
+    try:
+        async with grpc.aio.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel:
+            large = scheduler_pb2.SubmitExperimentRequest(config_json="x" * (5 << 20))
+            stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.SubmitExperiment(large, metadata=metadata, timeout=30)
+            error = error_of(caught.value, "the test")
+            assert (error.code, error.kind) == ("rpc.too_large", ErrorKind.INVALID)
+            assert "at most 4194304 bytes, this one has 52428" in error.message
+            agents: Any = agent_pb2_grpc.AgentServiceStub(channel)
+            call = agents.Connect(metadata=metadata, timeout=30)
+            await call.write(agent_pb2.ConnectRequest(hello=hello_of(1000)))
+            assert (await call.read()).welcome.epoch == 7
+    finally:
+        await server.stop(0)
+
+
+def hello_of(num_allocations: int) -> agent_pb2.AgentHello:
+    """The largest that an agent sends: each allocation has ended with all lines that are kept of it."""
+    exit_report = ExitReport("a1", ExitKind.USER_ERROR, "m" * 2000, last_lines=("l" * 500,) * 20)
+    hello = agent_pb2.AgentHello()
+    for number in range(num_allocations):
+        status = hello.allocations.add(allocation_id=f"{number}.1.1")
+        status.exit.CopyFrom(wire.to_proto(exit_report))
+    return hello
+
+
+@pytest.mark.parametrize("method", [SUBMIT, CONNECT])
+async def test_bytes_that_are_no_message_are_one_line(method: str) -> None:
+    metadata = token_metadata("token of ann")
+    async with serving() as server, grpc.aio.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel:
+        # A unary method takes the one message of a stream as well.
+        call = cast("Any", channel.stream_stream(method))(iter([b"\xff\xff"]), metadata=metadata, timeout=20)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    error = error_of(caught.value, "the test")
+    assert (error.code, error.kind) == ("rpc.malformed", ErrorKind.INVALID)
+
+
+async def test_long_line_of_an_error_arrives_cut() -> None:
+    async with serving() as server:
+        with pytest.raises(GanglineError) as caught:
+            await submit(server, "long")
+    assert caught.value.code == "test.long"
+    assert caught.value.message.startswith("\N{ROCKET}")
+    assert caught.value.message.endswith("the end")
+    assert 1190 < len(caught.value.message) <= 1200
+
+
+async def test_connection_that_never_speaks_is_closed() -> None:
+    async with serving() as server:
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await asyncio.wait_for(_until_end(reader), 40)
+        writer.close()
+
+
+async def _until_end(reader: asyncio.StreamReader) -> None:
+    """The server's own settings come before the end."""
+    with contextlib.suppress(ConnectionError):
+        while await reader.read(4096):
+            pass

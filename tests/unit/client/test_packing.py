@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gangline.client import packing
 from gangline.client.packing import pack_code
 from gangline.errors import GanglineError
+from services.common.archive import judge
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -101,6 +102,52 @@ def test_too_much_names_size_limit_and_the_largest(tmp_path: Path, monkeypatch: 
         f"the code folder {tmp_path} holds 100.1 MB, above the limit of 95 MB; the largest are a.bin 60.0 MB, "
         f"b/c.bin 40.0 MB, d.py 0.1 MB; list what the trial does not need in {tmp_path}/.ganglineignore"
     )
+
+
+def test_too_many_files_are_counted_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MAX_FILES", 2)
+    write(tmp_path, {"a.py": b"", "b.py": b"", "c.py": b""})
+    with pytest.raises(GanglineError) as caught:
+        pack_code(tmp_path)
+    assert (caught.value.code, caught.value.message) == (
+        "code.too_many",
+        f"the code folder {tmp_path} holds more than 2 files, also through links; list what the trial does not need in "
+        f"{tmp_path}/.ganglineignore",
+    )
+
+
+def test_links_that_multiply_folders_end_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level holds nine links to the next one: written out, 9^12 folders."""
+    monkeypatch.setattr(packing, "MAX_FOLDERS", 500)
+    for level in range(12):
+        (tmp_path / f"level{level}").mkdir()
+        for number in range(9):
+            (tmp_path / f"level{level}" / str(number)).symlink_to(tmp_path / f"level{level + 1}")
+    (tmp_path / "level12").mkdir()
+    with pytest.raises(GanglineError, match="more than 500 folders, also through links"):
+        pack_code(tmp_path / "level0")
+
+
+def test_name_that_no_archive_may_hold_is_named(tmp_path: Path) -> None:
+    folder = tmp_path
+    for _ in range(6):
+        folder /= "d" * 200
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text("")
+    with pytest.raises(GanglineError, match="has a path of more than 1024 bytes") as caught:
+        pack_code(tmp_path)
+    assert caught.value.code == "code.long_path"
+
+
+def test_packed_links_pass_the_judge(tmp_path: Path) -> None:
+    outside = write(tmp_path / "outside", {"shared.py": b"s"})
+    folder = write(tmp_path / "code", {"a.py": b"", "h.py": b"h"})
+    (folder / "lib").symlink_to(outside)
+    (folder / "b.py").symlink_to("a.py")
+    (folder / "c.py").hardlink_to(folder / "h.py")
+    packed = tmp_path / "code.tar.gz"
+    packed.write_bytes(pack_code(folder).payload)
+    judge(packed)
 
 
 def test_real_limit_is_measured_before_anything_is_read(tmp_path: Path) -> None:

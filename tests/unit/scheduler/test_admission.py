@@ -7,9 +7,10 @@ import random
 
 import pytest
 
+from gangline.config.bound import MAX_TEXT_BYTES
 from gangline.domain.resource import Agent, Slot
 from gangline.errors import GanglineError
-from services.scheduler.admission import MAX_CONFIG_BYTES, admit, preview
+from services.scheduler.admission import admit, preview
 from services.scheduler.placement import PoolConfig
 from services.scheduler.transition.submit import Submission
 
@@ -61,4 +62,4 @@ def test_refusals() -> None:
     assert _code(searcher={"name": "random", "metric": "loss"}) == "config.missing_key"
     assert _code(resources={"slots_per_trial": 2, "max_slots": 1}) == "config.invalid_value"
     assert _code(max_restarts="many") == "config.wrong_type"
-    assert _code(data={"x": "y" * MAX_CONFIG_BYTES}) == "config.too_large"
+    assert _code(data={"x": "y" * MAX_TEXT_BYTES}) == "config.too_large"

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.errors import GanglineError
+from gangline.errors import ErrorKind, GanglineError
+from services.common import archive as rules
 from services.trial_runner import code
+from tests.support import hostile
 
 
 def archive(folder: Path, *members: tarfile.TarInfo) -> Path:
@@ -40,11 +42,33 @@ def device(name: str) -> tarfile.TarInfo:
     return member
 
 
-def test_files_and_links_within_are_unpacked(tmp_path: Path) -> None:
-    packed = archive(tmp_path, file("model.py"), file("data/a.txt"), link("data/b.txt", "a.txt"))
+def test_files_are_unpacked(tmp_path: Path) -> None:
+    late = file("late.txt")
+    late.mtime = 1e300
+    packed = archive(tmp_path, file("model.py"), file("data/a.txt"), late)
     code.unpack(packed, tmp_path / "code")
     assert (tmp_path / "code/model.py").read_text() == "xxx"
-    assert (tmp_path / "code/data/b.txt").read_text() == "xxx"
+    assert (tmp_path / "code/data/a.txt").read_text() == "xxx"
+    assert (tmp_path / "code/late.txt").stat().st_mtime == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "part"), [(make, part) for make, _, part in hostile.ARCHIVES.values()], ids=hostile.ARCHIVES
+)
+def test_hostile_archive_is_refused_for_good_and_leaves_nothing(
+    tmp_path: Path, make: Callable[[], bytes], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ErrorKind.INVALID becomes a failure that is not tried again."""
+    part = part.replace("20000", "200")
+    monkeypatch.setattr(rules, "MAX_FILES", 200)
+    (tmp_path / "abc.tar.gz").write_bytes(make())
+    (tmp_path / "inner").mkdir()
+    with pytest.raises(GanglineError) as caught:
+        code.unpack(tmp_path / "abc.tar.gz", tmp_path / "inner" / "code")
+    assert caught.value.kind is ErrorKind.INVALID
+    assert part.partition(";")[0] in caught.value.message
+    assert caught.value.message.endswith("; submit the experiment again")
+    assert list((tmp_path / "inner").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -56,6 +80,7 @@ def test_files_and_links_within_are_unpacked(tmp_path: Path) -> None:
         link("inside", "/etc/passwd"),
         link("inside", "../../outside"),
         link("inside", "../outside", tarfile.LNKTYPE),
+        link("inside", "model.py"),
         device("tty"),
     ],
     ids=lambda member: f"{member.name}->{member.linkname}",
@@ -71,8 +96,8 @@ def test_what_leads_out_is_refused_and_leaves_nothing(tmp_path: Path, member: ta
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "MAX_UNPACKED_BYTES", 1 << 20)
-    with pytest.raises(GanglineError, match="more than 1 MB") as caught:
+    monkeypatch.setattr(rules, "MAX_MB", 1)
+    with pytest.raises(GanglineError, match="1 MB and more") as caught:
         code.unpack(archive(tmp_path, file("big", 1 << 20), file("one more", 1)), tmp_path / "code")
     assert caught.value.code == "code.unsafe"
 
