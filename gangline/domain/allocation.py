@@ -78,6 +78,16 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A trial avoids an agent on which it could not start, up to until_at or until the agent is trusted again."""
+
+    agent_id: str
+    reason: str = ""
+    at: float = 0.0
+    until_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A trial that waits for slots."""
 
@@ -90,6 +100,7 @@ class Request:
     blocklist: tuple[str, ...] = ()
     submitted_at: float = 0.0
     not_before_at: float = 0.0
+    exclusions: tuple[Exclusion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

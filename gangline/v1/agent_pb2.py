@@ -26,7 +26,7 @@ from gangline.v1 import runner_pb2 as gangline_dot_v1_dot_runner__pb2
 from gangline.v1 import types_pb2 as gangline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gangline/v1/agent.proto\x12\x0bgangline.v1\x1a\x18gangline/v1/runner.proto\x1a\x17gangline/v1/types.proto\"\xe3\x01\n\x0e\x43onnectRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.gangline.v1.AgentHelloH\x00\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1b.gangline.v1.AgentHeartbeatH\x00\x12/\n\x06status\x18\x03 \x01(\x0b\x32\x1d.gangline.v1.AllocationStatusH\x00\x12(\n\x05slots\x18\x04 \x01(\x0b\x32\x17.gangline.v1.AgentSlotsH\x00\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x42\t\n\x07message\"\xd7\x01\n\x0f\x43onnectResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.gangline.v1.AgentWelcomeH\x00\x12-\n\x05start\x18\x02 \x01(\x0b\x32\x1c.gangline.v1.StartAllocationH\x00\x12+\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.gangline.v1.StopAllocationH\x00\x12/\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x1d.gangline.v1.ForgetAllocationH\x00\x42\t\n\x07message\"z\n\nAgentHello\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Agent\x12\x15\n\rhighest_epoch\x18\x02 \x01(\x03\x12\x32\n\x0b\x61llocations\x18\x03 \x03(\x0b\x32\x1d.gangline.v1.AllocationStatus\"\x10\n\x0e\x41gentHeartbeat\".\n\nAgentSlots\x12 \n\x05slots\x18\x01 \x03(\x0b\x32\x11.gangline.v1.Slot\"O\n\x0c\x41gentWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\"\xb7\x01\n\x10\x41llocationStatus\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.gangline.v1.State\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x03 \x01(\x01\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.gangline.v1.ExitReport\x12-\n\x0bundelivered\x18\x05 \x03(\x0b\x32\x18.gangline.v1.TrialReport\"G\n\x0fStartAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.gangline.v1.RunnerSpec\"\x82\x01\n\x0eStopAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x15\n\rgrace_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\")\n\x10\x46orgetAllocation\x12\x15\n\rallocation_id\x18\x01 \x01(\t2X\n\x0c\x41gentService\x12H\n\x07\x43onnect\x12\x1b.gangline.v1.ConnectRequest\x1a\x1c.gangline.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gangline/v1/agent.proto\x12\x0bgangline.v1\x1a\x18gangline/v1/runner.proto\x1a\x17gangline/v1/types.proto\"\xe3\x01\n\x0e\x43onnectRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.gangline.v1.AgentHelloH\x00\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1b.gangline.v1.AgentHeartbeatH\x00\x12/\n\x06status\x18\x03 \x01(\x0b\x32\x1d.gangline.v1.AllocationStatusH\x00\x12(\n\x05slots\x18\x04 \x01(\x0b\x32\x17.gangline.v1.AgentSlotsH\x00\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x42\t\n\x07message\"\xd7\x01\n\x0f\x43onnectResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.gangline.v1.AgentWelcomeH\x00\x12-\n\x05start\x18\x02 \x01(\x0b\x32\x1c.gangline.v1.StartAllocationH\x00\x12+\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.gangline.v1.StopAllocationH\x00\x12/\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x1d.gangline.v1.ForgetAllocationH\x00\x42\t\n\x07message\"z\n\nAgentHello\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Agent\x12\x15\n\rhighest_epoch\x18\x02 \x01(\x03\x12\x32\n\x0b\x61llocations\x18\x03 \x03(\x0b\x32\x1d.gangline.v1.AllocationStatus\"\x10\n\x0e\x41gentHeartbeat\"?\n\nAgentSlots\x12 \n\x05slots\x18\x01 \x03(\x0b\x32\x11.gangline.v1.Slot\x12\x0f\n\x07problem\x18( \x01(\t\"O\n\x0c\x41gentWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\"\xb7\x01\n\x10\x41llocationStatus\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.gangline.v1.State\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x03 \x01(\x01\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.gangline.v1.ExitReport\x12-\n\x0bundelivered\x18\x05 \x03(\x0b\x32\x18.gangline.v1.TrialReport\"G\n\x0fStartAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.gangline.v1.RunnerSpec\"\x82\x01\n\x0eStopAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x15\n\rgrace_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\")\n\x10\x46orgetAllocation\x12\x15\n\rallocation_id\x18\x01 \x01(\t2X\n\x0c\x41gentService\x12H\n\x07\x43onnect\x12\x1b.gangline.v1.ConnectRequest\x1a\x1c.gangline.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,17 +42,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGENTHEARTBEAT']._serialized_start=663
   _globals['_AGENTHEARTBEAT']._serialized_end=679
   _globals['_AGENTSLOTS']._serialized_start=681
-  _globals['_AGENTSLOTS']._serialized_end=727
-  _globals['_AGENTWELCOME']._serialized_start=729
-  _globals['_AGENTWELCOME']._serialized_end=808
-  _globals['_ALLOCATIONSTATUS']._serialized_start=811
-  _globals['_ALLOCATIONSTATUS']._serialized_end=994
-  _globals['_STARTALLOCATION']._serialized_start=996
-  _globals['_STARTALLOCATION']._serialized_end=1067
-  _globals['_STOPALLOCATION']._serialized_start=1070
-  _globals['_STOPALLOCATION']._serialized_end=1200
-  _globals['_FORGETALLOCATION']._serialized_start=1202
-  _globals['_FORGETALLOCATION']._serialized_end=1243
-  _globals['_AGENTSERVICE']._serialized_start=1245
-  _globals['_AGENTSERVICE']._serialized_end=1333
+  _globals['_AGENTSLOTS']._serialized_end=744
+  _globals['_AGENTWELCOME']._serialized_start=746
+  _globals['_AGENTWELCOME']._serialized_end=825
+  _globals['_ALLOCATIONSTATUS']._serialized_start=828
+  _globals['_ALLOCATIONSTATUS']._serialized_end=1011
+  _globals['_STARTALLOCATION']._serialized_start=1013
+  _globals['_STARTALLOCATION']._serialized_end=1084
+  _globals['_STOPALLOCATION']._serialized_start=1087
+  _globals['_STOPALLOCATION']._serialized_end=1217
+  _globals['_FORGETALLOCATION']._serialized_start=1219
+  _globals['_FORGETALLOCATION']._serialized_end=1260
+  _globals['_AGENTSERVICE']._serialized_start=1262
+  _globals['_AGENTSERVICE']._serialized_end=1350
 # @@protoc_insertion_point(module_scope)

@@ -37,7 +37,8 @@ from services.scheduler.session import Sessions
 from services.scheduler.snapshot import Memory, take_snapshot
 from services.scheduler.store import Store
 from services.scheduler.transition.agent import lost, unended_on
-from services.scheduler.transition.deadline import expired, next_deadline, overdue
+from services.scheduler.transition.deadline import expired, next_deadline, overdue, to_readmit
+from services.scheduler.transition.exclusion import readmitted
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.place import place
 from services.scheduler.transition.rules import Rules
@@ -179,6 +180,8 @@ class Loop:
         view = self._view
         for agent_id in view.leases.expired(time.monotonic()):
             await self._lose_agent(agent_id, now)
+        for trial_id in to_readmit(self._state.all_of(Request), now):
+            await view.store.commit(_readmission(trial_id, now))
         for allocation_id in overdue(self._state.all_of(Allocation), now, view.patient_until):
             allocation = get(self._state, Allocation, allocation_id)
             agents = [member.agent_id for member in allocation.members]
@@ -255,7 +258,8 @@ class Loop:
     def _seconds_to_next_due(self) -> float | None:
         now = time.time()
         allocations, requests = self._state.all_of(Allocation), self._state.all_of(Request)
-        deadline = next_deadline(allocations, requests, now, self._view.patient_until)
+        agents = self._state.all_of(Agent)
+        deadline = next_deadline(allocations, requests, now, self._view.patient_until, agents)
         lease_end = self._view.leases.next_end
         waits = [] if deadline is None else [deadline - now]
         waits += [] if lease_end is None else [lease_end - time.monotonic()]
@@ -293,3 +297,7 @@ def _is_urgent(change: Change) -> bool:
 
 def _expiry(allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float) -> Callable[..., Change]:
     return lambda records: expired(records, allocation_id, accepted_agents, rules, now)
+
+
+def _readmission(trial_id: str, now: float) -> Callable[..., Change]:
+    return lambda records: readmitted(records, trial_id, now)
