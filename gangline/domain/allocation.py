@@ -50,6 +50,7 @@ class ExitReport:
     batches_completed: int | None = None
     signature: str = ""
     log_hits: tuple[LogHit, ...] = ()
+    is_agent_at_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
-from gangline.domain.pause import describe_exclusion, describe_quarantine
+from gangline.domain.pause import describe_exclusion, troubles_of
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ReasonCode
 from gangline.domain.state import State as Stage
@@ -197,8 +197,7 @@ class _Look:
     def room(self, agent: Agent, problem: str) -> AgentRoom:
         """A slot that is busy but not open comes back to nobody; it may be one that the agent no longer has."""
         said = _SAID.get(agent.availability, "")
-        quarantine = describe_quarantine(agent) if agent.quarantined_until_at > self.now else ""
-        problems = " and ".join(part for part in (said, problem, agent.problem, quarantine) if part)
+        problems = " and ".join(part for part in (said, problem, *troubles_of(agent, self.now)) if part)
         num_open, closed = len(self.open_ids[agent.id]), self.closed[agent.id]
         return AgentRoom(
             id=agent.id,

@@ -100,8 +100,11 @@ class Outlet:
 
     def adopt_orphans(self) -> None:
         """Has every spool delivered whose runner has gone: killed, or ended while the gateway was away."""
-        if drainer.has_orphans(self._spools):
-            drainer.start_drainer(self._spools)
+        try:
+            if drainer.has_orphans(self._spools):
+                drainer.start_drainer(self._spools)
+        except OSError as error:
+            log.error("cannot start the drainer; the next runner here tries again", error=str(error))
 
     async def close(self, deadline_seconds: float) -> list[runner_pb2.TrialReport]:
         """Delivers what it can in that time; the reports that nobody took, for exit.json."""

@@ -82,8 +82,8 @@ class PendingRequest:
 
     queue_position: before the time of submission among requests of one priority; None comes after every position.
     estimated_seconds: how long it will run; 0 when unknown. hold: PAUSED or SEARCH_WAITING keep it from starting.
-    is_first: it goes before every other request of its pool, whatever the policy. excluded: agents of the blocklist that
-    stand there for a while only, each with a sentence that says how long and why.
+    is_first: it goes before every other request of its pool, whatever the policy. excluded: agents of the blocklist
+    that stand there for a while only, each with a sentence that says how long and why.
 
     shape: requests of one shape fit, or do not fit, into the same room. kind: what else an answer may depend on, beside
     its group, its length and the time. Both are kept because every cycle asks every request for them.

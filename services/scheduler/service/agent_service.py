@@ -151,9 +151,7 @@ async def _on_slots(term: Term, session: Session, message: agent_pb2.AgentSlots)
     slots = [wire.from_proto(Slot, slot) for slot in message.slots]
     rules = term.conditions.rules
     change = await term.store.commit(
-        lambda records: slots_changed(
-            records, session.agent_id, slots, rules, time.time(), problem=message.problem
-        )
+        lambda records: slots_changed(records, session.agent_id, slots, rules, time.time(), problem=message.problem)
     )
     if change:
         sick = {slot.id: slot.problem for slot in slots if not slot.is_healthy}

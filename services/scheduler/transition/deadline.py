@@ -81,4 +81,4 @@ def _late_start(allocation: Allocation, accepted_agents: frozenset[str], rules: 
         return ExitReport(agents[0], ExitKind.RENDEZVOUS, message, failed_at=now, ended_at=now)
     missing = [agent_id for agent_id in agents if agent_id not in accepted_agents] or agents
     message = f"not accepted by {', '.join(missing)} within {rules.accept_seconds:g} s"
-    return ExitReport(missing[0], ExitKind.START_FAILED, message, failed_at=now, ended_at=now)
+    return ExitReport(missing[0], ExitKind.START_FAILED, message, failed_at=now, ended_at=now, is_agent_at_fault=True)

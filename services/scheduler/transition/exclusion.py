@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gangline.domain.allocation import Allocation, Exclusion, ExitReport, Request
+from gangline.domain.allocation import Allocation, Exclusion, Request
 from gangline.domain.experiment import Trial
 from gangline.domain.resource import Agent, FailedStart
-from gangline.domain.state import ExitKind
 from services.scheduler.records import Change, Draft, Records
 from services.scheduler.transition.rules import Rules
 
@@ -22,23 +21,16 @@ MAX_FAILED_STARTS = 3
 # Two operations each, of the 128 that etcd takes.
 MAX_READMITTED = 32
 
-_AGENTS_FAULT = {ExitKind.START_FAILED, ExitKind.AGENT_DISK}
+
+def blamed_agents(allocation: Allocation) -> dict[str, str]:
+    """The agents that could not start or hold their member, with the reason."""
+    reports = [report for report in (*reversed(allocation.exits), allocation.failure) if report is not None]
+    return {report.agent_id: report.message or str(report.kind) for report in reports if report.is_agent_at_fault}
 
 
-def blamed_agents(allocation: Allocation, failure: ExitReport | None) -> dict[str, str]:
-    """The agents that could not start or hold their member, with the reason. failure: what ended the allocation."""
-    reports = [report for report in (allocation.failure, *allocation.exits) if report is not None]
-    blamed = [report for report in reports if report.kind in _AGENTS_FAULT]
-    if failure is not None and failure.kind is ExitKind.RUNNER_LOST and not allocation.timeline.ranks_up_at:
-        blamed.append(failure)
-    return {report.agent_id: report.message or str(report.kind) for report in reversed(blamed)}
-
-
-def exclude(
-    draft: Draft, trial: Trial, allocation: Allocation, failure: ExitReport | None, *, rules: Rules, now: float
-) -> Trial:
+def exclude(draft: Draft, trial: Trial, allocation: Allocation, rules: Rules, now: float) -> Trial:
     """The trial with the exclusions that hold from now on; each blamed agent has this failed start on its record."""
-    blamed = blamed_agents(allocation, failure)
+    blamed = blamed_agents(allocation)
     kept = [one for one in trial.exclusions if one.agent_id not in blamed and holds(draft, one, now)]
     new = [Exclusion(agent_id, why, now, now + rules.exclusion_seconds) for agent_id, why in sorted(blamed.items())]
     for exclusion in new:

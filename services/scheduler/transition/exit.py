@@ -72,7 +72,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
         timeline=allocation.timeline,
         excluded_agents={**trial.excluded_agents, **excluded_by(allocation)},
     )
-    trial = exclude(draft, trial, allocation, decision.failure, rules=rules, now=now)
+    trial = exclude(draft, trial, allocation, rules, now)
     if decision.checkpoint is not None:
         batches = decision.checkpoint.batches_completed
         trial = replace(trial, latest_checkpoint_id=decision.checkpoint.id, batches_completed=batches)
