@@ -61,8 +61,8 @@ class Damage:
 
 
 class Spool:
-    """num_dropped: records that were lost because the spool was full or the disk refused them. num_damaged: records
-    that could not be read back, as far as reading has come.
+    """num_dropped: records that were lost because the spool was full or the disk refused them; num_refused: the
+    latter. num_damaged: records that could not be read back, as far as reading has come.
 
     make_folder: called before each new segment, so that nothing is on disk before there is a record. agent_id: for
     the log lines that stand for damaged records. on_damage: told how many records are lost, once for each.
@@ -89,6 +89,7 @@ class Spool:
         # The last record of each damage by its first: what is sent again is read again, and counts once.
         self._damaged: dict[int, int] = {}
         self.num_dropped = 0
+        self.num_refused = 0
         self.num_damaged = 0
         self._segments = _load_segments(directory) if directory.is_dir() else []
         self.last_sequence = self._segments[-1].last if self._segments else 0
@@ -122,6 +123,7 @@ class Spool:
             self._write(segment, frames)
         except OSError:
             self.num_dropped += len(records)
+            self.num_refused += len(records)
             return
         self.last_sequence += len(records)
         segment.last = self.last_sequence
