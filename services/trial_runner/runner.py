@@ -172,7 +172,9 @@ class TrialRunner:
             log.exception("the runner broke")
             code = 1
             message = f"the trial runner broke: {type(error).__name__}: {error}"
-            report = self._report(ExitKind.RUNNER_LOST, message)
+            is_fault = is_disk_fault(error)
+            kind = ExitKind.AGENT_DISK if is_fault else ExitKind.RUNNER_LOST
+            report = replace(self._report(kind, message), is_agent_at_fault=is_fault)
         await self._leave(replace(report, ended_at=time.time(), log_hits=tuple(self._log_watch.hits)))
         return code
 

@@ -18,8 +18,8 @@ from services.scheduler.transition.rules import Rules
 
 # Different trials whose failed starts put an agent into quarantine.
 MAX_FAILED_STARTS = 3
-# Two operations each, of the 128 that etcd takes.
-MAX_READMITTED = 32
+# Two operations each, of the 128 that etcd takes; what has to leave an agent takes up to 96 in the same transaction.
+MAX_READMITTED = 12
 
 
 def blamed_agents(allocation: Allocation) -> dict[str, str]:
