@@ -25,6 +25,7 @@ _MESSAGE_BY_RECORD: dict[type, type[Message]] = {
     record: getattr(types_pb2, record.__name__)
     for record in (
         allocation.Allocation,
+        allocation.Exclusion,
         allocation.ExitReport,
         allocation.LogHit,
         allocation.Member,
@@ -40,6 +41,7 @@ _MESSAGE_BY_RECORD: dict[type, type[Message]] = {
         resource.Agent,
         resource.Cluster,
         resource.Counter,
+        resource.FailedStart,
         resource.NetworkInterface,
         resource.ServiceInstance,
         resource.Slot,

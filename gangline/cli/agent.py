@@ -12,7 +12,8 @@ from gangline.cli.text import format_age, format_bytes
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
-    from gangline.domain.resource import Agent
+    from gangline.domain.pause import troubles_of
+from gangline.domain.resource import Agent
 
 app = new_group("See the machines of the cluster, and take them out of use.")
 slot_app = new_group("See the slots of the cluster, and take them out of use.")
@@ -35,7 +36,7 @@ def list_agents(is_json: Json = False) -> None:
             view.agent.pool,
             view.agent.state,
             view.agent.availability,
-            _health(view.agent),
+            _health(view.agent, now),
             f"{len(view.allocation_id_by_slot_id)}/{len(view.agent.slots)}",
             view.agent.hostname,
             format_age(view.agent.registered_at, now),
@@ -111,8 +112,11 @@ def _agent_of(slot_id: str) -> str:
     return agent_id
 
 
-def _health(agent: Agent) -> str:
-    """ok, or how many of its slots are not."""
+def _health(agent: Agent, now: float) -> str:
+    """ok, or why nothing starts there, or how many of its slots are not."""
+    troubles = troubles_of(agent, now)
+    if troubles:
+        return "; ".join(troubles)
     unhealthy = sum(not slot.is_healthy for slot in agent.slots)
     return f"{unhealthy} of {len(agent.slots)} unhealthy" if unhealthy else "ok"
 

@@ -14,6 +14,7 @@ from gangline.client.record import ExperimentView, TrialView
 from gangline.domain import explanation
 from gangline.domain.allocation import ExitReport
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.pause import describe_exclusion
 from gangline.domain.state import Outcome, ReasonCode, State
 
 _MOST_LAST_LINES = 12
@@ -122,6 +123,8 @@ def trial_lines(view: TrialView) -> list[str]:
     if trial.latest_checkpoint_id:
         lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
     lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
+    if trial.state is not State.TERMINAL:
+        lines += [f"  not on {one.agent_id}: {describe_exclusion(one)}" for one in trial.exclusions]
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
         lines.append(f"  failed first: {_blame(trial.last_failure)}")
         lines += [f"    {line}" for line in trial.last_failure.last_lines[-_MOST_LAST_LINES:]]

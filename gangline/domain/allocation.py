@@ -50,6 +50,7 @@ class ExitReport:
     batches_completed: int | None = None
     signature: str = ""
     log_hits: tuple[LogHit, ...] = ()
+    is_agent_at_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,16 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A trial avoids an agent on which it could not start, up to until_at or until the agent is trusted again."""
+
+    agent_id: str
+    reason: str = ""
+    at: float = 0.0
+    until_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A trial that waits for slots."""
 
@@ -90,6 +101,7 @@ class Request:
     blocklist: tuple[str, ...] = ()
     submitted_at: float = 0.0
     not_before_at: float = 0.0
+    exclusions: tuple[Exclusion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gangline.domain.allocation import ExitReport, Timeline
+from gangline.domain.allocation import Exclusion, ExitReport, Timeline
 from gangline.domain.state import CheckpointState, ExitKind, Outcome, State
 
 # In the folder of a checkpoint, beside the files that it lists: with it, the checkpoint is whole.
@@ -74,6 +74,9 @@ class Trial:
     batches_total: int = 0
     seconds_per_batch: float = 0.0
     excluded_agents: Mapping[str, str] = field(default_factory=dict)
+    failures_in_a_row: int = 0
+    furthest_batches: int = 0
+    exclusions: tuple[Exclusion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ def _agent_words(agent: Agent) -> str:
         words.append("LOST")
     if agent.availability is not Availability.ENABLED:
         words.append(str(agent.availability))
+    words += [agent.problem] if agent.problem else []
     for availability in (Availability.DRAINING, Availability.DISABLED):
         count = sum(slot.availability is availability for slot in agent.slots)
         words += [f"{count} of {_slots(len(agent.slots))} {availability}"] if count else []

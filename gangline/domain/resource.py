@@ -34,6 +34,15 @@ class NetworkInterface:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A start that failed on an agent for reasons outside of its trial."""
+
+    trial_id: str
+    at: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Agent:
     id: str
     pool: str = "default"
@@ -49,6 +58,11 @@ class Agent:
     lost_at: float = 0.0
     availability: Availability = Availability.ENABLED
     absent_slots: tuple[Slot, ...] = ()
+    problem: str = ""
+    failed_starts: tuple[FailedStart, ...] = ()
+    quarantined_until_at: float = 0.0
+    quarantine_reason: str = ""
+    trusted_at: float = 0.0
 
     @property
     def known_slots(self) -> tuple[Slot, ...]:

@@ -144,19 +144,23 @@ Global___HeartbeatAnswer: typing_extensions.TypeAlias = HeartbeatAnswer
 
 @typing.final
 class AgentSlots(google.protobuf.message.Message):
-    """All its slots again, because the health of one has changed."""
+    """All its slots again, because the health of one has changed, or that of the agent."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SLOTS_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    problem: builtins.str
+    """Agent.problem."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.Slot]: ...
     def __init__(
         self,
         *,
         slots: collections.abc.Iterable[gangline.v1.types_pb2.Slot] | None = ...,
+        problem: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["problem", b"problem", "slots", b"slots"]) -> None: ...
 
 Global___AgentSlots: typing_extensions.TypeAlias = AgentSlots
 

@@ -166,6 +166,8 @@ class _ExitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """A loss or the searcher's metric is no finite number."""
     EXIT_KIND_CHECKPOINT_CORRUPT: _ExitKind.ValueType  # 18
     """The checkpoint from which this attempt was to go on is not what was saved."""
+    EXIT_KIND_AGENT_DISK: _ExitKind.ValueType  # 19
+    """The agent's state directory takes no writes: it is full, read-only or broken."""
 
 class ExitKind(_ExitKind, metaclass=_ExitKindEnumTypeWrapper):
     """Why one member of an allocation ended. The scheduler decides from it whether the trial runs again."""
@@ -205,6 +207,8 @@ EXIT_KIND_NONFINITE_METRIC: ExitKind.ValueType  # 17
 """A loss or the searcher's metric is no finite number."""
 EXIT_KIND_CHECKPOINT_CORRUPT: ExitKind.ValueType  # 18
 """The checkpoint from which this attempt was to go on is not what was saved."""
+EXIT_KIND_AGENT_DISK: ExitKind.ValueType  # 19
+"""The agent's state directory takes no writes: it is full, read-only or broken."""
 Global___ExitKind: typing_extensions.TypeAlias = ExitKind
 
 class _LogAction:
@@ -432,6 +436,11 @@ class Agent(google.protobuf.message.Message):
     LOST_AT_FIELD_NUMBER: builtins.int
     AVAILABILITY_FIELD_NUMBER: builtins.int
     ABSENT_SLOTS_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    FAILED_STARTS_FIELD_NUMBER: builtins.int
+    QUARANTINED_UNTIL_AT_FIELD_NUMBER: builtins.int
+    QUARANTINE_REASON_FIELD_NUMBER: builtins.int
+    TRUSTED_AT_FIELD_NUMBER: builtins.int
     id: builtins.str
     pool: builtins.str
     state: Global___AgentState.ValueType
@@ -446,6 +455,13 @@ class Agent(google.protobuf.message.Message):
     """When the scheduler noticed that it was away; 0 while it is alive."""
     availability: Global___Availability.ValueType
     """The scheduler's; what an agent says of it counts for nothing. Unspecified means ENABLED."""
+    problem: builtins.str
+    """The agent's: why nothing can start there now; empty while all is well."""
+    quarantined_until_at: builtins.float
+    """The scheduler's: nothing starts there before this time, and why."""
+    quarantine_reason: builtins.str
+    trusted_at: builtins.float
+    """The scheduler's: when the agent's own check was good again, or an operator enabled it; older exclusions do not count."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Slot]: ...
     @property
@@ -455,6 +471,12 @@ class Agent(google.protobuf.message.Message):
     @property
     def absent_slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Slot]:
         """The scheduler's: slots that the agent no longer has, kept because an operator has disabled or drained them."""
+
+    @property
+    def failed_starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FailedStart]:
+        """The scheduler's: the newest starts that failed there for reasons outside of their trials, one for each trial. A
+        start that succeeds empties it.
+        """
 
     def __init__(
         self,
@@ -473,10 +495,36 @@ class Agent(google.protobuf.message.Message):
         lost_at: builtins.float = ...,
         availability: Global___Availability.ValueType = ...,
         absent_slots: collections.abc.Iterable[Global___Slot] | None = ...,
+        problem: builtins.str = ...,
+        failed_starts: collections.abc.Iterable[Global___FailedStart] | None = ...,
+        quarantined_until_at: builtins.float = ...,
+        quarantine_reason: builtins.str = ...,
+        trusted_at: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "version", b"version"]) -> None: ...
 
 Global___Agent: typing_extensions.TypeAlias = Agent
+
+@typing.final
+class FailedStart(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    trial_id: builtins.str
+    at: builtins.float
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        trial_id: builtins.str = ...,
+        at: builtins.float = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "reason", b"reason", "trial_id", b"trial_id"]) -> None: ...
+
+Global___FailedStart: typing_extensions.TypeAlias = FailedStart
 
 @typing.final
 class Member(google.protobuf.message.Message):
@@ -555,6 +603,7 @@ class ExitReport(google.protobuf.message.Message):
     BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     LOG_HITS_FIELD_NUMBER: builtins.int
+    IS_AGENT_AT_FAULT_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     kind: Global___ExitKind.ValueType
     message: builtins.str
@@ -570,6 +619,8 @@ class ExitReport(google.protobuf.message.Message):
     """How far the failing rank was; absent when it is not known."""
     signature: builtins.str
     """What failures of the same cause have in common; empty where the user's code is not the cause."""
+    is_agent_at_fault: builtins.bool
+    """The agent could not start its member, or could not hold it: others may."""
     @property
     def last_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The last lines the failing rank printed."""
@@ -593,9 +644,10 @@ class ExitReport(google.protobuf.message.Message):
         batches_completed: builtins.int | None = ...,
         signature: builtins.str = ...,
         log_hits: collections.abc.Iterable[Global___LogHit] | None = ...,
+        is_agent_at_fault: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "batches_completed", b"batches_completed", "exit_code", b"exit_code", "rank", b"rank", "signal", b"signal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "exit_code", b"exit_code", "failed_at", b"failed_at", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "exit_code", b"exit_code", "failed_at", b"failed_at", "is_agent_at_fault", b"is_agent_at_fault", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batches_completed", b"_batches_completed"]) -> typing.Literal["batches_completed"] | None: ...
     @typing.overload
@@ -726,6 +778,7 @@ class Request(google.protobuf.message.Message):
     BLOCKLIST_FIELD_NUMBER: builtins.int
     SUBMITTED_AT_FIELD_NUMBER: builtins.int
     NOT_BEFORE_AT_FIELD_NUMBER: builtins.int
+    EXCLUSIONS_FIELD_NUMBER: builtins.int
     trial_id: builtins.str
     experiment_id: builtins.int
     pool: builtins.str
@@ -737,6 +790,10 @@ class Request(google.protobuf.message.Message):
     """Not to be placed before this time (backoff after a failure); 0 for at once."""
     @property
     def blocklist(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def exclusions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Exclusion]:
+        """The trial's; their agents are on the blocklist."""
+
     def __init__(
         self,
         *,
@@ -749,8 +806,9 @@ class Request(google.protobuf.message.Message):
         blocklist: collections.abc.Iterable[builtins.str] | None = ...,
         submitted_at: builtins.float = ...,
         not_before_at: builtins.float = ...,
+        exclusions: collections.abc.Iterable[Global___Exclusion] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocklist", b"blocklist", "experiment_id", b"experiment_id", "is_single_agent", b"is_single_agent", "not_before_at", b"not_before_at", "pool", b"pool", "priority", b"priority", "slots", b"slots", "submitted_at", b"submitted_at", "trial_id", b"trial_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocklist", b"blocklist", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "is_single_agent", b"is_single_agent", "not_before_at", b"not_before_at", "pool", b"pool", "priority", b"priority", "slots", b"slots", "submitted_at", b"submitted_at", "trial_id", b"trial_id"]) -> None: ...
 
 Global___Request: typing_extensions.TypeAlias = Request
 
@@ -943,6 +1001,9 @@ class Trial(google.protobuf.message.Message):
     BATCHES_TOTAL_FIELD_NUMBER: builtins.int
     SECONDS_PER_BATCH_FIELD_NUMBER: builtins.int
     EXCLUDED_AGENTS_FIELD_NUMBER: builtins.int
+    FAILURES_IN_A_ROW_FIELD_NUMBER: builtins.int
+    FURTHEST_BATCHES_FIELD_NUMBER: builtins.int
+    EXCLUSIONS_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -972,6 +1033,10 @@ class Trial(google.protobuf.message.Message):
     batches_total: builtins.int
     """Newest known: how long it is in all, and how long one batch takes; 0 when unknown. Estimates come from them."""
     seconds_per_batch: builtins.float
+    failures_in_a_row: builtins.int
+    """Attempts in a row that failed without progress; the wait before the next one follows from it."""
+    furthest_batches: builtins.int
+    """The most batches that any ended attempt had reached."""
     @property
     def timeline(self) -> Global___Timeline:
         """Of the newest attempt."""
@@ -983,6 +1048,10 @@ class Trial(google.protobuf.message.Message):
     @property
     def excluded_agents(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Agents on which it does not start again -> why."""
+
+    @property
+    def exclusions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Exclusion]:
+        """Agents on which it does not start for a while."""
 
     def __init__(
         self,
@@ -1011,12 +1080,41 @@ class Trial(google.protobuf.message.Message):
         batches_total: builtins.int = ...,
         seconds_per_batch: builtins.float = ...,
         excluded_agents: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        failures_in_a_row: builtins.int = ...,
+        furthest_batches: builtins.int = ...,
+        exclusions: collections.abc.Iterable[Global___Exclusion] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "experiment_id", b"experiment_id", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
 
 Global___Trial: typing_extensions.TypeAlias = Trial
+
+@typing.final
+class Exclusion(google.protobuf.message.Message):
+    """A trial avoids an agent on which it could not start, up to until_at or until the agent is trusted again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    UNTIL_AT_FIELD_NUMBER: builtins.int
+    agent_id: builtins.str
+    reason: builtins.str
+    at: builtins.float
+    until_at: builtins.float
+    def __init__(
+        self,
+        *,
+        agent_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        at: builtins.float = ...,
+        until_at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "at", b"at", "reason", b"reason", "until_at", b"until_at"]) -> None: ...
+
+Global___Exclusion: typing_extensions.TypeAlias = Exclusion
 
 @typing.final
 class Search(google.protobuf.message.Message):

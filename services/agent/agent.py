@@ -41,13 +41,16 @@ class Identity:
 
 
 class Agent:
-    """Implements link.Peer. program.py replaces slots when their health changes, machine.py interfaces."""
+    """Implements link.Peer. program.py replaces slots and problem when their health changes, machine.py interfaces.
+
+    problem: why nothing can start here now; empty while all is well."""
 
     def __init__(self, identity: Identity, slots: Slots, journal: Journal, roster: Roster) -> None:
         self.identity = identity
         self.slots = slots
         self.interfaces: tuple[NetworkInterface, ...] = network.list_interfaces()
         self.roster = roster
+        self.problem = ""
         self._journal = journal
 
     def hello(self) -> agent_pb2.AgentHello:
@@ -61,6 +64,7 @@ class Agent:
             hostname=network.read_hostname(),
             host_id=network.read_host_id(),
             metrics_address=self.identity.metrics_address,
+            problem=self.problem,
         )
         return agent_pb2.AgentHello(
             agent=wire.to_proto(record),
@@ -69,8 +73,8 @@ class Agent:
         )
 
     def slots_message(self) -> agent_pb2.AgentSlots:
-        """All slots, for a leader that has had the hello."""
-        return agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in self.slots.slots])
+        """All slots and the agent's own problem, for a leader that has had the hello."""
+        return agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in self.slots.slots], problem=self.problem)
 
     def refuse_leader(self, epoch: int) -> str:
         refusal = refuse_epoch(epoch, self._journal.highest_epoch)

@@ -26,6 +26,7 @@ from services.agent.folder import AllocationFolder
 from services.agent.launcher import Launcher
 from services.agent.patience import plan_kill_at, plan_signal
 from services.agent.record import Phase, Process, Record, StopOrder, mark_ended, mark_started, mark_stopping
+from services.common.disk_fault import is_disk_fault
 
 POLL_SECONDS = 5.0
 # SIGKILL takes effect at once unless the kernel itself is stuck (a hung GPU, a dead network disk).
@@ -135,7 +136,8 @@ class AllocationStory:
         try:
             runner = await self._around.launcher.start(self.folder)
         except (OSError, GanglineError) as error:
-            self._evidence = replace(self._evidence, start_error=f"cannot start a trial runner: {error}")
+            message = f"cannot start a trial runner: {error}"
+            self._evidence = replace(self._evidence, start_error=message, is_disk_fault=is_disk_fault(error))
             return
         self._adopt(runner)
 
@@ -166,7 +168,7 @@ class AllocationStory:
                 if wanted is not None and wanted is not sent:
                     process.send_signal(pidfd, wanted)
                     sent = wanted
-                if exit_seen_at is None and self.folder.exit_path.exists():
+                if exit_seen_at is None and self.folder.has_exit:
                     exit_seen_at = time.time()
                 kill_at = plan_kill_at(self.record.stop, exit_seen_at)
                 if kill_at is not None and time.time() >= kill_at:
@@ -206,7 +208,7 @@ class AllocationStory:
             return self.folder.load_exit()
         except ValueError as error:
             path = self.folder.exit_path
-            problem = f"its report {path} was unreadable ({error}) and is now {self.folder.move_aside(path).name}"
+            problem = f"its report {path} was unreadable ({error}) and is now {self.folder.move_aside(path)}"
             self._log.error("the runner's report was unreadable", problem=problem)
             self._evidence = replace(self._evidence, problem=problem)
             return None

@@ -26,6 +26,7 @@ class ProcessEnd:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """start_error: why no runner could be started; empty otherwise. was_killed: the agent sent SIGKILL.
+    is_disk_fault: it could not be started because the agent's own disk refuses writes.
 
     problem: what in the allocation's folder could not be read. log_path: where the runner's own words are.
     ended_unasked: it ended before anybody had ordered that.
@@ -33,6 +34,7 @@ class Evidence:
 
     end: ProcessEnd = ProcessEnd()
     start_error: str = ""
+    is_disk_fault: bool = False
     was_killed: bool = False
     problem: str = ""
     log_path: str = ""
@@ -50,12 +52,14 @@ def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> E
         signal=evidence.end.signal,
         failed_at=now,
         ended_at=now,
+        is_agent_at_fault=bool(evidence.start_error),
     )
 
 
 def _judge(record: Record, evidence: Evidence) -> tuple[ExitKind, str]:
     if evidence.start_error:
-        return ExitKind.START_FAILED, evidence.start_error
+        kind = ExitKind.AGENT_DISK if evidence.is_disk_fault else ExitKind.START_FAILED
+        return kind, evidence.start_error
     if record.stop is None or evidence.ended_unasked or evidence.problem:
         return ExitKind.RUNNER_LOST, _lost_message(record, evidence)
     return _judge_stopped(record, record.stop, evidence)

@@ -6,7 +6,8 @@
 | spec.json    | agent      | RunnerSpec as proto JSON, 0600: it holds the allocation's token           |
 | alive        | agent      | flock'ed from before the runner is forked until the runner ends           |
 | lock         | runner     | flock'ed by the runner while it lives                                     |
-| exit.json    | runner     | AllocationStatus as proto JSON, atomically, as its last act               |
+| exit.json    | runner     | AllocationStatus as proto JSON, atomically, as its last act; in shared    |
+|              |            | memory where this disk refuses it                                         |
 | nursery.pid  | runner     | the process that the ranks die with; it leads a process group             |
 | ranks.pid    | runner     | the ranks; each leads a process group                                     |
 | runner.log   | agent      | what a cold-started runner prints                                         |
@@ -31,6 +32,7 @@ from google.protobuf.message import Message
 from gangline.v1 import agent_pb2, runner_pb2
 from services.agent.record import Record, format_record, parse_record
 from services.common.disk import move_aside, sync_folder, write_atomic
+from services.common.disk_fault import read_spare, remove_spare, spare_path
 
 CORRUPT = "corrupt"
 M = TypeVar("M", bound=Message)
@@ -82,6 +84,8 @@ class AllocationFolder:
 
     def create(self, spec: runner_pb2.RunnerSpec, record: Record) -> None:
         """The record comes last: a folder without one was never accepted."""
+        # Of an allocation that had the same id, in a cluster before this one.
+        remove_spare(self.exit_path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(self.spec_path, json_format.MessageToJson(spec), mode=0o600)
         self.save(record)
@@ -114,14 +118,25 @@ class AllocationFolder:
         """What the runner left; None when it left nothing. Raises ValueError when it cannot be read."""
         text = _read(self.exit_path)
         if text is None:
+            text = _read_spare(self.exit_path)
+        if text is None:
             return None
         status = _parse(text, agent_pb2.AllocationStatus())
         if not status.HasField("exit"):
             raise ValueError("it names no exit")
         return status
 
-    def move_aside(self, path: Path) -> Path:
-        return move_aside(path, CORRUPT)
+    @property
+    def has_exit(self) -> bool:
+        """The runner has left its report, here or beside a disk that refused it."""
+        return self.exit_path.exists() or spare_path(self.exit_path).exists()
+
+    def move_aside(self, path: Path) -> str:
+        """The name that an unreadable file has from now on: its own where the disk takes no writes."""
+        try:
+            return move_aside(path, CORRUPT).name
+        except OSError:
+            return path.name
 
     def find_aside(self, path: Path) -> str:
         """The name under which an unreadable predecessor of this file lies here; empty without one."""
@@ -147,6 +162,7 @@ class AllocationFolder:
         return _is_locked(self.alive_path) or _is_locked(self.lock_path)
 
     def remove(self) -> None:
+        remove_spare(self.exit_path)
         shutil.rmtree(self.path)
 
 
@@ -155,6 +171,13 @@ def _read(path: Path) -> str | None:
         return path.read_text()
     except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _read_spare(path: Path) -> str | None:
+    try:
+        return read_spare(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
 

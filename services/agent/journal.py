@@ -26,6 +26,7 @@ from services.agent.folder import CORRUPT, AllocationFolder
 from services.agent.record import Phase, Record
 from services.agent.recovery import Found
 from services.common.disk import move_aside, sync_folder, write_atomic
+from services.common.disk_fault import is_disk_fault, remove_spare
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -48,8 +49,11 @@ class Journal:
         self._ended = state_directory / "ended"
         self._epoch_path = state_directory / "epoch"
         self._num_kept = num_kept
-        self._allocations.mkdir(mode=0o700, exist_ok=True)
-        self._ended.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self._allocations, self._ended):
+            try:
+                folder.mkdir(mode=0o700, exist_ok=True)
+            except OSError as error:
+                log.error("cannot make a folder of the journal; going on without", error=str(error))
         self._highest_epoch = self._load_epoch()
 
     @property
@@ -84,6 +88,7 @@ class Journal:
 
     def forget(self, folder: AllocationFolder) -> None:
         """Takes the folder out of the journal and keeps the newest few, without their token, for whoever debugs."""
+        remove_spare(folder.exit_path)
         with suppress(FileNotFoundError):
             folder.spec_path.unlink()
         # Of a runner that was killed; it may hold whole checkpoints.
@@ -96,15 +101,21 @@ class Journal:
         folder.path.rename(target)
         os.utime(target)
         sync_folder(self._allocations)
-        self._prune()
+        self._prune(self._num_kept)
 
-    def _prune(self) -> None:
+    def drop_kept(self) -> None:
+        """Room on a full disk comes before what is kept for debugging."""
+        self._prune(0)
+
+    def _prune(self, num_kept: int) -> None:
+        if not self._ended.is_dir():
+            return
         kept = sorted(self._ended.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in kept[self._num_kept :]:
+        for path in kept[num_kept:]:
             shutil.rmtree(path, ignore_errors=True)
 
     def _list(self) -> Iterator[AllocationFolder]:
-        for path in sorted(self._allocations.iterdir()):
+        for path in sorted(self._allocations.iterdir()) if self._allocations.is_dir() else ():
             try:
                 yield self.folder(path.name)
             except GanglineError:
@@ -120,7 +131,7 @@ class Journal:
             record=record,
             has_spec=spec is not None,
             is_alive=is_alive,
-            has_exit=folder.exit_path.exists(),
+            has_exit=folder.has_exit,
             problem=record_problem or spec_problem,
         )
         return Survey(folder, found, record or _rebuild(folder, spec))
@@ -131,10 +142,11 @@ class Journal:
         except FileNotFoundError:
             return 0
         except ValueError:
-            target = move_aside(self._epoch_path, CORRUPT)
+            with suppress(OSError):
+                move_aside(self._epoch_path, CORRUPT)
             log.error(
-                "the file with the newest leader's epoch was unreadable; going on with the newest of the journal",
-                moved_to=str(target),
+                "the file with the newest leader's epoch is unreadable; going on with the newest of the journal",
+                path=str(self._epoch_path),
             )
             return 0
 
@@ -142,10 +154,9 @@ class Journal:
 @contextmanager
 def open_journal(state_directory: Path, num_kept: int) -> Iterator[Journal]:
     """The journal, exclusively. Raises GanglineError `agent.state_dir_in_use` or `agent.state_dir`."""
-    lock_path = state_directory / "agent.lock"
     try:
         state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _open_lock(state_directory)
     except OSError as error:
         raise invalid(
             "agent.state_dir", f"cannot use the state directory {state_directory}: {error}; choose another --state-dir"
@@ -157,18 +168,43 @@ def open_journal(state_directory: Path, num_kept: int) -> Iterator[Journal]:
         os.close(descriptor)
 
 
+def _open_lock(state_directory: Path) -> int:
+    """The file that is locked; on a full or read-only disk without it, the folder. An agent that cannot write still
+    has runners to watch, and says what is wrong. Raises OSError."""
+    path = state_directory / "agent.lock"
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if not is_disk_fault(error):
+            raise
+        return os.open(path if path.exists() else state_directory, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def _take(descriptor: int, state_directory: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        holder = _read_holder(descriptor)
         raise conflict(
             "agent.state_dir_in_use",
             f"another agent (pid {holder}) uses the state directory {state_directory}; "
             "stop it or give this one its own --state-dir",
         ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    content = f"{os.getpid()}\n".encode()
+    try:
+        # In this order a full disk takes it: the file keeps its block.
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+    except OSError as error:
+        log.error("cannot write who holds the state directory; going on without", error=str(error))
+
+
+def _read_holder(descriptor: int) -> str:
+    """The pid in the file; "unknown" where there is none."""
+    try:
+        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+    except OSError:
+        return "unknown"
 
 
 def _load(folder: AllocationFolder, path: Path, load: Callable[[], T | None]) -> tuple[T | None, str]:
@@ -179,7 +215,7 @@ def _load(folder: AllocationFolder, path: Path, load: Callable[[], T | None]) ->
         aside = "" if content is not None else folder.find_aside(path)
         return content, f"{path} was unreadable and is now {aside}" if aside else ""
     except ValueError as error:
-        problem = f"{path} was unreadable ({error}) and is now {folder.move_aside(path).name}"
+        problem = f"{path} was unreadable ({error}) and is now {folder.move_aside(path)}"
         log.error(
             "a file of the journal is moved aside; going on with what is left",
             allocation_id=folder.allocation_id,

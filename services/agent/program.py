@@ -12,9 +12,12 @@ import signal
 
 import structlog
 
+from gangline import wire
+from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 from gangline.v1 import agent_pb2
 from services.agent.agent import Agent, Identity
+from services.agent.disk_monitor import DiskMonitor
 from services.agent.health import Policy
 from services.agent.journal import Journal, open_journal
 from services.agent.launcher import Launcher, RunnerProgram
@@ -61,6 +64,9 @@ class _Running:
         policy = Policy(settings.health_confirmations, settings.health_good_checks, settings.health_window_seconds)
         self._monitor = SlotMonitor(slots, policy, settings.health_seconds, settings.state_dir, self._on_slots)
         self._agent = Agent(identity, self._monitor.slots, journal, roster)
+        self._disk = DiskMonitor(
+            settings.state_dir, settings.health_seconds, settings.health_good_checks, journal.drop_kept, self._on_disk
+        )
         self._link = Link(settings.scheduler_addresses, token, self._agent, self._outbox)
 
     async def run(self) -> None:
@@ -68,6 +74,8 @@ class _Running:
         background = [asyncio.create_task(template.run()) for template in self._templates]
         background.append(asyncio.create_task(watch_machine(self._agent, self._link, self._settings.health_seconds)))
         background.append(asyncio.create_task(self._monitor.run()))
+        await self._disk.check_once()
+        background.append(asyncio.create_task(self._disk.run()))
         self._agent.roster.recover()
         link = asyncio.create_task(self._link.run())
         write_ready_file(self._settings.ready_file, metrics=self._metrics_address or None)
@@ -89,9 +97,15 @@ class _Running:
 
     def _on_status(self, status: agent_pb2.AllocationStatus) -> None:
         self._outbox.put_nowait(agent_pb2.ConnectRequest(status=status))
+        if status.HasField("exit") and wire.enum_member(ExitKind, status.exit.kind) is ExitKind.AGENT_DISK:
+            self._disk.hurry()
 
     def _on_slots(self, slots: Slots) -> None:
         self._agent.slots = slots
+        self._outbox.put_nowait(agent_pb2.ConnectRequest(slots=self._agent.slots_message()))
+
+    def _on_disk(self, problem: str) -> None:
+        self._agent.problem = problem
         self._outbox.put_nowait(agent_pb2.ConnectRequest(slots=self._agent.slots_message()))
 
     async def _stop_runners(self, signals: asyncio.Queue[signal.Signals]) -> None:

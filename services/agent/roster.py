@@ -27,6 +27,7 @@ from services.agent.journal import Journal, Survey
 from services.agent.launcher import Launcher
 from services.agent.record import Phase, Record, StopOrder, find_holders, mark_ended
 from services.agent.recovery import Verdict, plan_recovery
+from services.common.disk_fault import is_disk_fault
 
 # As long as a stopped trial may take to go; the scheduler's own deadline for the gang ends the wait earlier.
 SLOT_SECONDS = 120.0
@@ -89,7 +90,8 @@ class Roster:
         except OSError as error:
             # What a restarted agent would not find must not run.
             message = f"cannot write the journal in {folder.path}: {error}"
-            record = self._ended(record, ExitKind.START_FAILED, message)
+            kind = ExitKind.AGENT_DISK if is_disk_fault(error) else ExitKind.START_FAILED
+            record = self._ended(record, kind, message)
         self._begin(folder, record)
         self.on_status(self._stories[record.allocation_id].status())
 
@@ -136,7 +138,10 @@ class Roster:
     def _take_up(self, survey: Survey, verdict: Verdict) -> None:
         folder, record = survey.folder, survey.record
         if verdict is Verdict.DISCARD:
-            folder.remove()
+            try:
+                folder.remove()
+            except OSError as error:
+                log.warning("cannot remove a folder of the journal", path=str(folder.path), error=str(error))
             return
         if record is None:
             record = Record(folder.allocation_id, 0, (), accepted_at=0.0, phase=Phase.RUNNING)
@@ -200,7 +205,8 @@ class Roster:
 
     def _ended(self, record: Record, kind: ExitKind, message: str) -> Record:
         now = time.time()
-        report = ExitReport(self._agent_id, kind, message, failed_at=now, ended_at=now)
+        is_agents = kind in (ExitKind.START_FAILED, ExitKind.AGENT_DISK)
+        report = ExitReport(self._agent_id, kind, message, failed_at=now, ended_at=now, is_agent_at_fault=is_agents)
         status = agent_pb2.AllocationStatus(
             allocation_id=record.allocation_id,
             state=wire.enum_number(State.TERMINAL),  # type: ignore[arg-type] # the map knows numbers, not the stub's type

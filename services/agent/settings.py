@@ -31,11 +31,11 @@ class AgentSettings(ServiceSettings):
     )
     exit_grace_seconds: float = Field(default=10.0, ge=0, description="for that: time until what is left is killed")
     keep_ended: int = Field(default=10, ge=0, description="folders of ended allocations kept for debugging")
-    health_seconds: float = Field(default=15.0, gt=0, description="between two checks of GPUs and interfaces")
+    health_seconds: float = Field(default=15.0, gt=0, description="between two checks of GPUs, interfaces, disk")
     health_confirmations: int = Field(
         default=2, ge=2, description="findings of a hardware fault that take a GPU out of use"
     )
-    health_good_checks: int = Field(default=3, ge=1, description="in a row, after which a GPU is used again")
+    health_good_checks: int = Field(default=3, ge=1, description="in a row, after which a GPU or disk is used again")
     health_window_seconds: float = Field(default=3600.0, gt=0, description="for how long a finding waits for a second")
 
     @field_validator("id")

@@ -51,10 +51,7 @@ class Template:
         try:
             while True:
                 started_at = time.monotonic()
-                self._process = await self._start()
-                metrics.template_up.labels(template=self.name).set(1)
-                code = await self._process.wait()
-                metrics.template_up.labels(template=self.name).set(0)
+                code = await self._run_once()
                 is_early = time.monotonic() - started_at < HEALTHY_AFTER_SECONDS
                 delay = min(LONGEST_DELAY_SECONDS, delay * 2) if is_early else FIRST_DELAY_SECONDS
                 log.warning(
@@ -67,6 +64,18 @@ class Template:
                 await asyncio.sleep(delay)
         finally:
             await self.end()
+
+    async def _run_once(self) -> int | None:
+        """The exit code of one fork server; None where a disk that refuses its files did not let it start."""
+        try:
+            self._process = await self._start()
+        except OSError as error:
+            log.error("a fork server cannot start", template=self.name, error=str(error))
+            return None
+        metrics.template_up.labels(template=self.name).set(1)
+        code = await self._process.wait()
+        metrics.template_up.labels(template=self.name).set(0)
+        return code
 
     async def fork(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -13,13 +14,19 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, is_durable: bool =
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "w") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(text)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        # On a full disk it would only take up room.
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
     if is_durable:
         sync_folder(path.parent)
 

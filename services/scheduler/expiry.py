@@ -1,4 +1,4 @@
-"""Ends what has waited too long: leases of agents, attempts on lost agents, deadlines of allocations.
+"""Ends what has waited too long: leases of agents, attempts on lost agents, deadlines, the avoiding of an agent.
 
 Owns when a member on a lost agent is given up: its runner may train on while its agent is away, and is waited for until
 its own lease has run out. The rules themselves are pure (lease.py, transition/deadline.py). Called by the loop.
@@ -24,7 +24,8 @@ from services.scheduler.records import Change, State, get
 from services.scheduler.session import Sessions
 from services.scheduler.store import Store
 from services.scheduler.transition.agent import lost, unended_on
-from services.scheduler.transition.deadline import expired, next_deadline, overdue
+from services.scheduler.transition.deadline import expired, next_deadline, overdue, to_readmit
+from services.scheduler.transition.exclusion import readmitted
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.rules import Rules
 
@@ -59,6 +60,8 @@ class Expiry:
         for agent_id in self.leases.expired(time.monotonic()):
             await self._lose_agent(agent_id, now)
         await self._give_up_lost(now)
+        for trial_id in to_readmit(self._state.all_of(Request), now):
+            await self.store.commit(_readmission(trial_id, now))
         for allocation_id in overdue(self._state.all_of(Allocation), now, self.patient_until):
             await self._end_overdue(get(self._state, Allocation, allocation_id), now)
 
@@ -66,7 +69,8 @@ class Expiry:
         """Until the next pass has something to do by itself; None when nothing is due."""
         now = time.time()
         allocations, requests = self._state.all_of(Allocation), self._state.all_of(Request)
-        deadline = next_deadline(allocations, requests, now, self.patient_until)
+        agents = self._state.all_of(Agent)
+        deadline = next_deadline(allocations, requests, now, self.patient_until, agents)
         ends = [end for end in (self.leases.next_end, self._next_give_up) if end is not None]
         waits = [] if deadline is None else [deadline - now]
         waits += [end - time.monotonic() for end in ends]
@@ -144,3 +148,7 @@ class Expiry:
 
 def _expiry(allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float) -> Callable[..., Change]:
     return lambda records: expired(records, allocation_id, accepted_agents, rules, now)
+
+
+def _readmission(trial_id: str, now: float) -> Callable[..., Change]:
+    return lambda records: readmitted(records, trial_id, now)

@@ -90,6 +90,9 @@ class SchedulerSettings(ServiceSettings):
     max_infrastructure_failures: int = Field(
         default=5, ge=1, description="attempts in a row that may fail for reasons outside of a trial"
     )
+    exclusion_seconds: float = Field(
+        default=600.0, ge=0, description="for which a trial avoids an agent where it could not start"
+    )
     network_interface: str = Field(default="", description="the one interface that gangs use; empty chooses by itself")
     resource_pools: list[ResourcePool] = Field(default=[ResourcePool(pool_name=DEFAULT_POOL)])
 
@@ -116,4 +119,5 @@ class SchedulerSettings(ServiceSettings):
             kill_grace_seconds=self.kill_grace_seconds,
             force_seconds=self.force_seconds,
             max_infrastructure_failures=self.max_infrastructure_failures,
+            exclusion_seconds=self.exclusion_seconds,
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.pause import describe_exclusion, troubles_of
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ReasonCode
 from gangline.domain.state import State as Stage
@@ -186,6 +187,7 @@ class _Look:
             queue_position=position_of(known.record),
             is_single_agent=request.is_single_agent,
             blocklist=request.blocklist,
+            excluded=tuple((one.agent_id, describe_exclusion(one)) for one in request.exclusions),
             submitted_at=request.submitted_at,
             not_before_at=request.not_before_at,
             estimated_seconds=self.estimates.waiting_seconds(request.trial_id),
@@ -195,7 +197,7 @@ class _Look:
     def room(self, agent: Agent, problem: str) -> AgentRoom:
         """A slot that is busy but not open comes back to nobody; it may be one that the agent no longer has."""
         said = _SAID.get(agent.availability, "")
-        problems = " and ".join(part for part in (said, problem) if part)
+        problems = " and ".join(part for part in (said, problem, *troubles_of(agent, self.now)) if part)
         num_open, closed = len(self.open_ids[agent.id]), self.closed[agent.id]
         return AgentRoom(
             id=agent.id,

@@ -51,9 +51,17 @@ def claim(folder: Path) -> int | None:
     return fd
 
 
-def save_target(folder: Path, *, spool_id: str, trial_id: str, addresses: Sequence[str], token: str) -> None:
+def save_target(
+    folder: Path, *, spool_id: str, trial_id: str, addresses: Sequence[str], token: str, agent_id: str = ""
+) -> None:
     """Where the records have to go, for whoever takes over. Readable by its owner alone, as the token demands."""
-    target = {"spool_id": spool_id, "trial_id": trial_id, "addresses": list(addresses), "token": token}
+    target = {
+        "spool_id": spool_id,
+        "trial_id": trial_id,
+        "addresses": list(addresses),
+        "token": token,
+        "agent_id": agent_id,
+    }
     write_atomic(folder / _TARGET, json.dumps(target), mode=0o600, is_durable=False)
 
 
@@ -114,20 +122,29 @@ async def _drain(folder: Path, fd: int) -> None:
         target = _load_target(folder)
         if target is not None:
             await _deliver(folder, target)
+        else:
+            log.error("records are lost: their spool does not say where they belong", folder=folder.name)
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(fd)
 
 
 async def _deliver(folder: Path, target: dict[str, object]) -> None:
-    spool = Spool(folder)
+    spool = Spool(folder, agent_id=str(target.get("agent_id", "")))
     addresses = target["addresses"]
     route = Route("gateway", addresses if isinstance(addresses, list) else [])
     ingest = Ingest(spool, asyncio.Event(), route, spool_id=str(target["spool_id"]), trial_id=str(target["trial_id"]))
     running = asyncio.create_task(ingest.run(str(target["token"])))
     age = time.time() - (folder / _TARGET).stat().st_mtime
     is_delivered = await ingest.drain(max(0.0, MAX_AGE_SECONDS - age))
-    log.info("a spool is settled", folder=folder.name, is_delivered=is_delivered, num_left=spool.num_waiting)
+    note = log.info if is_delivered and not spool.num_damaged else log.error
+    note(
+        "a spool is settled",
+        folder=folder.name,
+        is_delivered=is_delivered and not spool.num_damaged,
+        num_left=spool.num_waiting,
+        num_damaged=spool.num_damaged,
+    )
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await route.close()

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import structlog
 from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport
@@ -19,10 +20,13 @@ from gangline.errors import conflict
 from gangline.v1 import agent_pb2, runner_pb2
 from gangline.wire import enum_number, to_proto
 from services.common.disk import write_atomic
+from services.common.disk_fault import write_spare
+
+log = structlog.get_logger(__name__)
 
 
 def take_lock(directory: Path) -> int:
-    """Holds the folder's lock until this process ends. Raises GanglineError `runner.already_runs`."""
+    """Holds the folder's lock until this process ends. Raises GanglineError `runner.already_runs`, or OSError."""
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,14 +39,20 @@ def take_lock(directory: Path) -> int:
 def write_exit(
     directory: Path, allocation_id: str, report: ExitReport, undelivered: Sequence[runner_pb2.TrialReport]
 ) -> None:
-    """Whole or not at all, and on the disk before it counts."""
+    """Whole or not at all, and on the disk before it counts. A disk that refuses it does not lose it: then it is where
+    the agent looks next (`disk_fault.spare_path`). Raises OSError when no place takes it."""
     status = agent_pb2.AllocationStatus(
         allocation_id=allocation_id,
         state=enum_number(State.TERMINAL),  # type: ignore[arg-type] # the map knows numbers, not the stub's enum type
         exit=to_proto(report),
         undelivered=undelivered,
     )
-    write_atomic(directory / "exit.json", json_format.MessageToJson(status), mode=0o600)
+    path, text = directory / "exit.json", json_format.MessageToJson(status)
+    try:
+        write_atomic(path, text, mode=0o600)
+    except OSError as error:
+        log.error("cannot write the exit; leaving it in shared memory", path=str(path), error=str(error))
+        write_spare(path, text)
 
 
 def write_nursery_pid(directory: Path, pid: int) -> None:

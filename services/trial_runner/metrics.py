@@ -24,7 +24,7 @@ loss = Gauge("gangline_trial_runner_loss", "The newest value of the metric named
 ranks = Gauge("gangline_trial_runner_ranks", "Rank processes that live on this machine")
 spool_waiting = Gauge("gangline_trial_runner_spool_records", "Records that the gateway has not acknowledged")
 attempt_renewals = Counter("gangline_trial_runner_attempt_renewals", "Times the leader renewed this attempt's lease")
-records_dropped = Counter("gangline_trial_runner_records_dropped", "Records lost because the spool was full")
+records_dropped = Counter("gangline_trial_runner_records_dropped", "Records lost: spool full, disk refused, damaged")
 start_phase_seconds = Gauge(
     "gangline_trial_runner_start_phase_seconds", "Seconds of each phase of the start", ["phase"]
 )

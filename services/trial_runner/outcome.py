@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +43,10 @@ _KIND_BY_EXCEPTION = {
     "ConnectionResetError": ExitKind.UNAVAILABLE,
     "TimeoutError": ExitKind.UNAVAILABLE,
 }
+
+
+# What a rank says of an error of which the disk may be the cause.
+_MAY_BE_DISK = {None, ExitKind.USER_ERROR, ExitKind.UNAVAILABLE, ExitKind.CONFIGURATION_ERROR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,8 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Circumstances:
     """peer: the first failure that another member told of. num_nodes: machines in the gang. hang: of a rank of this
-    member, for which the whole gang was ended."""
+    member, for which the whole gang was ended. is_disk_fault: whether an error's message tells that the agent's own
+    disk refuses writes."""
 
     agent_id: str
     num_nodes: int
@@ -110,6 +115,7 @@ class Circumstances:
     lost: str = field(default="")
     hang: Failure | None = None
     cut: Failure | None = None
+    is_disk_fault: Callable[[str], bool] = field(default=lambda _: False)
 
 
 def judge(ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
@@ -234,9 +240,11 @@ def _judge_success(report: ExitReport, ends: Sequence[RankEnd], around: Circumst
 
 def _with_cause(report: ExitReport, cause: Failure, ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
     end = next(end for end in ends if end.rank == cause.rank)
+    is_disk_fault = cause.kind in _MAY_BE_DISK and around.is_disk_fault(cause.message)
     return replace(
         report,
-        kind=cause.kind or ExitKind.USER_ERROR,
+        kind=ExitKind.AGENT_DISK if is_disk_fault else cause.kind or ExitKind.USER_ERROR,
+        is_agent_at_fault=is_disk_fault,
         message=cause.message[:MAX_MESSAGE_LENGTH],
         rank=cause.rank,
         exit_code=None if end.was_killed else end.exit_code,

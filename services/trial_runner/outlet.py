@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from gangline.v1 import runner_pb2
-from services.trial_runner import drainer
+from services.trial_runner import drainer, metrics
 from services.trial_runner.ingest import Ingest
 from services.trial_runner.recorder import Recorder
 from services.trial_runner.report import Reporter
@@ -37,11 +37,18 @@ class Outlet:
         self._spools = spools
         self._folder = spools / f"{allocation_id}-{node_rank}"
         self._has_folder = False
+        self._has_target = False
         self._claim: int | None = None
         self._spec = spec
         self._spool_id = spool_id = f"{allocation_id}/{node_rank}"
         self._gateways = list(spec.gateway_addresses)
-        self._spool = Spool(self._folder, make_folder=self._make_folder)
+        self._agent_id = agent_id
+        self._spool = Spool(
+            self._folder,
+            make_folder=self._make_folder,
+            agent_id=agent_id,
+            on_damage=metrics.records_dropped.inc,
+        )
         self._routes = (route_to_leader(spec.scheduler_addresses), Route("gateway", spec.gateway_addresses))
         self.reporter = Reporter(self._routes[0], allocation_id, node_rank, self._learn)
         self.recorder = Recorder(self._spool, agent_id)
@@ -96,14 +103,19 @@ class Outlet:
                 trial_id=self._spec.trial.id,
                 addresses=self._gateways,
                 token=self._spec.token,
+                agent_id=self._agent_id,
             )
+            self._has_target = True
         except OSError as error:
             log.error("cannot write down for the drainer where the gateways are", error=str(error))
 
     def adopt_orphans(self) -> None:
         """Has every spool delivered whose runner has gone: killed, or ended while the gateway was away."""
-        if drainer.has_orphans(self._spools):
-            drainer.start_drainer(self._spools)
+        try:
+            if drainer.has_orphans(self._spools):
+                drainer.start_drainer(self._spools)
+        except OSError as error:
+            log.error("cannot start the drainer; the next runner here tries again", error=str(error))
 
     async def close(self, deadline_seconds: float) -> list[runner_pb2.TrialReport]:
         """Delivers what it can in that time; the reports that nobody took, for exit.json."""
@@ -121,6 +133,9 @@ class Outlet:
     def _settle_spool(self) -> None:
         self._spool.close()
         is_empty = not self._spool.num_waiting
+        if not is_empty and not self._has_target:
+            # The disk may have room again; without the target the drainer cannot deliver.
+            self._save_target()
         if is_empty and self._has_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._claim is not None:

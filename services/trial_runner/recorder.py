@@ -26,6 +26,8 @@ class Recorder:
         self._spool = spool
         self._agent_id = agent_id
         self.has_news = asyncio.Event()
+        # Of what the spool has dropped and the disk has refused, as much as the trial's log says.
+        self._told = (0, 0)
 
     def record_lines(self, rank: int | None, stream: str, lines: Sequence[str]) -> None:
         """stream: "stdout" or "stderr" of that rank, "runner" for lines of the runner itself."""
@@ -54,13 +56,28 @@ class Recorder:
         )
         self._append([ingest_pb2.IngestRecord(at=time.time(), progress=point)])
 
+    def tell_dropped(self) -> None:
+        """Notes how many records were lost since the last time. What the disk refuses is told when it takes it."""
+        dropped, refused = self._spool.num_dropped - self._told[0], self._spool.num_refused - self._told[1]
+        if not dropped:
+            return
+        parts = [f"the disk of agent {self._agent_id} refused {refused}"] if refused else []
+        parts += [f"{dropped - refused} older ones made room in a full spool"] if dropped > refused else []
+        text = f"{dropped} records of this trial's log and metrics are lost: {' and '.join(parts)}"
+        line = ingest_pb2.LogLine(agent_id=self._agent_id, stream="runner", text=text)
+        before = self._spool.num_dropped, self._spool.num_refused
+        self._spool.append([ingest_pb2.IngestRecord(at=time.time(), log=line)])
+        if self._spool.num_refused == before[1]:
+            self._told = before
+        else:
+            # The note itself is no loss.
+            self._told = (self._told[0] + 1, self._told[1] + 1)
+
     def _append(self, records: list[ingest_pb2.IngestRecord]) -> None:
         dropped = self._spool.append(records)
         if dropped:
             log.warning("records were lost: the spool is full or the disk refuses", dropped=dropped)
             metrics.records_dropped.inc(dropped)
-            text = f"{dropped} older records of this trial were dropped: the gateway is away and the spool is full"
-            line = ingest_pb2.LogLine(agent_id=self._agent_id, stream="runner", text=text)
-            self._spool.append([ingest_pb2.IngestRecord(at=time.time(), log=line)])
+        self.tell_dropped()
         metrics.spool_waiting.set(self._spool.num_waiting)
         self.has_news.set()

@@ -27,6 +27,7 @@ from gangline.errors import ErrorKind, GanglineError
 from gangline.launch.child import descendants
 from gangline.v1 import rank_pb2, runner_pb2
 from gangline.wire import enum_member, prepare, to_proto
+from services.common.disk_fault import is_disk_fault, names_disk_fault
 from services.common.telemetry import configure_logging
 from services.trial_runner import drainer, exit_file, metrics
 from services.trial_runner.attempt_lease import AttemptLease
@@ -65,6 +66,8 @@ EXIT_SECONDS = 5.0
 DEFAULT_GRACE_SECONDS = 3600.0
 # What has ended by then never opened a connection: it tells all with its exit.
 QUIET_SECONDS = 0.2
+# Errors of a start that say something about this machine.
+_AGENTS_CODES = {"code.disk", "forkserver.none", "runner.no_nursery", "runner.no_rank", "runner.no_store"}
 
 log = structlog.get_logger(__name__)
 prepare(ExitReport, Timeline)
@@ -80,13 +83,13 @@ def main(arguments: dict[str, Any], held: list[int]) -> int:
     except GanglineError as error:
         log.error(error.message, code=error.code)
         return 1
+    except OSError as error:
+        return _end_early(directory, directory.name, f"cannot lock {directory}: {error}", error)
     log.info("the runner has its folder", directory=str(directory), lock=lock)
     try:
         spec = _load_spec(directory)
     except (OSError, ValueError) as error:
-        report = ExitReport("", ExitKind.START_FAILED, f"cannot read {directory / 'spec.json'}: {error}")
-        exit_file.write_exit(directory, directory.name, replace(report, ended_at=time.time()), ())
-        return 1
+        return _end_early(directory, directory.name, f"cannot read {directory / 'spec.json'}: {error}", error)
     structlog.contextvars.bind_contextvars(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
     # Now or never: as soon as the event loop runs, there may be threads.
     forked = fork_nursery([lock, *held]) if needs_no_warmth(spec) else None
@@ -99,10 +102,16 @@ async def _run(
     try:
         runner = TrialRunner(directory, spec, rank_forkserver, forked)
     except OSError as error:
-        report = ExitReport("", ExitKind.START_FAILED, f"the trial runner cannot start: {error}", ended_at=time.time())
-        exit_file.write_exit(directory, spec.allocation.id, report, ())
-        return 1
+        return _end_early(directory, spec.allocation.id, f"the trial runner cannot start: {error}", error)
     return await runner.run()
+
+
+def _end_early(directory: Path, allocation_id: str, message: str, error: Exception) -> int:
+    """The end of a runner that could not begin; its exit code."""
+    now, kind = time.time(), _kind_of(error)
+    report = ExitReport("", kind, message, failed_at=now, ended_at=now, is_agent_at_fault=True)
+    exit_file.write_exit(directory, allocation_id, report, ())
+    return 1
 
 
 def _load_spec(directory: Path) -> runner_pb2.RunnerSpec:
@@ -170,7 +179,9 @@ class TrialRunner:
             log.exception("the runner broke")
             code = 1
             message = f"the trial runner broke: {type(error).__name__}: {error}"
-            report = self._report(ExitKind.RUNNER_LOST, message)
+            is_fault = is_disk_fault(error)
+            kind = ExitKind.AGENT_DISK if is_fault else ExitKind.RUNNER_LOST
+            report = replace(self._report(kind, message), is_agent_at_fault=is_fault)
         await self._leave(replace(report, ended_at=time.time(), log_hits=tuple(self._log_watch.hits)))
         return code
 
@@ -190,7 +201,7 @@ class TrialRunner:
         except RendezvousFailed as error:
             return self._report(error.kind, error.message)
         except (GanglineError, OSError) as error:
-            report = self._report(_kind_of(error), str(error))
+            report = replace(self._report(_kind_of(error), str(error)), is_agent_at_fault=_is_agents_fault(error))
             self._gang.tell_failure(Failure(report.kind, report.message, None, report.agent_id, report.failed_at))
             return report
         # 3. Watch, until every rank has ended.
@@ -272,7 +283,15 @@ class TrialRunner:
         if stop is not None:
             stop = replace(stop, is_overdue=now >= self._stop.deadline_at)
         around = Circumstances(
-            self._place.agent_id, self._place.num_nodes, now, self._peer, stop, crew.lost, self._hang, self._cut
+            self._place.agent_id,
+            self._place.num_nodes,
+            now,
+            self._peer,
+            stop,
+            crew.lost,
+            self._hang,
+            self._cut,
+            self._is_disk_fault,
         )
         report = judge(ends, around)
         if report.rank is None:
@@ -280,8 +299,25 @@ class TrialRunner:
         batches = self._lookout.files[report.rank].read().place
         return replace(report, batches_completed=batches, signature=signature_of(report))
 
+    def _is_disk_fault(self, message: str) -> bool:
+        return names_disk_fault(message, self._directory.parent.parent)
+
     async def _leave(self, report: ExitReport) -> None:
-        """Bounded in time: what cannot be delivered goes to the agent and to the drainer."""
+        """Bounded in time: what cannot be delivered goes to the agent and to the drainer. The exit is written whatever
+        fails before it."""
+        undelivered: list[runner_pb2.TrialReport] = []
+        try:
+            undelivered = await self._close(report)
+        except Exception as error:
+            log.exception("the runner cannot close in order", error=str(error))
+        exit_file.write_exit(self._directory, self._spec.allocation.id, report, undelivered)
+        if not undelivered and not drainer.has_agent(self._directory.parent.parent):
+            await self._lease.tell_exit(report, EXIT_SECONDS)
+        await self._lease.close()
+        log.info("the runner ends", kind=report.kind, message=report.message)
+
+    async def _close(self, report: ExitReport) -> list[runner_pb2.TrialReport]:
+        """The reports that no scheduler took."""
         if report.kind is not ExitKind.COMPLETED:
             self._outlet.recorder.note(f"{report.kind.value}: {report.message}")
         if not self._metrics_address and self._timeline.ranks_up_at:
@@ -294,12 +330,7 @@ class TrialRunner:
         await self._fusion.close()
         await self._link.close()
         self._relay.tell_rest()
-        undelivered = await self._outlet.close(self._drain_seconds())
-        exit_file.write_exit(self._directory, self._spec.allocation.id, report, undelivered)
-        if not undelivered and not drainer.has_agent(self._directory.parent.parent):
-            await self._lease.tell_exit(report, EXIT_SECONDS)
-        await self._lease.close()
-        log.info("the runner ends", kind=report.kind, message=report.message)
+        return await self._outlet.close(self._drain_seconds())
 
     def _drain_seconds(self) -> float:
         agents = exit_file.load_stop_deadline(self._directory)
@@ -431,8 +462,15 @@ class TrialRunner:
 
 def _kind_of(error: Exception) -> ExitKind:
     """No other attempt makes valid what is invalid, such as the bytes under the code's sha256."""
+    if is_disk_fault(error):
+        return ExitKind.AGENT_DISK
     is_lasting = isinstance(error, GanglineError) and error.kind is ErrorKind.INVALID
     return ExitKind.CONFIGURATION_ERROR if is_lasting else ExitKind.START_FAILED
+
+
+def _is_agents_fault(error: Exception) -> bool:
+    """Not what other machines answered, such as a gateway that is away."""
+    return isinstance(error, OSError) or (isinstance(error, GanglineError) and error.code in _AGENTS_CODES)
 
 
 async def _run_until(step: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:

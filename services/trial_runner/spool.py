@@ -1,42 +1,71 @@
 """Records on disk until the gateway has them: append-only segment files, each record numbered and checked.
 
-A segment is named after its first record's number and holds (length, crc32, IngestRecord) one after another. What is
-acknowledged is deleted by whole segments. The spool is bounded: beyond that the oldest segment goes, and the count of
-what was lost is kept and told. Broken bytes at the end of a segment (a crash in the middle of a write) are cut off.
+A segment is named after its first record's number; `segment.py` has its format. What is acknowledged is deleted by
+whole segments. The spool is bounded: beyond that the oldest segment goes, and the count of what was lost is kept and
+told. Records that cannot be read back (damaged, cut off, a file that is gone) are skipped, and a line for the trial's
+log is read in their place: it carries the number of the last one of them, so the gateway stores it once and
+acknowledges it like the records that it stands for.
 It knows nothing of the network. One process at a time; `recorder.py` writes, `ingest.py` reads and acknowledges.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
-import struct
-import zlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
+import structlog
 
 from gangline.v1 import ingest_pb2
+from services.trial_runner.segment import encode, read_at, scan
 
 MAX_BYTES = 256 << 20
 SEGMENT_BYTES = 1 << 20
-_HEADER = struct.Struct(">II")
 _SUFFIX = ".seg"
+# What is read at once of a file in which some block cannot be read.
+_BLOCK_BYTES = 4096
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class _Segment:
+    """is_last_known: False where the end of the last file of another process cannot be read; `last` is then the lowest
+    number that its last record can have."""
+
     path: Path
     first: int
     last: int
     size: int
+    is_last_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Records first to last cannot be read. is_least: there may have been more after them. num_bytes: where they lay,
+    as far as that is left."""
+
+    first: int
+    last: int
+    num_bytes: int
+    is_least: bool = False
+
+    @property
+    def num_records(self) -> int:
+        return self.last - self.first + 1
 
 
 class Spool:
-    """num_dropped: records that were lost because the spool was full or the disk refused them.
+    """num_dropped: records that were lost because the spool was full or the disk refused them; num_refused: the
+    latter. num_damaged: records that could not be read back, as far as reading has come.
 
-    make_folder: called before each new segment, so that nothing is on disk before there is a record.
+    make_folder: called before each new segment, so that nothing is on disk before there is a record. agent_id: for
+    the log lines that stand for damaged records. on_damage: told how many records are lost, once for each.
     """
 
     def __init__(
@@ -45,6 +74,9 @@ class Spool:
         max_bytes: int = MAX_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
         make_folder: Callable[[], None] | None = None,
+        *,
+        agent_id: str = "",
+        on_damage: Callable[[int], None] | None = None,
     ) -> None:
         self._directory = directory
         self._make_folder = make_folder or (lambda: directory.mkdir(mode=0o700, parents=True, exist_ok=True))
@@ -52,7 +84,13 @@ class Spool:
         self._segment_bytes = segment_bytes
         self._fd = -1
         self._cursor = (0, 0)
+        self._agent_id = agent_id
+        self._on_damage = on_damage
+        # The last record of each damage by its first: what is sent again is read again, and counts once.
+        self._damaged: dict[int, int] = {}
         self.num_dropped = 0
+        self.num_refused = 0
+        self.num_damaged = 0
         self._segments = _load_segments(directory) if directory.is_dir() else []
         self.last_sequence = self._segments[-1].last if self._segments else 0
         self.acknowledged = self._segments[0].first - 1 if self._segments else 0
@@ -79,13 +117,13 @@ class Spool:
         frames = bytearray()
         for sequence, record in enumerate(records, self.last_sequence + 1):
             record.sequence = sequence
-            payload = record.SerializeToString()
-            frames += _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+            frames += encode(record)
         try:
             segment = self._writable_segment()
             self._write(segment, frames)
         except OSError:
             self.num_dropped += len(records)
+            self.num_refused += len(records)
             return
         self.last_sequence += len(records)
         segment.last = self.last_sequence
@@ -96,7 +134,8 @@ class Spool:
         first = self.last_sequence + 1
         self._make_folder()
         path = self._directory / f"{first:016d}{_SUFFIX}"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # What lies under this name is left of a write that failed, and counts as dropped.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._close_file()
         self._fd = fd
         self._segments.append(_Segment(path, first, first - 1, 0))
@@ -108,9 +147,18 @@ class Spool:
             while written < len(frames):
                 written += os.write(self._fd, memoryview(frames)[written:])
         except OSError:
-            os.ftruncate(self._fd, segment.size)
+            try:
+                os.ftruncate(self._fd, segment.size)
+            except OSError:
+                self._leave(segment)
             raise
         segment.size += len(frames)
+
+    def _leave(self, segment: _Segment) -> None:
+        """Bytes behind its end would be taken for records: the next ones go into a file of their own."""
+        self._close_file()
+        if not segment.size:
+            self._segments.remove(segment)
 
     def _drop_oldest(self) -> None:
         oldest = self._segments.pop(0)
@@ -132,15 +180,46 @@ class Spool:
         return records
 
     def _records_after(self, after: int) -> Iterator[tuple[ingest_pb2.IngestRecord, int]]:
+        """Each with the byte from which reading goes on after it."""
         for segment in self._segments:
-            if segment.last <= after:
+            if segment.last > after:
+                yield from self._records_of(segment, max(after, segment.first - 1))
+
+    def _records_of(self, segment: _Segment, after: int) -> Iterator[tuple[ingest_pb2.IngestRecord, int]]:
+        """All numbers above `after`, each by its record or by the line that stands for damaged ones."""
+        sequence, start = self._cursor
+        # The usual reader goes on where it stopped, in the same segment.
+        start = start if sequence == after and segment.first <= sequence else 0
+        content = _read_bytes(segment.path, start, segment.size)
+        next_record = read_at(content, 0) if start else None
+        if start and (next_record is None or next_record.record.sequence != after + 1):
+            # Damaged, or not where it was, because the file was cut off.
+            start, content = 0, _read_bytes(segment.path, 0, segment.size)
+        end = start
+        for found in scan(content, after if start else segment.first - 1, segment.last):
+            if found.record.sequence <= after:
+                end = found.end
                 continue
-            sequence, offset = self._cursor
-            # The usual reader goes on where it stopped, in the same segment.
-            start = offset if sequence == after and segment.first <= sequence else 0
-            for record, end in _scan(segment.path, start, segment.size):
-                if record.sequence > after:
-                    yield record, end
+            if found.record.sequence > after + 1:
+                damage = Damage(after + 1, found.record.sequence - 1, start + found.start - end)
+                yield self._stand_in(damage, found.record.at), start + found.start
+            yield found.record, start + found.end
+            after, end = found.record.sequence, start + found.end
+        if after < segment.last:
+            damage = Damage(after + 1, segment.last, segment.size - end, is_least=not segment.is_last_known)
+            yield self._stand_in(damage, time.time()), segment.size
+
+    def _stand_in(self, damage: Damage, at: float) -> ingest_pb2.IngestRecord:
+        text = describe_damage(damage, self._agent_id)
+        new = damage.last - self._damaged.get(damage.first, damage.first - 1)
+        if new > 0:
+            self._damaged[damage.first] = damage.last
+            self.num_damaged += new
+            log.error("records of the spool are damaged", folder=str(self._directory), problem=text)
+            if self._on_damage is not None:
+                self._on_damage(new)
+        line = ingest_pb2.LogLine(agent_id=self._agent_id, stream="runner", text=text)
+        return ingest_pb2.IngestRecord(sequence=damage.last, at=at, log=line)
 
     def acknowledge(self, sequence: int) -> None:
         """The gateway has everything up to this number. An older number than before changes nothing."""
@@ -167,38 +246,82 @@ def _chunks(
     return (records[start : start + size] for start in range(0, len(records), size))
 
 
+def describe_damage(damage: Damage, agent_id: str) -> str:
+    """One sentence for the trial's log."""
+    least = "at least " if damage.is_least else ""
+    records = "1 record" if damage.num_records == 1 else f"{damage.num_records} records"
+    numbers = f"{damage.first} to {damage.last}" if damage.num_records > 1 else f"{damage.first}"
+    where = f"agent {agent_id}" if agent_id else "its agent"
+    return (
+        f"{least}{records} of this trial's log and metrics (numbers {numbers} of its spool, {damage.num_bytes} bytes) "
+        f"are lost: they were damaged on the disk of {where} before a gateway had them"
+    )
+
+
 def _load_segments(directory: Path) -> list[_Segment]:
-    segments = []
-    for path in sorted(directory.glob(f"*{_SUFFIX}")):
-        last, size = 0, 0
-        first = int(path.stem)
-        for record, end in _scan(path, 0, path.stat().st_size):
-            last, size = record.sequence, end
-        if not size:
-            path.unlink()
+    """Of a process that has ended. The name of a file tells the last number of the one before it."""
+    paths = sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+    segments: list[_Segment] = []
+    for path, follower in itertools.zip_longest(paths, paths[1:]):
+        first, size = int(path.stem), path.stat().st_size
+        if follower is not None:
+            segments.append(_Segment(path, first, int(follower.stem) - 1, size))
             continue
-        os.truncate(path, size)
-        segments.append(_Segment(path, first, last, size))
+        last, end = _find_last(path, first, size)
+        if end < size:
+            segments.append(_Segment(path, first, last + 1, size, is_last_known=False))
+        elif size:
+            segments.append(_Segment(path, first, last, size))
+        else:
+            path.unlink()
     return segments
 
 
-def _scan(path: Path, start: int, stop: int) -> Iterator[tuple[ingest_pb2.IngestRecord, int]]:
-    """Each record from byte `start` with the byte at which it ends, up to the first that is broken."""
+def _find_last(path: Path, first: int, size: int) -> tuple[int, int]:
+    """The number of its last whole record, or the one before the first, and where it ends."""
+    last, end = first - 1, 0
+    for found in scan(_read_bytes(path, 0, size), first - 1, None):
+        last, end = found.record.sequence, found.end
+    return last, end
+
+
+def _read_bytes(path: Path, start: int, stop: int) -> bytes:
+    """Empty where the file is gone. A block that the disk cannot read is read as zeros. Raises OSError."""
     try:
-        with path.open("rb") as file:
-            file.seek(start)
-            content = file.read(stop - start)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return
-    position = 0
-    while position + _HEADER.size <= len(content):
-        length, checksum = _HEADER.unpack_from(content, position)
-        payload = content[position + _HEADER.size : position + _HEADER.size + length]
-        if len(payload) < length or zlib.crc32(payload) != checksum:
-            return
+        return b""
+    try:
+        with suppress(_UnreadableError):
+            return _read_range(fd, start, stop)
+        blocks = range(start, stop, _BLOCK_BYTES)
+        return b"".join(_read_block(fd, block, min(block + _BLOCK_BYTES, stop)) for block in blocks)
+    finally:
+        os.close(fd)
+
+
+def _read_block(fd: int, start: int, stop: int) -> bytes:
+    try:
+        return _read_range(fd, start, stop)
+    except _UnreadableError:
+        return bytes(stop - start)
+
+
+def _read_range(fd: int, start: int, stop: int) -> bytes:
+    parts = []
+    while start < stop:
         try:
-            record = ingest_pb2.IngestRecord.FromString(payload)
-        except DecodeError:
-            return
-        position += _HEADER.size + length
-        yield record, start + position
+            part = os.pread(fd, stop - start, start)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise _UnreadableError from error
+            raise
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
+
+
+class _UnreadableError(Exception):
+    """The disk cannot read these bytes."""

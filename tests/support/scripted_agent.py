@@ -71,21 +71,29 @@ class ScriptedAgent:
         return [self.specs[allocation_id] for allocation_id in self._alive()]
 
     def finish(
-        self, allocation_id: str, kind: ExitKind, message: str = "", rank: int | None = None, seconds_ago: float = 0.0
+        self,
+        allocation_id: str,
+        kind: ExitKind,
+        message: str = "",
+        rank: int | None = None,
+        seconds_ago: float = 0.0,
+        *,
+        is_agent_at_fault: bool = False,
     ) -> None:
         """The member ends; told now, or with the next hello. seconds_ago: since when it is so."""
         at = self._now() - seconds_ago
         report = types_pb2.ExitReport(agent_id=self.id, message=message, rank=rank, failed_at=at, ended_at=at)
+        report.is_agent_at_fault = is_agent_at_fault
         report.kind = wire.enum_number(kind)  # type: ignore[assignment]  # protobuf takes the number
         status = self.journal[allocation_id]
         status.state = types_pb2.STATE_TERMINAL
         status.exit.CopyFrom(report)
         self._outbox.put_nowait(agent_pb2.ConnectRequest(status=status))
 
-    def tell_slots(self, slots: Sequence[Slot]) -> None:
-        """What it has changes while it is connected; its next hello says the same."""
-        self.record = replace(self.record, slots=tuple(slots))
-        message = agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in slots])
+    def tell_slots(self, slots: Sequence[Slot], problem: str = "") -> None:
+        """What it has changes while it is connected, or its own health; its next hello says the same."""
+        self.record = replace(self.record, slots=tuple(slots), problem=problem)
+        message = agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in slots], problem=problem)
         self._outbox.put_nowait(agent_pb2.ConnectRequest(slots=message))
 
     def _now(self) -> float:

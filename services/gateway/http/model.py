@@ -104,6 +104,14 @@ class Timeline(Answer):
     first_step_at: Instant
 
 
+class Exclusion(Answer):
+    """The trial avoids this agent for a while."""
+
+    agent_id: str
+    reason: str
+    until: Instant = Field(validation_alias="until_at")
+
+
 class Trial(Answer):
     id: str
     experiment_id: int
@@ -124,6 +132,7 @@ class Trial(Answer):
     timeline: Timeline
     last_failure: ExitReport | None
     excluded_agents: dict[str, str]
+    exclusions: list[Exclusion]
 
 
 class Member(Answer):
@@ -320,7 +329,8 @@ class NetworkInterface(Answer):
 
 
 class Agent(Availability):
-    """absent_slots: those that it no longer has, but that an operator disabled or drained when it had them."""
+    """absent_slots: those that it no longer has, but that an operator disabled or drained when it had them. problem:
+    why the agent itself cannot start anything now. quarantine: after several trials could not start there."""
 
     id: str
     pool: str
@@ -333,6 +343,9 @@ class Agent(Availability):
     hostname: str
     registered_time: Instant = Field(validation_alias="registered_at")
     lost_time: Instant = Field(validation_alias="lost_at")
+    problem: str
+    quarantine_reason: str
+    quarantined_until: Instant = Field(validation_alias="quarantined_until_at")
 
 
 class AgentView(Answer):

@@ -16,7 +16,8 @@ class Capability:
         self._verdicts: dict[Shape, Verdict] = {}
 
     def of(self, request: PendingRequest) -> Verdict:
-        """never: not even with all its agents well and idle. unhealthy: only with agents or slots that are away."""
+        """never: not even with all its agents well and idle. unhealthy: only with agents or slots that are away,
+        or that the request avoids for a while."""
         shape = request.shape
         verdict = self._verdicts.get(shape)
         if verdict is None:
@@ -27,7 +28,9 @@ class Capability:
         allowed = [agent for agent in self._view.agents if agent.id not in request.blocklist]
         if self._can_hold(request, [agent.slots for agent in allowed if agent.is_usable]):
             return "fits"
-        return "unhealthy" if self._can_hold(request, [agent.slots + agent.disabled for agent in allowed]) else "never"
+        blocked = request.blocked_for_good
+        coming = [agent.slots + agent.disabled for agent in self._view.agents if agent.id not in blocked]
+        return "unhealthy" if self._can_hold(request, coming) else "never"
 
     def _can_hold(self, request: PendingRequest, sizes: list[int]) -> bool:
         is_heterogeneous = self._view.config.allow_heterogeneous_fits

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from services.scheduler.placement.snapshot import AgentRoom, PoolConfig, Running, Snapshot
+from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolConfig, Running, Snapshot
 
 _MAX_NAMED = 4
 
@@ -143,7 +143,17 @@ def _enable(snapshot: Snapshot, agent_ids: set[str]) -> Snapshot:
         else w
         for w in snapshot.running
     )
-    return replace(snapshot, agents=tuple(agents), running=tuple(running))
+    requests = (_readmit(request, agent_ids) for request in snapshot.requests)
+    return replace(snapshot, agents=tuple(agents), running=tuple(running), requests=tuple(requests))
+
+
+def _readmit(request: PendingRequest, agent_ids: set[str]) -> PendingRequest:
+    """Enabling an agent ends what a request holds against it for a while."""
+    over = {agent_id for agent_id, _ in request.excluded if agent_id in agent_ids}
+    if not over:
+        return request
+    blocklist = tuple(agent_id for agent_id in request.blocklist if agent_id not in over)
+    return replace(request, blocklist=blocklist, excluded=tuple(one for one in request.excluded if one[0] not in over))
 
 
 def _end(snapshot: Snapshot, ended: set[str]) -> Snapshot:

@@ -76,12 +76,15 @@ class Counterfactual:
             case "never":
                 return (_more_agents(request, agents, request.pool),)
             case "unhealthy":
+                blocked = request.blocked_for_good
                 away = tuple(
                     agent.id
                     for agent in agents
-                    if (not agent.is_usable or agent.disabled) and agent.id not in request.blocklist
+                    if (not agent.is_usable or agent.disabled or agent.id in request.blocklist)
+                    and agent.id not in blocked
                 )
-                return EnableAgents(away), *self._emptied(request, [enabled(agent) for agent in agents])
+                readmitted = replace(request, blocklist=tuple(sorted(blocked)), excluded=())
+                return EnableAgents(away), *self._emptied(readmitted, [enabled(agent) for agent in agents])
             case "fits":
                 opening = self._initial_opening(request)
                 if opening is None:

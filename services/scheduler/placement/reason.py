@@ -7,6 +7,7 @@ shape that wait for the same thing share the sentence.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from gangline.domain.allocation import Reason
@@ -141,14 +142,16 @@ class Explanation:
         return ReasonCode.NEVER_FITS, sentence or _needs(request)
 
     def _unhealthy(self, request: PendingRequest) -> _Sentence:
-        allowed = _allowed(request, self._ledger.view.agents)
+        agents = self._ledger.view.agents
+        allowed, excluded = _allowed(request, agents), dict(request.excluded)
         usable = [agent.slots for agent in allowed if agent.is_usable]
-        away = [_absence(agent) for agent in allowed if not agent.is_usable or agent.disabled]
+        away = [f"{agent.id} ({excluded[agent.id]})" for agent in agents if agent.id in excluded]
+        away += [_absence(agent) for agent in allowed if not agent.is_usable or agent.disabled]
         named = ", ".join(away[:4]) + (f" and {len(away) - 4} more" if len(away) > 4 else "")
         if not usable:
-            return ReasonCode.AGENTS_UNHEALTHY, f"{_needs(request)}; only {named} could hold it"
+            return ReasonCode.AGENTS_UNHEALTHY, f"{_needs_for_good(request)}; only {named} could hold it"
         held = f"the agents that are well, {describe_agents(usable)}, cannot hold it without {named}"
-        return ReasonCode.AGENTS_UNHEALTHY, f"{_needs(request)}; {held}"
+        return ReasonCode.AGENTS_UNHEALTHY, f"{_needs_for_good(request)}; {held}"
 
     def _quota(self, request: PendingRequest) -> _Sentence:
         cap, used = self._ledger.quota.cap_of(request.group), self._ledger.quota.used[request.group]
@@ -199,4 +202,11 @@ def _absence(agent: AgentRoom) -> str:
 def _needs(request: PendingRequest) -> str:
     slots = f"{request.slots} slot{'' if request.slots == 1 else 's'}"
     needs = f"needs {slots} on a single agent" if request.is_single_agent else f"needs {slots}"
-    return f"{needs}, but not on {', '.join(request.blocklist)}" if request.blocklist else needs
+    excluded = dict(request.excluded)
+    avoided = [f"{id_} ({excluded[id_]})" if id_ in excluded else id_ for id_ in request.blocklist]
+    return f"{needs}, but not on {', '.join(avoided)}" if avoided else needs
+
+
+def _needs_for_good(request: PendingRequest) -> str:
+    """Without the agents that it avoids for a while, where these are named beside it."""
+    return _needs(replace(request, blocklist=tuple(sorted(request.blocked_for_good)), excluded=()))

@@ -72,7 +72,7 @@ class Groups(tuple[Group, ...]):
     by_id: Mapping[str, Group]
 
 
-Shape = tuple[int, bool, tuple[str, ...]]
+Shape = tuple[int, bool, tuple[str, ...], tuple[tuple[str, str], ...]]
 Kind = tuple[Shape, bool, bool, ReasonCode | None]
 
 
@@ -82,7 +82,8 @@ class PendingRequest:
 
     queue_position: before the time of submission among requests of one priority; None comes after every position.
     estimated_seconds: how long it will run; 0 when unknown. hold: PAUSED or SEARCH_WAITING keep it from starting.
-    is_first: it goes before every other request of its pool, whatever the policy.
+    is_first: it goes before every other request of its pool, whatever the policy. excluded: agents of the blocklist
+    that stand there for a while only, each with a sentence that says how long and why.
 
     shape: requests of one shape fit, or do not fit, into the same room. kind: what else an answer may depend on, beside
     its group, its length and the time. Both are kept because every cycle asks every request for them.
@@ -102,11 +103,16 @@ class PendingRequest:
     estimated_seconds: float = 0.0
     hold: ReasonCode | None = None
     is_first: bool = False
+    excluded: tuple[tuple[str, str], ...] = ()
     shape: Shape = field(init=False, repr=False, compare=False)
     kind: Kind = field(init=False, repr=False, compare=False)
 
+    @property
+    def blocked_for_good(self) -> frozenset[str]:
+        return frozenset(self.blocklist).difference(agent_id for agent_id, _ in self.excluded)
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", (self.slots, self.is_single_agent, self.blocklist))
+        object.__setattr__(self, "shape", (self.slots, self.is_single_agent, self.blocklist, self.excluded))
         object.__setattr__(self, "kind", (self.shape, self.is_preemptible, self.estimated_seconds > 0, self.hold))
 
 

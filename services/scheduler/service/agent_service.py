@@ -177,11 +177,12 @@ async def _on_slots(term: Term, session: Session, message: agent_pb2.AgentSlots)
     slots = [wire.from_proto(Slot, slot) for slot in message.slots]
     rules = term.conditions.rules
     change = await term.store.commit(
-        lambda records: slots_changed(records, session.agent_id, slots, rules, time.time())
+        lambda records: slots_changed(records, session.agent_id, slots, rules, time.time(), problem=message.problem)
     )
     if change:
         sick = {slot.id: slot.problem for slot in slots if not slot.is_healthy}
-        _log.info("slots changed", agent_id=session.agent_id, slots=len(slots), unhealthy=sick)
+        problem = {"problem": message.problem} if message.problem else {}
+        _log.info("slots changed", agent_id=session.agent_id, slots=len(slots), unhealthy=sick, **problem)
 
 
 async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationStatus) -> None:

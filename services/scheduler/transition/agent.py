@@ -10,6 +10,7 @@ from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import AgentState
 from services.scheduler.records import Change, Draft, Records
 from services.scheduler.transition.availability import clear_agent, keep_availability
+from services.scheduler.transition.exclusion import trusted_again
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.rules import Rules
 
@@ -20,15 +21,24 @@ def registered(records: Records, agent: Agent, rules: Rules, now: float) -> Chan
     registered_at = known.registered_at if known else now
     agent = keep_availability(agent, known)
     agent = replace(agent, state=AgentState.ALIVE, registered_at=registered_at, lost_at=0.0)
+    agent = _checked(agent, known, now)
     return _known(records, agent, rules, now)
 
 
-def slots_changed(records: Records, agent_id: str, slots: Sequence[Slot], rules: Rules, now: float) -> Change:
-    """A connected agent tells all of its slots again. One that counts as lost says hello first."""
+def slots_changed(
+    records: Records, agent_id: str, slots: Sequence[Slot], rules: Rules, now: float, *, problem: str = ""
+) -> Change:
+    """A connected agent tells all of its slots again, and its own problem. One that counts as lost says hello first."""
     known = records.find(Agent, agent_id)
     if known is None or known.state is AgentState.LOST:
         return Change()
-    return _known(records, keep_availability(replace(known, slots=tuple(slots)), known), rules, now)
+    agent = keep_availability(replace(known, slots=tuple(slots), problem=problem), known)
+    return _known(records, _checked(agent, known, now), rules, now)
+
+
+def _checked(agent: Agent, known: Agent | None, now: float) -> Agent:
+    """An agent whose own check has become good is trusted again."""
+    return trusted_again(agent, now) if known is not None and known.problem and not agent.problem else agent
 
 
 def lost(records: Records, agent_id: str, now: float) -> Change:

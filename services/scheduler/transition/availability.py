@@ -1,6 +1,7 @@
 """PURE: an operator's word on an agent or on some of its slots, and what may not stay there because of it.
 
-The leader owns availability; what an agent says of it counts for nothing. What is disabled is emptied: its work
+The leader owns availability and quarantine; what an agent says of them counts for nothing. Enabling an agent ends its
+quarantine and what trials hold against it. What is disabled is emptied: its work
 checkpoints, gives all of its slots back and waits again. Work on slots that the agent no longer has is ended as a
 failure of the machine. A transaction holds only so many of them, so `clear` does the next ones and is called until it
 changes nothing; since what is wanted is on record, any leader can go on.
@@ -19,6 +20,7 @@ from gangline.errors import GanglineError, not_found
 from services.scheduler.facts import facts_of
 from services.scheduler.nearest import describe_known
 from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.transition.exclusion import is_avoided, readmit_on, trusted_again
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.retry import describe
 from services.scheduler.transition.rules import Rules
@@ -56,6 +58,8 @@ def change_availability(
         )
     else:
         agent = replace(agent, availability=availability)
+        if availability is Availability.ENABLED and is_avoided(records, agent):
+            agent = trusted_again(agent, now)
     draft = Draft(records)
     draft.put(agent)
     clear_agent(draft, agent, rules, now)
@@ -84,6 +88,10 @@ def keep_availability(agent: Agent, known: Agent | None) -> Agent:
     return replace(
         agent,
         availability=known.availability if known else Availability.ENABLED,
+        failed_starts=known.failed_starts if known else (),
+        quarantined_until_at=known.quarantined_until_at if known else 0.0,
+        quarantine_reason=known.quarantine_reason if known else "",
+        trusted_at=known.trusted_at if known else 0.0,
         slots=slots,
         absent_slots=tuple(replace(slot, is_healthy=False, problem=ABSENT) for slot in absent),
     )
@@ -103,7 +111,8 @@ def clear(records: Records, agent_id: str, rules: Rules, now: float) -> Change:
 
 
 def clear_agent(draft: Draft, agent: Agent, rules: Rules, now: float) -> None:
-    """The same on a draft, with the agent as it is to be."""
+    """The same on a draft, with the agent as it is to be; trials that avoid it no longer are readmitted."""
+    readmit_on(draft, agent, now)
     slot_by_id = {slot.id: slot for slot in agent.slots}
     found = [one for one in draft.allocations_on(agent.id) if one.state is not State.STOPPING]
     orders = ((one, _order_for(draft, one, agent, slot_by_id, rules=rules, now=now)) for one in found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangline.domain.allocation import Allocation, ExitReport, Request
+from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind, State
 from services.scheduler.records import Change, Draft, Records
 from services.scheduler.transition.exit import member_exited, unended_agents
@@ -16,15 +17,27 @@ from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 
 def next_deadline(
-    allocations: Iterable[Allocation], requests: Iterable[Request], now: float, patient_until: float = 0.0
+    allocations: Iterable[Allocation],
+    requests: Iterable[Request],
+    now: float,
+    patient_until: float = 0.0,
+    agents: Iterable[Agent] = (),
 ) -> float | None:
     """The first instant after which something has to be done without anybody asking; None when nothing is due.
 
     patient_until: a new leader enforces no allocation's deadline before this time, so that agents can come back.
     """
     waits = [max(found.deadline_at, patient_until) for found in allocations if found.deadline_at]
-    waits += [request.not_before_at for request in requests if request.not_before_at > now]
+    for request in requests:
+        waits += [request.not_before_at] if request.not_before_at > now else []
+        waits += [exclusion.until_at for exclusion in request.exclusions]
+    waits += [agent.quarantined_until_at for agent in agents if agent.quarantined_until_at > now]
     return min(waits, default=None)
+
+
+def to_readmit(requests: Iterable[Request], now: float) -> list[str]:
+    """Ids of waiting trials that no longer have to avoid one of their agents."""
+    return [found.trial_id for found in requests if any(one.until_at <= now for one in found.exclusions)]
 
 
 def overdue(allocations: Iterable[Allocation], now: float, patient_until: float = 0.0) -> list[str]:
@@ -68,4 +81,4 @@ def _late_start(allocation: Allocation, accepted_agents: frozenset[str], rules: 
         return ExitReport(agents[0], ExitKind.RENDEZVOUS, message, failed_at=now, ended_at=now)
     missing = [agent_id for agent_id in agents if agent_id not in accepted_agents] or agents
     message = f"not accepted by {', '.join(missing)} within {rules.accept_seconds:g} s"
-    return ExitReport(missing[0], ExitKind.START_FAILED, message, failed_at=now, ended_at=now)
+    return ExitReport(missing[0], ExitKind.START_FAILED, message, failed_at=now, ended_at=now, is_agent_at_fault=True)

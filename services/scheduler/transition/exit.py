@@ -13,9 +13,10 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, State
 from services.scheduler.facts import Facts, facts_of
 from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.transition.exclusion import exclude
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
-from services.scheduler.transition.retry import decide, describe, excluded_by, older_checkpoint
+from services.scheduler.transition.retry import decide, describe, excluded_by, furthest_batches, older_checkpoint
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import closed_event, tell
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -65,10 +66,13 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
         reason=decision.reason,
         restarts=decision.restarts,
         infrastructure_failures=decision.infrastructure_failures,
+        failures_in_a_row=decision.failures_in_a_row,
+        furthest_batches=furthest_batches(trial, allocation),
         last_failure=decision.failure or trial.last_failure,
         timeline=allocation.timeline,
         excluded_agents={**trial.excluded_agents, **excluded_by(allocation)},
     )
+    trial = exclude(draft, trial, allocation, rules, now)
     if decision.checkpoint is not None:
         batches = decision.checkpoint.batches_completed
         trial = replace(trial, latest_checkpoint_id=decision.checkpoint.id, batches_completed=batches)

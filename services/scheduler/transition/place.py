@@ -46,7 +46,7 @@ def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules,
         return Change()
     if not may_start(records, get(records, Experiment, request.experiment_id), request.slots):
         return Change()
-    members = _members(records, slots_by_agent)
+    members = _members(records, slots_by_agent, now)
     if members is None:
         return Change()
     trial = get(records, Trial, trial_id)
@@ -72,13 +72,15 @@ def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules,
     return draft.change
 
 
-def _members(records: Records, slots_by_agent: Mapping[str, int]) -> tuple[Member, ...] | None:
+def _members(records: Records, slots_by_agent: Mapping[str, int], now: float) -> tuple[Member, ...] | None:
     """The member with the most slots first, so that rank 0 has the most peers beside it."""
     members: list[Member] = []
     order = sorted(slots_by_agent.items(), key=lambda item: (-item[1], item[0]))
     for node_rank, (agent_id, slots) in enumerate(order):
         agent = records.find(Agent, agent_id)
         if agent is None or agent.state is not AgentState.ALIVE or agent.availability is not Availability.ENABLED:
+            return None
+        if agent.problem or agent.quarantined_until_at > now:
             return None
         free = free_slot_ids(records, agent)
         if len(free) < slots:

@@ -9,6 +9,7 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
 from services.scheduler.facts import Facts, facts_of
 from services.scheduler.records import Draft
+from services.scheduler.transition.exclusion import blocklist_of
 from services.scheduler.transition.rules import Rules
 
 # One operation each, of the 128 that etcd takes; others change beside them.
@@ -25,9 +26,10 @@ def queue(draft: Draft, trial: Trial, facts: Facts, rules: Rules, not_before_at:
             slots=facts.slots,
             priority=priority_of(facts, rules),
             is_single_agent=facts.is_single_agent,
-            blocklist=tuple(sorted(trial.excluded_agents)),
+            blocklist=blocklist_of(trial),
             submitted_at=trial.created_at,
             not_before_at=not_before_at,
+            exclusions=trial.exclusions,
         )
     )
 

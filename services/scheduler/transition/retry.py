@@ -4,13 +4,14 @@ Owns the classification of exits and the rules of running again; no other place 
 inside the trial uses up one of its restarts; one of the machines around it does not, but is bounded too; what would
 fail again just the same (memory, imports, configuration, a loss that is no number, the same error at the same batch as
 before) is not tried again, nor is what a log policy says is hopeless. A damaged checkpoint costs no restart as long as
-the trial has an older one to go on from.
+the trial has an older one to go on from. The wait before the next attempt grows with the failures in a row; an attempt
+that made progress before it failed begins a new row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Checkpoint, Trial
@@ -31,6 +32,7 @@ INFRASTRUCTURE = {
     ExitKind.RENDEZVOUS,
     ExitKind.NETWORK,
     ExitKind.START_FAILED,
+    ExitKind.AGENT_DISK,
     ExitKind.PEER_FAILED,
 }
 
@@ -38,12 +40,16 @@ INFRASTRUCTURE = {
 @dataclass(frozen=True, slots=True)
 class Decision:
     """outcome: None when the trial is queued again, not before delay_seconds have passed. failure: what ended this
-    attempt, None when nothing failed. checkpoint: from which the trial goes on instead of its latest."""
+    attempt, None when nothing failed. checkpoint: from which the trial goes on instead of its latest.
+
+    infrastructure_failures, failures_in_a_row: attempts without progress, this one included, that failed for reasons
+    outside of the trial, and for any reason."""
 
     outcome: Outcome | None
     reason: str
     restarts: int
     infrastructure_failures: int
+    failures_in_a_row: int = 0
     delay_seconds: float = 0.0
     failure: ExitReport | None = None
     checkpoint: Checkpoint | None = None
@@ -61,6 +67,8 @@ def decide(
     """allocation: every member has ended. closing: what a user or the searcher wants this trial to end as. older: to go
     on from where the checkpoint is damaged from which the allocation was to go on."""
     kinds = {report.kind for report in allocation.exits}
+    if has_progressed(trial, allocation):
+        trial = replace(trial, infrastructure_failures=0, failures_in_a_row=0)
     restarts, setbacks = trial.restarts, trial.infrastructure_failures
     failure = first_failure(allocation)
     if failure is None and kinds == {ExitKind.COMPLETED}:
@@ -68,7 +76,7 @@ def decide(
     if closing is not None:
         return Decision(closing, allocation.stop_reason, restarts, setbacks, failure=failure)
     if failure is None or _is_late_checkpoint(allocation, failure):
-        return _after_stop(allocation, restarts, setbacks)
+        return _after_stop(allocation, trial)
     hopeless = _why_hopeless(trial, allocation, failure, older)
     if hopeless:
         reason = f"{describe(failure)}; not tried again, because {hopeless}"
@@ -84,6 +92,18 @@ def first_failure(allocation: Allocation) -> ExitReport | None:
     real = [report for report in allocation.exits if report.kind not in _NO_FAILURE]
     hearsay = [report for report in allocation.exits if report.kind is ExitKind.PEER_FAILED]
     return min(real or hearsay, key=lambda report: (report.failed_at or report.ended_at, report.agent_id), default=None)
+
+
+def has_progressed(trial: Trial, allocation: Allocation) -> bool:
+    """Whether this attempt has written a checkpoint, or has come further than every one before it."""
+    has_checkpoint = trial.latest_checkpoint_id not in ("", allocation.checkpoint_id)
+    return has_checkpoint or furthest_batches(trial, allocation) > trial.furthest_batches
+
+
+def furthest_batches(trial: Trial, allocation: Allocation) -> int:
+    """Of the attempts that have ended, with this one."""
+    told = (report.batches_completed or 0 for report in allocation.exits)
+    return max(trial.furthest_batches, trial.batches_completed, *told)
 
 
 def excluded_by(allocation: Allocation) -> dict[str, str]:
@@ -145,13 +165,14 @@ def _describe_status(report: ExitReport) -> str:
     return str(report.kind).replace("_", " ").lower()
 
 
-def _after_stop(allocation: Allocation, restarts: int, setbacks: int) -> Decision:
+def _after_stop(allocation: Allocation, trial: Trial) -> Decision:
     """Preempted work waits again and has used up nothing, even if the grace was not enough for its checkpoint; killed
     work has ended. A machine's operator may stop a runner as well: then a member says so without having been asked."""
+    counts = trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row
     kinds = {report.kind for report in allocation.exits}
     if allocation.stop_kind is ExitKind.PREEMPTED or ExitKind.PREEMPTED in kinds:
-        return Decision(None, allocation.stop_reason or "preempted", restarts, setbacks)
-    return Decision(Outcome.CANCELED, allocation.stop_reason or "killed", restarts, setbacks)
+        return Decision(None, allocation.stop_reason or "preempted", *counts)
+    return Decision(Outcome.CANCELED, allocation.stop_reason or "killed", *counts)
 
 
 def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
@@ -162,27 +183,24 @@ def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
 def _after_failure(
     failure: ExitReport, trial: Trial, max_restarts: int, rules: Rules, older: Checkpoint | None
 ) -> Decision:
-    restarts, setbacks = trial.restarts, trial.infrastructure_failures
+    restarts, setbacks, row = trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is not None:
         reason = f"{describe(failure)}; it goes on from checkpoint {older.id} after batch {older.batches_completed}"
-        return Decision(None, reason, restarts, setbacks, failure=failure, checkpoint=older)
+        return Decision(None, reason, restarts, setbacks, row, failure=failure, checkpoint=older)
+    row += 1
     if failure.kind in INFRASTRUCTURE:
-        return _after_setback(failure, restarts, setbacks + 1, rules)
-    return _after_error(failure, restarts, max_restarts, rules)
-
-
-def _after_setback(failure: ExitReport, restarts: int, setbacks: int, rules: Rules) -> Decision:
-    if setbacks >= rules.max_infrastructure_failures:
-        reason = f"{_in_a_row(setbacks)} failed for reasons outside of the trial; last, {describe(failure)}"
-        return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
-    return Decision(None, describe(failure), restarts, setbacks, rules.backoff(setbacks), failure)
-
-
-def _after_error(failure: ExitReport, restarts: int, max_restarts: int, rules: Rules) -> Decision:
+        return _after_setback(failure, restarts, setbacks + 1, row, rules)
     if restarts >= max_restarts:
         reason = describe(failure) + _used_up(max_restarts)
-        return Decision(Outcome.FAILED, reason, restarts, 0, failure=failure)
-    return Decision(None, describe(failure), restarts + 1, 0, rules.backoff(restarts + 1), failure)
+        return Decision(Outcome.FAILED, reason, restarts, 0, row, failure=failure)
+    return Decision(None, describe(failure), restarts + 1, 0, row, rules.backoff(row), failure)
+
+
+def _after_setback(failure: ExitReport, restarts: int, setbacks: int, row: int, rules: Rules) -> Decision:
+    if setbacks >= rules.max_infrastructure_failures:
+        reason = f"{_in_a_row(setbacks)} failed for reasons outside of the trial; last, {describe(failure)}"
+        return Decision(Outcome.FAILED, reason, restarts, setbacks, row, failure=failure)
+    return Decision(None, describe(failure), restarts, setbacks, row, rules.backoff(row), failure)
 
 
 def _in_a_row(attempts: int) -> str:

@@ -18,6 +18,9 @@ class Rules:
     kill_grace_seconds: what an agent gives ranks between "end" and SIGKILL. force_seconds: how long after a grace has
     run out an agent may take to report the end. max_infrastructure_failures: attempts in a row that may fail for
     reasons outside of the trial. max_backoff_seconds: the longest wait before a trial runs again.
+
+    exclusion_seconds: for how long a trial avoids an agent on which it could not start, and for how long an agent is
+    out of use on which several trials could not.
     """
 
     default_priorities: Mapping[str, int] = field(default_factory=dict)
@@ -28,6 +31,7 @@ class Rules:
     force_seconds: float = 30.0
     max_infrastructure_failures: int = 5
     max_backoff_seconds: float = 60.0
+    exclusion_seconds: float = 600.0
 
     def default_priority(self, pool: str) -> int:
         return self.default_priorities.get(pool, DEFAULT_PRIORITY)

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from gangline.domain.allocation import Allocation, Timeline
 from gangline.domain.state import State
 from services.scheduler.records import Change, Draft, Records
+from services.scheduler.transition.exclusion import start_succeeded
 from services.scheduler.transition.experiment import follow_allocation
 from services.scheduler.transition.rules import Rules
 
@@ -31,6 +32,7 @@ def came_up(
     allocation = records.find(Allocation, allocation_id)
     if allocation is None:
         return Change()
+    draft = Draft(records)
     timeline = merge_timeline(allocation.timeline, seen)
     members = tuple(
         replace(member, metrics_address=metrics_address or member.metrics_address)
@@ -41,7 +43,7 @@ def came_up(
     allocation = replace(allocation, timeline=timeline, members=members)
     if allocation.state is State.STARTING and timeline.ranks_up_at:
         allocation = replace(allocation, state=State.RUNNING, deadline_at=0.0)
-    draft = Draft(records)
+        start_succeeded(draft, (member.agent_id for member in members))
     follow_allocation(draft, allocation, now)
     return draft.change
 

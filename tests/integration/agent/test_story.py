@@ -142,7 +142,8 @@ async def test_journal_that_cannot_be_written(
     monkeypatch.setattr("services.agent.folder.write_atomic", fail)
     await recorded.accept("1.1.1", {})
     report = await recorded.final("1.1.1")
-    assert report.kind == types_pb2.EXIT_KIND_START_FAILED
+    assert report.kind == types_pb2.EXIT_KIND_AGENT_DISK
+    assert report.is_agent_at_fault
     assert "No space left on device" in report.message
     assert not (journal.folder("1.1.1").path / "starts").exists()
     recorded.roster.forget("1.1.1")

@@ -6,6 +6,9 @@ import asyncio
 import re
 import signal
 import urllib.request
+from pathlib import Path
+
+import pytest
 
 from gangline.domain.state import ExitKind
 from tests.integration.trial_runner.conftest import World
@@ -18,6 +21,18 @@ for number in range(3000):
     print("line", number, flush=True)
     if number % 100 == 0:
         time.sleep(0.05)
+"""
+# One part before the gateway goes, the other while it is away.
+HALVES = """
+import os, time
+def wait(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+for number in range(1500):
+    if number == 400:
+        wait("away")
+    print("line", number, flush=True)
+wait("go")
 """
 REPORTER = """
 import os, time
@@ -51,6 +66,48 @@ async def test_nothing_is_lost_while_the_gateway_is_away(world: World) -> None:
     assert world.gateway.lines("stdout") == [f"line {number}" for number in range(3000)]
     assert sorted(world.gateway.records["7.1.1/0"]) == list(range(1, len(world.gateway.records["7.1.1/0"]) + 1))
     assert not spool.exists()
+
+
+def _flip(path: Path, offset: int) -> None:
+    """In place: the runner appends to the file meanwhile."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        content = file.read(4)
+        file.seek(offset)
+        file.write(bytes(byte ^ 0xFF for byte in content))
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_what_lies_around_a_damage_arrives_and_the_log_says_what_does_not(world: World, is_killed: bool) -> None:
+    """Four bytes of the spool change while the gateway is away; then the runner delivers it, or the drainer."""
+    (runner,) = await world.start(HALVES, (1,))
+    await world.gateway.wait_line("line 399")
+    await world.gateway.stop()
+    (runner.directory / "code" / "away").touch()
+    spool = world.folder / "a1" / "spool" / "7.1.1-0"
+    await until(lambda: any(b"line 1499" in path.read_bytes() for path in spool.glob("*.seg")), "the last line on disk")
+    (path,) = spool.glob("*.seg")
+    _flip(path, path.read_bytes().index(b"line 1000"))
+    if is_killed:
+        runner.kill(signal.SIGKILL)
+        await runner.gone()
+    await world.gateway.start()
+    if is_killed:
+        next_spec = world.specs[0]
+        next_spec.allocation.id, next_spec.code_sha256 = "7.1.2", "0" * 64
+        await world.host("a1").start(next_spec).wait()
+    else:
+        (runner.directory / "code" / "go").touch()
+        assert (await runner.wait()).kind is ExitKind.COMPLETED
+    await world.gateway.wait_for(lambda: "line 1499" in world.gateway.lines("stdout"), 20, "the last line")
+    assert world.gateway.lines("stdout") == [f"line {number}" for number in range(1500) if number != 1000]
+    (told,) = [line for line in world.gateway.lines("runner") if "lost" in line]
+    assert re.match(r"1 record of this trial's log and metrics \(numbers? \d+ of its spool, \d+ bytes\) are lost", told)
+    assert told.endswith("damaged on the disk of agent a1 before a gateway had them")
+    await until(lambda: not spool.exists(), "the end of the delivered spool")
+    if is_killed:
+        settled = [line for line in (spool.parent / "drainer.log").read_text().splitlines() if "settled" in line]
+        assert any('"is_delivered": false' in line and '"num_damaged": 1' in line for line in settled)
 
 
 async def test_a_gateway_that_moves_during_the_training_is_found(world: World) -> None:

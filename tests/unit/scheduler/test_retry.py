@@ -35,8 +35,10 @@ def _exit(kind: ExitKind, rank: int = 0, failed_at: float = 1.0, message: str = 
     return ExitReport(f"a{rank}", kind, message, failed_at=failed_at, ended_at=failed_at + 1)
 
 
-def _decide(allocation: Allocation, restarts: int = 0, setbacks: int = 0, closing: Outcome | None = None) -> Decision:
-    trial = Trial("1.1", 1, 1, restarts=restarts, infrastructure_failures=setbacks)
+def _decide(
+    allocation: Allocation, restarts: int = 0, setbacks: int = 0, closing: Outcome | None = None, row: int = 0
+) -> Decision:
+    trial = Trial("1.1", 1, 1, restarts=restarts, infrastructure_failures=setbacks, failures_in_a_row=row)
     return decide(trial, allocation, 2, closing, RULES)
 
 
@@ -51,7 +53,7 @@ def test_completed_even_if_a_kill_came_too_late() -> None:
 
 def test_user_error_uses_a_restart_and_backs_off() -> None:
     first = _decide(_allocation(_exit(ExitKind.USER_ERROR)))
-    second = _decide(_allocation(_exit(ExitKind.SIGNAL)), restarts=1)
+    second = _decide(_allocation(_exit(ExitKind.SIGNAL)), restarts=1, row=1)
     last = _decide(_allocation(_exit(ExitKind.USER_ERROR, message="boom")), restarts=2)
     assert (first.outcome, first.restarts, first.delay_seconds) == (None, 1, 0.0)
     assert (second.outcome, second.restarts, second.delay_seconds) == (None, 2, 1.0)
@@ -66,6 +68,37 @@ def test_what_would_come_again_is_not_tried_again(kind: ExitKind) -> None:
     decision = _decide(_allocation(_exit(kind)))
     assert decision.outcome is Outcome.FAILED
     assert "not tried again" in decision.reason
+
+
+def _failed_again(kind: ExitKind, **fields: object) -> Decision:
+    """The fourth failure in a row of a trial that had reached batch 100 and gone on from checkpoint c1."""
+    trial = Trial("1.1", 1, 1, restarts=1, failures_in_a_row=3, infrastructure_failures=2, latest_checkpoint_id="c1")
+    trial = replace(trial, furthest_batches=100, batches_completed=100)
+    trial = replace(trial, **fields)  # type: ignore[arg-type] # by name
+    allocation = replace(_allocation(_exit(kind)), checkpoint_id="c1")
+    return decide(trial, allocation, 5, None, RULES)
+
+
+@pytest.mark.parametrize("progress", [{"latest_checkpoint_id": "c2"}, {"batches_completed": 101}])
+@pytest.mark.parametrize(("kind", "setbacks"), [(ExitKind.USER_ERROR, 0), (ExitKind.RUNNER_LOST, 1)])
+def test_an_attempt_that_made_progress_begins_a_new_row(
+    kind: ExitKind, setbacks: int, progress: dict[str, object]
+) -> None:
+    decision = _failed_again(kind, **progress)
+    assert (decision.outcome, decision.delay_seconds, decision.failures_in_a_row) == (None, 0.0, 1)
+    assert decision.infrastructure_failures == setbacks
+
+
+def test_an_attempt_without_progress_goes_on_with_the_row() -> None:
+    decision = _failed_again(ExitKind.USER_ERROR)
+    assert (decision.outcome, decision.delay_seconds, decision.failures_in_a_row) == (None, 4.0, 4)
+    assert _failed_again(ExitKind.RUNNER_LOST).outcome is Outcome.FAILED
+
+
+def test_progress_gives_no_restart_back() -> None:
+    decision = _failed_again(ExitKind.USER_ERROR, latest_checkpoint_id="c2")
+    assert decision.restarts == 2
+    assert _failed_again(ExitKind.USER_ERROR, latest_checkpoint_id="c2", restarts=5).outcome is Outcome.FAILED
 
 
 @pytest.mark.parametrize("kind", [ExitKind.HANG, ExitKind.UNAVAILABLE, ExitKind.SIGNAL])

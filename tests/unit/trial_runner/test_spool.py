@@ -18,9 +18,10 @@ def lines(*texts: str) -> list[ingest_pb2.IngestRecord]:
 
 
 def texts(spool: Spool, after: int = 0) -> list[str]:
+    """Of the records that were appended; those that stand for damaged ones are left out."""
     found: list[str] = []
     while records := spool.read(after, max_records=3):
-        found += [record.log.text for record in records]
+        found += [record.log.text for record in records if record.log.stream != "runner"]
         after = records[-1].sequence
     return found
 
@@ -75,33 +76,183 @@ def test_a_spool_is_found_again_after_its_process_died(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 9])
-def test_a_record_that_was_cut_off_is_dropped_and_the_rest_is_kept(tmp_path: Path, cut: int) -> None:
+def test_a_record_that_was_cut_off_is_told_and_the_rest_is_kept(tmp_path: Path, cut: int) -> None:
     spool = Spool(tmp_path)
     spool.append(lines("a", "b", "c"))
     (path,) = tmp_path.glob("*.seg")
     os.truncate(path, path.stat().st_size - cut)
     found = Spool(tmp_path)
     assert texts(found) == ["a", "b"]
-    assert found.last_sequence == 2
+    assert found.last_sequence == 3
+    assert found.read(2)[0].log.text.startswith("at least 1 record of this trial's log and metrics (numbers 3 ")
     found.append(lines("d"))
     assert texts(Spool(tmp_path)) == ["a", "b", "d"]
 
 
-def test_a_flipped_bit_ends_what_is_believed_of_a_segment(tmp_path: Path) -> None:
-    Spool(tmp_path).append(lines("a", "b", "c"))
-    (path,) = tmp_path.glob("*.seg")
+def damage(path: Path, *offsets: int) -> None:
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    for offset in offsets:
+        content[offset] ^= 0xFF
     path.write_bytes(content)
-    assert texts(Spool(tmp_path)) == ["a"]
 
 
-def test_a_file_of_nothing_but_noise_is_dropped(tmp_path: Path) -> None:
+def test_one_line_says_what_a_damage_has_cost(tmp_path: Path) -> None:
+    told: list[int] = []
+    spool = Spool(tmp_path, agent_id="a7", on_damage=told.append)
+    spool.append(lines("a", "b", "c", "d"))
+    (path,) = tmp_path.glob("*.seg")
+    size = path.stat().st_size // 4
+    damage(path, size, 2 * size + 9)
+    for _ in range(2):
+        # The second time after a lost connection.
+        first, notice, last = spool.read(0)
+    assert [record.sequence for record in (first, notice, last)] == [1, 3, 4]
+    assert (first.log.text, last.log.text) == ("a", "d")
+    assert notice.log.text == (
+        f"2 records of this trial's log and metrics (numbers 2 to 3 of its spool, {2 * size} bytes) are lost: "
+        "they were damaged on the disk of agent a7 before a gateway had them"
+    )
+    assert (notice.log.stream, notice.log.agent_id, notice.at) == ("runner", "a7", 1.0)
+    assert (told, spool.num_damaged) == ([2], 2)
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_records_after_a_damage_are_delivered_and_the_spool_ends_empty(tmp_path: Path, is_live: bool) -> None:
+    spool = Spool(tmp_path, segment_bytes=100)
+    for number in range(40):
+        spool.append(lines(f"line {number}"))
+    first, second, third, *_ = sorted(tmp_path.glob("*.seg"))
+    damage(first, first.stat().st_size - 1)
+    damage(second, *range(second.stat().st_size))
+    third.unlink()
+    if not is_live:
+        spool = Spool(tmp_path)
+    kept = texts(spool)
+    assert kept[0] == "line 0"
+    assert kept[-1] == "line 39"
+    assert spool.num_damaged + len(kept) == 40
+    spool.acknowledge(40)
+    assert (spool.num_waiting, list(tmp_path.iterdir())) == (0, [])
+
+
+def test_a_file_that_is_cut_off_while_it_is_written_loses_only_what_was_cut_off(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.append(lines("a", "b", "c", "d"))
+    assert [record.sequence for record in spool.read(0, max_records=3)] == [1, 2, 3]
+    (path,) = tmp_path.glob("*.seg")
+    os.truncate(path, path.stat().st_size // 2)
+    spool.append(lines("e", "f"))
+    assert texts(spool, after=3) == ["e", "f"]
+    assert texts(spool) == ["a", "b", "e", "f"]
+
+
+def test_a_block_that_the_disk_cannot_read_loses_only_what_lies_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path)
+    spool.append(lines(*(f"{number:0100d}" for number in range(200))))
+    pread = os.pread
+
+    def refuse(fd: int, size: int, start: int) -> bytes:
+        if start < 8192 < start + size:
+            raise OSError(5, "Input/output error")
+        return pread(fd, size, start)
+
+    monkeypatch.setattr("services.trial_runner.spool.os.pread", refuse)
+    monkeypatch.setattr("services.trial_runner.spool._BLOCK_BYTES", 5000)
+    kept = texts(spool)
+    assert 140 < len(kept) < 200
+    assert len(kept) + spool.num_damaged == 200
+
+
+def test_bytes_that_a_failed_write_left_are_not_taken_for_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes half of a write and then refuses to give it up."""
+    write = os.write
+
+    def refuse(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    spool = Spool(tmp_path)
+    with monkeypatch.context() as patched:
+
+        def take_some(fd: int, content: memoryview) -> int:
+            patched.setattr("services.trial_runner.spool.os.write", refuse)
+            return write(fd, content[:30])
+
+        patched.setattr("services.trial_runner.spool.os.ftruncate", refuse)
+        for text in ("a", "b"):
+            patched.setattr("services.trial_runner.spool.os.write", take_some)
+            assert spool.append(lines(text, "more")) == 2
+            patched.setattr("services.trial_runner.spool.os.write", write)
+            spool.append(lines(f"after {text}"))
+    assert [(record.sequence, record.log.text) for record in spool.read(0)] == [(1, "after a"), (2, "after b")]
+
+
+def test_a_file_of_nothing_but_noise_is_told(tmp_path: Path) -> None:
     (tmp_path / f"{1:016d}.seg").write_bytes(b"\xff" * 100)
     spool = Spool(tmp_path)
-    assert (spool.last_sequence, spool.num_bytes) == (0, 0)
+    assert (spool.last_sequence, spool.num_waiting) == (1, 1)
     spool.append(lines("a"))
     assert texts(spool) == ["a"]
+    assert spool.num_damaged == 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.text(max_size=60), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=8),
+    st.integers(30, 400),
+    st.booleans(),
+)
+def test_flipped_bytes_lose_only_the_records_that_they_hit(
+    tmp_path_factory: pytest.TempPathFactory,
+    appended: list[str],
+    flips: list[tuple[int, int]],
+    segment_bytes: int,
+    is_live: bool,
+) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    spool = Spool(folder, segment_bytes=segment_bytes)
+    where = [where_next(spool, text) for text in appended]
+    before = {path: path.read_bytes() for path in folder.glob("*.seg")}
+    for position, mask in flips:
+        path, start, end = where[position % len(where)]
+        flip_byte(path, start + position % (end - start), mask)
+    if not is_live:
+        spool = Spool(folder)
+    whole = {
+        number: text
+        for number, (text, (path, start, end)) in enumerate(zip(appended, where, strict=True), 1)
+        if path.read_bytes()[start:end] == before[path][start:end]
+    }
+    records = spool.read(0, max_records=10_000, max_bytes=1 << 30)
+    numbers = [record.sequence for record in records]
+    assert numbers == sorted(set(numbers))
+    delivered = {record.sequence: record.log.text for record in records if record.log.stream != "runner"}
+    assert delivered == whole
+    # In a file that nobody has a record of, only whole records tell how many there were.
+    assert spool.num_damaged == (len(appended) if is_live else spool.last_sequence) - len(whole)
+    assert (numbers[-1] if numbers else 0) == spool.last_sequence
+    spool.acknowledge(spool.last_sequence)
+    assert not list(folder.iterdir())
+
+
+def where_next(spool: Spool, text: str) -> tuple[Path, int, int]:
+    """Appends it; its file, and the bytes that it has there."""
+    before = {path: path.stat().st_size for path in spool._directory.glob("*.seg")}
+    spool.append(lines(text))
+    for path in spool._directory.glob("*.seg"):
+        if path.stat().st_size > before.get(path, 0):
+            return path, before.get(path, 0), path.stat().st_size
+    raise AssertionError("nothing was written")
+
+
+def flip_byte(path: Path, offset: int, mask: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= mask
+    path.write_bytes(content)
 
 
 def test_a_full_spool_drops_its_oldest_and_says_how_many(tmp_path: Path) -> None:

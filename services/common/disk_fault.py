@@ -1,0 +1,105 @@
+"""Faults of the disk below a service's own folders: which errors tell of one, and a check that finds one.
+
+Agent and trial runner use it for the agent's state directory, which is theirs alone: a user's code that finds another
+disk full answers for that itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT)
+# As Python and torch's C++ print them. The path comes only with errors of opening a file.
+_ERROR = re.compile(
+    rf"\[Errno (?:{'|'.join(str(int(number)) for number in _ERRNOS)})\][^:']*(?:: '(?P<path>[^']*)')?"
+    rf"|{'|'.join(re.escape(os.strerror(number)) for number in _ERRNOS)}"
+)
+# Enough that the files of a start have some room, little enough to be written every few seconds.
+_CHECK_BYTES = 64 << 10
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files there have mode 0600, and their owner is checked
+
+
+def is_disk_fault(error: BaseException | None) -> bool:
+    """Also where another error was raised from one."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _ERRNOS:
+            return True
+        error = error.__cause__
+    return False
+
+
+def names_disk_fault(message: str, folder: Path) -> bool:
+    """Whether an error message tells of a fault of the disk below this folder. Where it has no absolute path, the
+    folder is checked: an error of writing names no file."""
+    match = _ERROR.search(message)
+    if match is None:
+        return False
+    path = Path(match["path"] or "")
+    return path.resolve().is_relative_to(folder.resolve()) if path.is_absolute() else bool(check_folder(folder))
+
+
+def check_folder(folder: Path) -> str:
+    """Writes a file there and removes it. Why that does not work, with the remedy; empty when all is well."""
+    path = folder / f".check.{os.getpid()}"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, os.urandom(_CHECK_BYTES))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+            path.unlink()
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        return f"its state directory {folder} takes no writes ({error.strerror or error}); {_remedy(error.errno)}"
+    return ""
+
+
+def spare_path(path: Path) -> Path:
+    """Where a file is written that does not get into its own place: in shared memory, which is no disk. The same for
+    all processes of a user on this machine."""
+    name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
+    folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    return folder / f"gangline-{os.geteuid()}-{name}"
+
+
+def write_spare(path: Path, text: str) -> None:
+    """Takes the place of an older one. Raises OSError."""
+    spare_path(path).unlink(missing_ok=True)
+    fd = os.open(spare_path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+
+
+def read_spare(path: Path) -> str | None:
+    """None where there is none, or where it belongs to another user. Raises OSError."""
+    try:
+        fd = os.open(spare_path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(fd) as file:
+        return file.read() if os.fstat(fd).st_uid == os.geteuid() else None
+
+
+def remove_spare(path: Path) -> None:
+    with suppress(OSError):
+        spare_path(path).unlink(missing_ok=True)
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    written = 0
+    while written < len(content):
+        written += os.write(fd, content[written:])
+
+
+def _remedy(number: int | None) -> str:
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "free space there"
+    return "mount it writable again" if number == errno.EROFS else "look at the disk"

@@ -1,0 +1,113 @@
+"""PURE: agents on which trials cannot start: which a trial avoids for a while, and which are taken out of use.
+
+An agent that fails a start for reasons outside of the trial is excluded for this trial for `exclusion_seconds`. Failed
+starts of several trials, without a successful one between them, put the agent into quarantine for as long. Both end
+early when the agent is trusted again: its own check is good after it was bad, or an operator enables it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gangline.domain.allocation import Allocation, Exclusion, Request
+from gangline.domain.experiment import Trial
+from gangline.domain.resource import Agent, FailedStart
+from services.scheduler.records import Change, Draft, Records
+from services.scheduler.transition.rules import Rules
+
+# Different trials whose failed starts put an agent into quarantine.
+MAX_FAILED_STARTS = 3
+# Two operations each, of the 128 that etcd takes; what has to leave an agent takes up to 96 in the same transaction.
+MAX_READMITTED = 12
+
+
+def blamed_agents(allocation: Allocation) -> dict[str, str]:
+    """The agents that could not start or hold their member, with the reason."""
+    reports = [report for report in (*reversed(allocation.exits), allocation.failure) if report is not None]
+    return {report.agent_id: report.message or str(report.kind) for report in reports if report.is_agent_at_fault}
+
+
+def exclude(draft: Draft, trial: Trial, allocation: Allocation, rules: Rules, now: float) -> Trial:
+    """The trial with the exclusions that hold from now on; each blamed agent has this failed start on its record."""
+    blamed = blamed_agents(allocation)
+    kept = [one for one in trial.exclusions if one.agent_id not in blamed and holds(draft, one, now)]
+    new = [Exclusion(agent_id, why, now, now + rules.exclusion_seconds) for agent_id, why in sorted(blamed.items())]
+    for exclusion in new:
+        _note_failed_start(draft, trial.id, exclusion, rules)
+    return replace(trial, exclusions=(*kept, *new))
+
+
+def holds(records: Records, exclusion: Exclusion, now: float) -> bool:
+    agent = records.find(Agent, exclusion.agent_id)
+    is_trusted = agent is not None and agent.trusted_at >= exclusion.at
+    return exclusion.until_at > now and not is_trusted
+
+
+def start_succeeded(draft: Draft, agent_ids: Iterable[str]) -> None:
+    """Ranks came up there, so the failed starts before were not the agent's own trouble, or that is over."""
+    for agent_id in agent_ids:
+        agent = draft.find(Agent, agent_id)
+        if agent is not None and agent.failed_starts:
+            draft.put(replace(agent, failed_starts=()))
+
+
+def is_avoided(records: Records, agent: Agent) -> bool:
+    """By all trials or by one that waits, or it may be soon."""
+    if agent.failed_starts or agent.quarantine_reason:
+        return True
+    return any(one.agent_id == agent.id for request in records.all_of(Request) for one in request.exclusions)
+
+
+def trusted_again(agent: Agent, now: float) -> Agent:
+    return replace(agent, failed_starts=(), quarantined_until_at=0.0, quarantine_reason="", trusted_at=now)
+
+
+def readmitted(records: Records, trial_id: str, now: float) -> Change:
+    """A waiting trial without the exclusions that are over."""
+    draft = Draft(records)
+    request = records.find(Request, trial_id)
+    if request is not None:
+        _readmit(draft, request, now)
+    return draft.change
+
+
+def readmit_on(draft: Draft, agent: Agent, now: float) -> None:
+    """The same for the next waiting trials that avoid an agent which is trusted again."""
+    if not agent.trusted_at:
+        return
+    behind = [
+        request
+        for request in draft.all_of(Request)
+        if any(one.agent_id == agent.id and agent.trusted_at >= one.at for one in request.exclusions)
+    ]
+    for request in behind[:MAX_READMITTED]:
+        _readmit(draft, request, now)
+
+
+def blocklist_of(trial: Trial) -> tuple[str, ...]:
+    return tuple(sorted({*trial.excluded_agents, *(one.agent_id for one in trial.exclusions)}))
+
+
+def _readmit(draft: Draft, request: Request, now: float) -> None:
+    trial = draft.find(Trial, request.trial_id)
+    if trial is None:
+        return
+    trial = replace(trial, exclusions=tuple(one for one in trial.exclusions if holds(draft, one, now)))
+    draft.put(trial)
+    draft.put(replace(request, exclusions=trial.exclusions, blocklist=blocklist_of(trial)))
+
+
+def _note_failed_start(draft: Draft, trial_id: str, exclusion: Exclusion, rules: Rules) -> None:
+    agent = draft.find(Agent, exclusion.agent_id)
+    if agent is None:
+        return
+    others = [start for start in agent.failed_starts if start.trial_id != trial_id]
+    starts = (*others, FailedStart(trial_id, exclusion.at, exclusion.reason))[-MAX_FAILED_STARTS:]
+    agent = replace(agent, failed_starts=starts)
+    if len(starts) == MAX_FAILED_STARTS:
+        trials = ", ".join(start.trial_id for start in starts)
+        reason = f"{MAX_FAILED_STARTS} trials in a row could not start there ({trials}); last: {exclusion.reason}"
+        until_at = exclusion.at + rules.exclusion_seconds
+        agent = replace(agent, quarantine_reason=reason, quarantined_until_at=until_at)
+    draft.put(agent)

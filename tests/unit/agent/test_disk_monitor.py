@@ -1,0 +1,68 @@
+"""When an agent says that its state directory takes no writes, and when that is over."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from services.agent import disk_monitor
+from services.agent.disk_monitor import DiskMonitor
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the next checks find, the first one first; well without any."""
+    found: list[str] = []
+    monkeypatch.setattr(disk_monitor, "check_folder", lambda _: found.pop(0) if found else "")
+    return found
+
+
+async def test_one_bad_check_is_told_and_good_ones_in_a_row_end_it(tmp_path: Path, found: list[str]) -> None:
+    told: list[str] = []
+    monitor = DiskMonitor(tmp_path, 1.0, 3, lambda: None, told.append)
+    await monitor.check_once()
+    assert told == []
+    found += ["full", "full"]
+    await monitor.check_once()
+    assert told == ["full"]
+    # Two good ones, a bad one, two good ones: not three in a row.
+    for check in ("", "", "full", "", ""):
+        found += [check, check] if check else []
+        await monitor.check_once()
+    assert told == ["full"]
+    await monitor.check_once()
+    assert told == ["full", ""]
+
+
+async def test_room_that_can_be_made_keeps_the_agent_in_use(tmp_path: Path, found: list[str]) -> None:
+    told: list[str] = []
+    made: list[bool] = []
+    monitor = DiskMonitor(tmp_path, 1.0, 3, lambda: made.append(True), told.append)
+    found += ["full", ""]
+    await monitor.check_once()
+    assert (told, made) == ([], [True])
+
+
+async def test_a_disk_that_hangs_is_told_and_not_asked_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    calls: list[Path] = []
+    goes_on = threading.Event()
+
+    def hang(folder: Path) -> str:
+        calls.append(folder)
+        goes_on.wait(30)
+        return ""
+
+    monkeypatch.setattr(disk_monitor, "check_folder", hang)
+    monkeypatch.setattr(disk_monitor, "CHECK_SECONDS", 0.05)
+    monitor = DiskMonitor(tmp_path, 1.0, 1, lambda: None, told.append)
+    for _ in range(2):
+        await monitor.check_once()
+    assert told == [f"its state directory {tmp_path} does not answer within 0.05 s; look at the disk"]
+    assert len(calls) == 1
+    goes_on.set()
+    monkeypatch.setattr(disk_monitor, "CHECK_SECONDS", 20.0)
+    await monitor.check_once()
+    assert told[1:] == [""]

@@ -1,0 +1,44 @@
+"""What is lost on the way to the disk is told in the trial's log, as soon as the disk takes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.trial_runner.recorder import Recorder
+from services.trial_runner.spool import Spool
+
+
+def _texts(spool: Spool) -> list[str]:
+    return [record.log.text for record in spool.read(0, max_records=1000)]
+
+
+def test_a_disk_that_refused_records_is_told_once_it_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path)
+    recorder = Recorder(spool, "a1")
+    recorder.note("before")
+
+    def refuse(_fd: int, _content: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("services.trial_runner.spool.os.write", refuse)
+        recorder.note("one")
+        recorder.record_lines(0, "stdout", ["two", "three"])
+    recorder.note("after")
+    recorder.note("later")
+    lost = "3 records of this trial's log and metrics are lost: the disk of agent a1 refused 3"
+    assert _texts(spool) == ["before", "after", lost, "later"]
+
+
+def test_a_full_spool_is_told_with_how_many_made_room(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=2000, segment_bytes=500)
+    recorder = Recorder(spool, "a1")
+    for number in range(60):
+        recorder.note(f"line {number}")
+    told = [text for text in _texts(spool) if "older ones made room in a full spool" in text]
+    assert told
+    assert all("refused" not in text for text in told)
