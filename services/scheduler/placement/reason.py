@@ -197,6 +197,6 @@ def _absence(agent: AgentRoom) -> str:
 
 
 def _needs(request: PendingRequest) -> str:
-    slots = f"{request.slots} slot{'' if request.slots == 1 else 's'}"
+    slots = f"{request.slots} slot{'' if request.slots == 1 else 's'}" if request.slots else "an auxiliary place"
     needs = f"needs {slots} on a single agent" if request.is_single_agent else f"needs {slots}"
     return f"{needs}, but not on {', '.join(request.blocklist)}" if request.blocklist else needs
