@@ -31,8 +31,14 @@ class Spare:
 def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float, starts_at: float) -> Spare:
     """outlook: of this room, with the end of work that the holder may have stopped at `now`. starts_at: when the holder
     is to start by this outlook."""
-    known = [(end, work) for end, work in outlook.ends if _is_known(end, work, now)]
-    guesses = [work for end, work in outlook.ends if not _is_known(end, work, now)]
+    known: list[_End] = []
+    guesses: list[Running] = []
+    for end, work in outlook.ends:
+        # A bound that has passed is none. The end of work that the holder may have stopped is now.
+        if end <= now or (work.is_bounded and work.estimated_end_at > now):
+            known.append((end, work))
+        else:
+            guesses.append(work)
     first_at, last = now, None
     if not guesses:
         first_at, last = starts_at, outlook
@@ -61,14 +67,9 @@ class _Window:
         return self.last_at is None or at < self.last_at
 
 
-def _is_known(end: float, work: Running, now: float) -> bool:
-    """A bound that has passed is none. The end of what the holder may have stopped is now."""
-    return end <= now or (work.is_bounded and work.estimated_end_at > now)
-
-
 class _Agent:
-    """What may come back to one agent. guesses: slots that come back at any time. steps: slots that come back by then
-    at the latest."""
+    """What the end of work does to one agent. guesses: slots that come back at any time. steps: slots that come back by
+    then at the latest. draining: busy slots that nobody gets afterwards."""
 
     __slots__ = ("draining", "guesses", "steps")
 
@@ -100,24 +101,23 @@ def _in_any_order(
 def _coming(guesses: Iterable[Running], known: Iterable[_End], window: _Window) -> Mapping[str, _Agent]:
     coming: dict[str, _Agent] = defaultdict(_Agent)
     for work in guesses:
-        for agent_id, slots in _freed(work):
+        for agent_id, slots in freed_by(work).items():
             coming[agent_id].guesses.append(slots)
-            coming[agent_id].draining += work.slots_by_agent[agent_id] - slots
+        for agent_id, slots in work.draining_by_agent.items():
+            coming[agent_id].draining += slots
     for end, work in known:
         if window.has(end):
-            for agent_id, slots in _freed(work):
+            for agent_id, slots in freed_by(work).items():
                 coming[agent_id].steps.append((end, slots))
-                coming[agent_id].draining += work.slots_by_agent[agent_id] - slots
+            for agent_id, slots in work.draining_by_agent.items():
+                coming[agent_id].draining += slots
     return coming
 
 
-def _freed(work: Running) -> Iterable[tuple[str, int]]:
-    freed = freed_by(work)
-    return ((agent_id, freed.get(agent_id, 0)) for agent_id in work.slots_by_agent)
-
-
 def _can_be_idle(bin_: Bin, coming: _Agent) -> bool:
-    free = bin_.free + sum(coming.guesses) + sum(slots for _, slots in coming.steps)
+    free = bin_.free + sum(coming.guesses)
+    if coming.steps:
+        free += sum(slots for _, slots in coming.steps)
     return 0 < bin_.capacity == free and bin_.agent.draining <= coming.draining
 
 
