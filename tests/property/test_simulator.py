@@ -112,6 +112,22 @@ def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it
         assert run.num_preemptions <= place
 
 
+@settings(deadline=None, max_examples=300)
+@given(trace=traces(priorities=(42,)), sizes=SIZES, setting=SETTINGS)
+def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
+    trace: list[Submission], sizes: list[int], setting: Setting
+) -> None:
+    """Run times are drawn, and so is the order of ends. Up to the head's turn nothing differs from a pool in which
+    nobody passes it."""
+    filled, strict = choose_strategies(["priority", "priority, no backfill"])
+    starts = {run.submission.id: run.started_at for run in play(trace, sizes, strict, setting).runs}
+    played = play(trace, sizes, filled, setting)
+    heads = [run for run in played.runs if starts[run.submission.id] > run.submission.submitted_at]
+    if heads:
+        first = min(heads, key=lambda run: (run.submission.submitted_at, natural_key(run.submission.id)))
+        assert first.started_at <= starts[first.submission.id] + 1e-6
+
+
 @settings(deadline=None, max_examples=200)
 @given(trace=traces(priorities=(42,)), sizes=SIZES, setting=SETTINGS)
 def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(

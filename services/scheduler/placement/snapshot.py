@@ -109,7 +109,9 @@ class PendingRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", (self.slots, self.is_single_agent, self.blocklist))
-        object.__setattr__(self, "kind", (self.shape, self.is_preemptible, self.is_bounded and self.estimated_seconds > 0, self.hold))
+        object.__setattr__(
+            self, "kind", (self.shape, self.is_preemptible, self.is_bounded and self.estimated_seconds > 0, self.hold)
+        )
 
 
 @dataclass(frozen=True, slots=True)

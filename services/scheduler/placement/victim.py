@@ -21,11 +21,7 @@ _MANY = 256
 def in_order(works: Iterable[Running], now: float, *, is_auxiliary: bool = False) -> list[Running]:
     """Those that can be preempted at all, the first to go first. is_auxiliary: work without slots instead of work with
     slots."""
-    able = (
-        work
-        for work in works
-        if work.is_preemptible and not work.is_stopping and is_auxiliary == (not work.slots)
-    )
+    able = (work for work in works if work.is_preemptible and not work.is_stopping and is_auxiliary == (not work.slots))
     return sorted(
         able, key=lambda work: (-work.priority, -work.started_at, _lost_seconds(work, now), work.allocation_id)
     )
