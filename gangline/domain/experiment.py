@@ -34,8 +34,8 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """None leaves a value as it is; max_slots 0 lifts the cap. when_free: a lower max_slots stops no trial; slots beyond
-    it are given back as trials end."""
+    """None leaves a value as it is; max_slots 0 lifts the cap. when_free: a lower max_slots stops no trial, and slots
+    beyond it are given back as trials end."""
 
     priority: int | None = None
     weight: float | None = None

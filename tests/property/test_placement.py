@@ -198,6 +198,39 @@ def snapshots_on_call(draw: st.DrawFn) -> Snapshot:
     return Snapshot((ON_CALL,), tuple(agents), requests, tuple(running))
 
 
+@st.composite
+def contended_snapshots(draw: st.DrawFn) -> Snapshot:
+    """A pool that stops nobody: few slots are free, a wide request waits first, narrow ones come after it."""
+    sizes = draw(st.lists(st.integers(2, 6), min_size=1, max_size=3))
+    running: list[Running] = []
+    agents: list[AgentRoom] = []
+    for number, size in enumerate(sizes):
+        left = size - draw(st.integers(0, 2))
+        used = 0
+        while used < left:
+            slots = draw(st.integers(1, min(3, left - used)))
+            work = _busy_work(draw, f"{len(running) + 1}.1", {f"a{number}": slots})
+            end_at = draw(st.sampled_from([0.0, NOW + 2, NOW + 4, NOW + 6]))
+            running.append(replace(work, estimated_end_at=end_at, is_stopping=False, is_on_call=False))
+            used += slots
+        agents.append(AgentRoom(f"a{number}", POOL, size, used))
+    requests = [PendingRequest("20.1", "g", POOL, draw(st.integers(2, 9)), is_single_agent=draw(st.booleans()))]
+    requests += [
+        PendingRequest(
+            f"{number}.1",
+            "g",
+            POOL,
+            draw(st.integers(1, 2)),
+            submitted_at=1.0,
+            estimated_seconds=draw(st.sampled_from([0.0, 1.0, 3.0, 5.0])),
+            is_bounded=draw(st.booleans()),
+        )
+        for number in range(21, 21 + draw(st.integers(1, 3)))
+    ]
+    config = PoolConfig(POOL, allow_heterogeneous_fits=draw(st.booleans()))
+    return Snapshot((config,), tuple(agents), tuple(requests), tuple(running))
+
+
 def _busy_work(draw: st.DrawFn, trial_id: str, slots_by_agent: dict[str, int]) -> Running:
     return Running(
         f"{trial_id}.1",
@@ -216,7 +249,7 @@ def _busy_work(draw: st.DrawFn, trial_id: str, slots_by_agent: dict[str, int]) -
     )
 
 
-any_snapshots = snapshots() | snapshots_on_call()
+any_snapshots = snapshots() | snapshots_on_call() | contended_snapshots()
 
 
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
@@ -359,7 +392,7 @@ def test_backfill_never_moves_the_reservation_later(snapshot: Snapshot) -> None:
 
 
 @settings(deadline=None, max_examples=400)
-@given(snapshot=any_snapshots, data=st.data())
+@given(snapshot=any_snapshots | contended_snapshots(), data=st.data())
 def test_in_every_order_of_ends_the_head_starts_as_early_as_without_backfill(
     snapshot: Snapshot, data: st.DataObject
 ) -> None:
@@ -372,7 +405,8 @@ def test_in_every_order_of_ends_the_head_starts_as_early_as_without_backfill(
         ahead.update(one.trial_id for one in ledger.assignments)
         stoppable.update(work.allocation_id for work in ledger.stoppable)
 
-    reserve = Ledger._reserve  # noqa: SLF001 - what was assigned by then is ahead of the head in every policy
+    # What was assigned by then is ahead of the head in every policy.
+    reserve = Ledger._reserve
     with patch.object(Ledger, "_reserve", note):
         decided = plan(snapshot, NOW)
     reservation = decided.reservations.get(POOL)

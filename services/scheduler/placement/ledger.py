@@ -3,7 +3,8 @@
 Owns the four ways to answer a request: it starts now; it claims slots that stopping work is about to give back; it has
 less urgent work stopped; or it waits, and the first that waits holds a reservation which nobody behind it may delay:
 who starts meanwhile takes slots that are spare in every order of ends (spare.py), or is certain to be over in time, or
-starts on call, to be stopped as soon as that lets the holder start. A policy decides in which order requests are put here, and whom they may have stopped.
+starts on call, to be stopped as soon as that lets the holder start. A policy decides in which order requests are put
+here, and whom they may have stopped.
 """
 
 from __future__ import annotations

@@ -81,8 +81,9 @@ class PendingRequest:
     """A trial that waits for slots, all of them or none.
 
     queue_position: before the time of submission among requests of one priority; None comes after every position.
-    estimated_seconds: how long it will run; 0 when unknown. is_bounded: it is certain to be over by then, because that is
-    enforced or known exactly; else the estimate is a guess, which orders and forecasts only. hold: PAUSED or SEARCH_WAITING keep it from starting.
+    estimated_seconds: how long it will run; 0 when unknown. is_bounded: it is certain to be over by then, because that
+    is enforced or known exactly; else the estimate is a guess, by which starts are forecast and nothing is given away.
+    hold: PAUSED or SEARCH_WAITING keep it from starting.
     is_first: it goes before every other request of its pool, whatever the policy.
 
     shape: requests of one shape fit, or do not fit, into the same room. kind: what else an answer may depend on, beside
@@ -116,8 +117,8 @@ class PendingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A live allocation. slots_by_agent holds 0 for an auxiliary place. estimated_end_at: 0 when unknown. is_bounded: it
-    is certain to have ended by then, see PendingRequest.
+    """A live allocation. slots_by_agent holds 0 for an auxiliary place. estimated_end_at: 0 when unknown. is_bounded:
+    it is certain to have ended by then, see PendingRequest.
 
     draining_by_agent: how many of its slots nobody gets after it. is_stopping: told to end; its slots are promised to
     the most urgent request that they suffice for. checkpoint_age_seconds: since its last checkpoint; None when it has

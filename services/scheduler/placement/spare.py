@@ -8,7 +8,7 @@ have no bound. The ledger asks once for each plan, when the reservation is made.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.scheduler.placement.exact import find_sizes
@@ -58,7 +58,7 @@ def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float,
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """When the order of ends decides whether the holder starts. last_at: it is certain to start then; None for never."""
+    """When the order of ends decides whether the holder starts. last_at: it starts then for certain; None for never."""
 
     first_at: float
     last_at: float | None

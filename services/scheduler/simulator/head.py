@@ -138,9 +138,9 @@ def _is_held_up(watched: _Watched, snapshot: Snapshot, decided: Plan, requests: 
     for work in snapshot.running:
         if work.is_stopping or work.allocation_id in told:
             room.give_back(work.slots_by_agent)
-        elif work.trial_id in watched.overtaken_by:
-            overtaking.append(work)
-        elif is_on_call and work.is_preemptible and work.started_at >= watched.since and by_priority(work) > order:
+        elif work.trial_id in watched.overtaken_by or (
+            is_on_call and work.is_preemptible and work.started_at >= watched.since and by_priority(work) > order
+        ):
             overtaking.append(work)
     if not overtaking or find_fit(watched.request, room) is not None:
         return False

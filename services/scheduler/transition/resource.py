@@ -22,7 +22,6 @@ from services.scheduler.transition.request import follow_experiment
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
-
 # Two operations each, of the 128 that etcd takes; requests follow beside them.
 MAX_GIVEN_BACK = 24
 
