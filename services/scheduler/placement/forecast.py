@@ -106,8 +106,8 @@ class Forecast:
         return request.estimated_seconds or self._ledger.view.typical_run_seconds or UNKNOWN_RUN_SECONDS
 
     def _kept_slots(self) -> list[int]:
-        """For each step before the reservation's time: how many slots are free then, but kept for it. On the agents where
-        its holder may start these are all that are not spare; without backfill, all of the pool."""
+        """For each step before the reservation's time: how many slots are free then, but kept for it. On the agents
+        where its holder may start these are all that are not spare; without backfill, all of the pool."""
         reservation = self._ledger.reservation
         if reservation is None:
             return []

@@ -91,6 +91,17 @@ def test_known_ends_keep_the_agents_of_the_reservation_alone() -> None:
     assert _started(_plan(POOL, {"a": 4, "b": 4}, requests, late)) == {}
 
 
+def test_guesses_may_end_between_known_ends() -> None:
+    """Of 9 slots 2 are free and 5 are wanted. One guess alone gives the head 5 after both of the known ends."""
+    known = [_work(9 + n, "a", 1, estimated_end_at=NOW + 100 * n, is_bounded=True) for n in (1, 2)]
+    guesses = [_work(20, "a", 1), _work(21, "a", 4)]
+    requests = [_request(1, 5), _request(2, 1)]
+    assert _started(_plan(POOL, {"a": 9}, requests, [*known, *guesses])) == {}
+    # Without the second of them the head gets 6 or more at any time.
+    last = [*known[:1], _work(11, "a", 1, is_preemptible=False, draining_by_agent={"a": 1}), *guesses]
+    assert _started(_plan(POOL, {"a": 9}, requests, last)) == {"2.1": {"a": 1}}
+
+
 def test_work_that_is_certainly_over_may_use_what_is_kept() -> None:
     running = [_work(10, "a", 3, estimated_end_at=NOW + 100, is_bounded=True)]
     short = _request(2, 1, estimated_seconds=100.0, is_bounded=True)
@@ -99,6 +110,9 @@ def test_work_that_is_certainly_over_may_use_what_is_kept() -> None:
         assert _started(_plan(POOL, {"a": 4}, [_request(1, 4), late], running)) == {}
     guess = [replace(running[0], is_bounded=False)]
     assert _started(_plan(POOL, {"a": 4}, [_request(1, 4), short], guess)) == {}
+    # Nor where another agent is known to be free by then: the guess may end earlier.
+    known = _work(11, "b", 4, estimated_end_at=NOW + 100, is_bounded=True)
+    assert _started(_plan(POOL, {"a": 4, "b": 4}, [_request(1, 4), short], [*guess, known])) == {}
 
 
 def test_a_request_on_call_takes_the_place_of_less_urgent_work() -> None:
