@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli.setting import show_resources
+from gangline.cli.setting import WhenFree, show_resources
 from gangline.cli.shared import ExperimentId, Json, connect, new_group, show, show_table
 from gangline.errors import invalid
 
@@ -49,6 +49,7 @@ def update(
     priority: Annotated[int | None, typer.Option("--priority", "-p", help="1 (most urgent) to 99.")] = None,
     weight: Annotated[float | None, typer.Option("--weight", "-w", help="Its share in a fair_share pool.")] = None,
     max_slots: Annotated[int | None, typer.Option(help="The most slots at a time; 0 for no cap.")] = None,
+    when_free: WhenFree = False,
     ahead_of: Annotated[int | None, typer.Option(metavar="ID", help="Put it directly ahead of this one.")] = None,
     behind_of: Annotated[int | None, typer.Option(metavar="ID", help="Put it directly behind this one.")] = None,
     is_json: Json = False,
@@ -56,6 +57,8 @@ def update(
     """Change the resources of an experiment that waits or runs, or its place in the queue."""
     resources = [value for value in (priority, weight, max_slots) if value is not None]
     places = [value for value in (ahead_of, behind_of) if value is not None]
+    if when_free and not max_slots:
+        raise invalid("job.when_free", "--when-free says how a lower --max-slots takes effect; give both")
     if not resources and not places:
         raise invalid("job.no_change", "give --priority, --weight, --max-slots, --ahead-of or --behind-of")
     if len(places) > 1:
@@ -70,7 +73,9 @@ def update(
         if places:
             changed = client.move_experiment(experiment_id, ahead_of=ahead_of, behind=behind_of)
         else:
-            changed = client.update_experiment(experiment_id, priority=priority, weight=weight, max_slots=max_slots)
+            changed = client.update_experiment(
+                experiment_id, priority=priority, weight=weight, max_slots=max_slots, when_free=when_free
+            )
     show_resources(changed, is_json)
 
 

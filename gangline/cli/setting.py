@@ -12,6 +12,8 @@ from gangline.cli.shared import ExperimentId, Json, connect, new_group, show
 if TYPE_CHECKING:
     from gangline.domain.experiment import Experiment
 
+WhenFree = Annotated[bool, typer.Option("--when-free", help="Stop no trial for it: wait until trials end.")]
+
 app = new_group("Change the resources of an experiment that waits or runs.")
 
 
@@ -41,11 +43,12 @@ def weight(
 def max_slots(
     experiment_id: ExperimentId,
     value: Annotated[int, typer.Argument(metavar="SLOTS", help="The most at a time; 0 for no cap.")],
+    when_free: WhenFree = False,
     is_json: Json = False,
 ) -> None:
-    """Set how many slots all of its trials may hold at a time."""
+    """Set how many slots all of its trials may hold at a time; the newest trials beyond it checkpoint and wait."""
     with connect() as client:
-        show_resources(client.update_experiment(experiment_id, max_slots=value), is_json)
+        show_resources(client.update_experiment(experiment_id, max_slots=value, when_free=when_free), is_json)
 
 
 def show_resources(experiment: Experiment, is_json: bool) -> None:

@@ -158,10 +158,12 @@ class Client:
         priority: int | None = None,
         weight: float | None = None,
         max_slots: int | None = None,
+        when_free: bool = False,
         request_id: str | None = None,
     ) -> Experiment:
-        """Changes its resources while it lives; what is None stays. max_slots: 0 lifts the cap."""
-        resources = ResourceChange(priority, weight, max_slots)
+        """Changes its resources while it lives; what is None stays. max_slots: 0 lifts the cap. Where it is below what
+        the experiment holds, its newest trials checkpoint and wait again; when_free: they run to their end instead."""
+        resources = ResourceChange(priority, weight, max_slots, when_free)
         return self._update(change.of_resources(experiment_id, resources, request_id))
 
     def move_experiment(

@@ -15,9 +15,15 @@ MOST_SLOTS = 2**31 - 1
 
 
 def check_resource_change(change: ResourceChange) -> None:
-    """Raises GanglineError `resources.nothing`, `resources.priority`, `resources.weight`, `resources.max_slots`."""
-    if change == ResourceChange():
+    """Raises GanglineError `resources.nothing`, `resources.priority`, `resources.weight`, `resources.max_slots`,
+    `resources.when_free`."""
+    if change.priority is change.weight is change.max_slots is None:
         raise invalid("resources.nothing", "nothing is to be changed; give a priority, a weight or max_slots")
+    if change.when_free and not change.max_slots:
+        raise invalid(
+            "resources.when_free",
+            "'when free' says how a lower max_slots takes effect; give it together with max_slots of 1 or more",
+        )
     if change.priority is not None and not 1 <= change.priority <= LEAST_URGENT:
         raise invalid(
             "resources.priority", f"priority {change.priority} is out of range; give 1 (most urgent) to {LEAST_URGENT}"

@@ -29,15 +29,18 @@ class Experiment:
     ended_at: float = 0.0
     stop_kind: ExitKind | None = None
     queue_position: float | None = None
+    gives_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """None leaves a value as it is; max_slots 0 lifts the cap."""
+    """None leaves a value as it is; max_slots 0 lifts the cap. when_free: a lower max_slots stops no trial, and slots
+    beyond it are given back as trials end."""
 
     priority: int | None = None
     weight: float | None = None
     max_slots: int | None = None
+    when_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

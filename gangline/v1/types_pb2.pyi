@@ -863,6 +863,7 @@ class Experiment(google.protobuf.message.Message):
     ENDED_AT_FIELD_NUMBER: builtins.int
     STOP_KIND_FIELD_NUMBER: builtins.int
     QUEUE_POSITION_FIELD_NUMBER: builtins.int
+    GIVES_BACK_FIELD_NUMBER: builtins.int
     id: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -882,6 +883,8 @@ class Experiment(google.protobuf.message.Message):
     """How it is being ended while it is STOPPING: PREEMPTED (after a checkpoint) or KILLED."""
     queue_position: builtins.float
     """Its place in the queue of its pool among those of its priority; absent means by created_at."""
+    gives_back: builtins.bool
+    """Its newest trials are stopped until it holds no more slots than its max_slots."""
     def __init__(
         self,
         *,
@@ -898,9 +901,10 @@ class Experiment(google.protobuf.message.Message):
         ended_at: builtins.float = ...,
         stop_kind: Global___ExitKind.ValueType = ...,
         queue_position: builtins.float | None = ...,
+        gives_back: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "ended_at", b"ended_at", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "ended_at", b"ended_at", "gives_back", b"gives_back", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment
@@ -914,20 +918,24 @@ class ResourceChange(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     WEIGHT_FIELD_NUMBER: builtins.int
     MAX_SLOTS_FIELD_NUMBER: builtins.int
+    WHEN_FREE_FIELD_NUMBER: builtins.int
     priority: builtins.int
     """1 (most urgent) to 99."""
     weight: builtins.float
     max_slots: builtins.int
     """0 lifts the cap."""
+    when_free: builtins.bool
+    """With max_slots: nothing is stopped; slots beyond it are given back when their trials end."""
     def __init__(
         self,
         *,
         priority: builtins.int | None = ...,
         weight: builtins.float | None = ...,
         max_slots: builtins.int | None = ...,
+        when_free: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_slots", b"_max_slots", "_priority", b"_priority", "_weight", b"_weight", "max_slots", b"max_slots", "priority", b"priority", "weight", b"weight"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_slots", b"_max_slots", "_priority", b"_priority", "_weight", b"_weight", "max_slots", b"max_slots", "priority", b"priority", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_slots", b"_max_slots", "_priority", b"_priority", "_weight", b"_weight", "max_slots", b"max_slots", "priority", b"priority", "weight", b"weight", "when_free", b"when_free"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_slots", b"_max_slots"]) -> typing.Literal["max_slots"] | None: ...
     @typing.overload

@@ -13,14 +13,20 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from services.common.settings import ServiceSettings
 from services.scheduler.facts import DEFAULT_POOL
 from services.scheduler.placement import PoolConfig
-from services.scheduler.placement.snapshot import ON_CALL_IS_IMPOSSIBLE, Backfill, default_backfill
+from services.scheduler.placement.snapshot import (
+    ON_CALL_IS_IMPOSSIBLE,
+    Backfill,
+    default_backfill,
+    default_preemption,
+)
 from services.scheduler.transition.rules import DEFAULT_PRIORITY, Rules
 
 
 class PoolScheduler(BaseModel):
     """How a pool places. default_priority: 1 is most urgent, 99 least. preemption: urgent work may have less urgent
-    work stopped. backfill: later work may start early where it delays nobody ahead of it; on_call: everywhere, to be
-    stopped for whoever is ahead of it; None: as much as the pool allows. network_labels: see PoolConfig."""
+    work stopped, and groups below their shares may have work of others stopped; None: on for fair_share alone.
+    backfill: later work may start early where it delays nobody ahead of it; on_call: everywhere, to be stopped for
+    whoever is ahead of it; None: as much as the pool allows. network_labels: see PoolConfig."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,15 +34,19 @@ class PoolScheduler(BaseModel):
     fitting_policy: Literal["best", "worst"] = "best"
     default_priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=99)
     allow_heterogeneous_fits: bool = False
-    preemption: bool = False
+    preemption: bool | None = None
     backfill: Backfill | None = None
     network_labels: tuple[str, ...] = ("zone", "rack")
 
     @model_validator(mode="after")
     def _has_whom_to_call(self) -> Self:
-        if self.backfill == "on_call" != default_backfill(self.type, self.preemption):
+        if self.backfill == "on_call" != default_backfill(self.type, self.is_preemption_on):
             raise ValueError(f"backfill: {ON_CALL_IS_IMPOSSIBLE}")
         return self
+
+    @property
+    def is_preemption_on(self) -> bool:
+        return default_preemption(self.type) if self.preemption is None else self.preemption
 
 
 class ResourcePool(BaseModel):
@@ -54,8 +64,8 @@ class ResourcePool(BaseModel):
             fitting=self.scheduler.fitting_policy,
             default_priority=self.scheduler.default_priority,
             allow_heterogeneous_fits=self.scheduler.allow_heterogeneous_fits,
-            is_preemption_on=self.scheduler.preemption,
-            backfill=default_backfill(self.scheduler.type, self.scheduler.preemption)
+            is_preemption_on=self.scheduler.is_preemption_on,
+            backfill=default_backfill(self.scheduler.type, self.scheduler.is_preemption_on)
             if self.scheduler.backfill is None
             else self.scheduler.backfill,
             network_labels=self.scheduler.network_labels,

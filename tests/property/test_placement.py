@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from gangline.domain.state import ReasonCode
 from services.scheduler.placement import (
     AgentRoom,
+    Assignment,
     Group,
     PendingRequest,
     Plan,
@@ -24,6 +25,7 @@ from services.scheduler.placement import (
     apply_changes,
     plan,
 )
+from services.scheduler.placement.change import EndWork
 from services.scheduler.placement.fit import find_fit
 from services.scheduler.placement.ledger import Ledger, Victims
 from services.scheduler.placement.order import by_priority
@@ -67,6 +69,11 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
     running = tuple(draw(_running(left, number)) for number in range(draw(st.integers(0, 5))))
     running = tuple(work for work in running if work.slots_by_agent)
+    places = {agent_id: draw(st.integers(1, 2)) for agent_id in left}
+    auxiliary = tuple(
+        draw(_auxiliary(agent_id, number)) for agent_id in left for number in range(draw(st.integers(0, 2)))
+    )
+    auxiliary = tuple(work for work in auxiliary if int(work.trial_id[-1]) < places[next(iter(work.slots_by_agent))])
     drained = Counter(
         agent for work in running for agent, slots in work.draining_by_agent.items() for _ in range(slots)
     )
@@ -84,14 +91,31 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 size - drained[agent_id] - spare,
                 used[agent_id] + outside,
                 is_usable,
-                max_zero_slot=1,
+                max_zero_slot=places[agent_id],
+                used_zero_slot=sum(agent_id in work.slots_by_agent for work in auxiliary),
                 draining=drained[agent_id],
                 disabled=drained[agent_id] + spare,
                 labels=labels,
             )
         )
     requests = tuple(draw(_request(number)) for number in range(draw(st.integers(0, 7))))
-    return Snapshot((config,), tuple(agents), requests, running, groups)
+    return Snapshot((config,), tuple(agents), requests, (*running, *auxiliary), groups)
+
+
+@st.composite
+def _auxiliary(draw: st.DrawFn, agent_id: str, number: int) -> Running:
+    trial_id = f"8{agent_id[1:]}.{number}"
+    return Running(
+        f"{trial_id}.1",
+        trial_id,
+        draw(st.sampled_from(["g0", "g1", "g2"])),
+        POOL,
+        {agent_id: 0},
+        priority=draw(PRIORITIES),
+        is_preemptible=draw(st.booleans()),
+        started_at=draw(st.floats(0, 999)),
+        is_stopping=draw(st.integers(0, 4)) == 0,
+    )
 
 
 @st.composite
@@ -120,6 +144,7 @@ def _running(draw: st.DrawFn, left: dict[str, int], number: int) -> Running:
         queue_position=draw(st.none() | st.integers(0, 3)),
         submitted_at=draw(st.sampled_from([1.0, 2.0, 3.0])),
         is_on_call=draw(st.booleans()),
+        is_bounded=draw(st.booleans()),
     )
 
 
@@ -139,6 +164,7 @@ def _request(draw: st.DrawFn, number: int) -> PendingRequest:
         not_before_at=draw(st.sampled_from([0.0, 0.0, 0.0, 1005.0])),
         estimated_seconds=draw(st.sampled_from([0.0, 5.0, 100.0, 9000.0])),
         hold=draw(st.sampled_from([None, None, None, ReasonCode.PAUSED, ReasonCode.SEARCH_WAITING])),
+        is_bounded=draw(st.booleans()),
     )
 
 
@@ -165,10 +191,44 @@ def snapshots_on_call(draw: st.DrawFn) -> Snapshot:
             is_preemptible=draw(st.integers(0, 3)) > 0,
             submitted_at=float(draw(st.integers(1, 9))),
             estimated_seconds=draw(st.sampled_from([0.0, 5.0, 9000.0])),
+            is_bounded=draw(st.booleans()),
         )
         for number in range(draw(st.integers(2, 5)))
     )
     return Snapshot((ON_CALL,), tuple(agents), requests, tuple(running))
+
+
+@st.composite
+def contended_snapshots(draw: st.DrawFn) -> Snapshot:
+    """A pool that stops nobody: few slots are free, a wide request waits first, narrow ones come after it."""
+    sizes = draw(st.lists(st.integers(2, 6), min_size=1, max_size=3))
+    running: list[Running] = []
+    agents: list[AgentRoom] = []
+    for number, size in enumerate(sizes):
+        left = size - draw(st.integers(0, 2))
+        used = 0
+        while used < left:
+            slots = draw(st.integers(1, min(3, left - used)))
+            work = _busy_work(draw, f"{len(running) + 1}.1", {f"a{number}": slots})
+            end_at = draw(st.sampled_from([0.0, NOW + 2, NOW + 4, NOW + 6]))
+            running.append(replace(work, estimated_end_at=end_at, is_stopping=False, is_on_call=False))
+            used += slots
+        agents.append(AgentRoom(f"a{number}", POOL, size, used))
+    requests = [PendingRequest("20.1", "g", POOL, draw(st.integers(2, 9)), is_single_agent=draw(st.booleans()))]
+    requests += [
+        PendingRequest(
+            f"{number}.1",
+            "g",
+            POOL,
+            draw(st.integers(1, 2)),
+            submitted_at=1.0,
+            estimated_seconds=draw(st.sampled_from([0.0, 1.0, 3.0, 5.0])),
+            is_bounded=draw(st.booleans()),
+        )
+        for number in range(21, 21 + draw(st.integers(1, 3)))
+    ]
+    config = PoolConfig(POOL, allow_heterogeneous_fits=draw(st.booleans()))
+    return Snapshot((config,), tuple(agents), tuple(requests), tuple(running))
 
 
 def _busy_work(draw: st.DrawFn, trial_id: str, slots_by_agent: dict[str, int]) -> Running:
@@ -185,10 +245,11 @@ def _busy_work(draw: st.DrawFn, trial_id: str, slots_by_agent: dict[str, int]) -
         is_stopping=draw(st.integers(0, 9)) == 0,
         submitted_at=float(draw(st.integers(1, 9))),
         is_on_call=draw(st.integers(0, 2)) > 0,
+        is_bounded=draw(st.booleans()),
     )
 
 
-any_snapshots = snapshots() | snapshots_on_call()
+any_snapshots = snapshots() | snapshots_on_call() | contended_snapshots()
 
 
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
@@ -274,7 +335,10 @@ def test_who_is_stopped_is_less_urgent_and_starts_somebody(snapshot: Snapshot) -
         work, request = works[preemption.allocation_id], requests[preemption.for_trial_id]
         assert work.is_preemptible
         assert not work.is_stopping
-        if snapshot.pools[0].policy == "priority":
+        assert bool(work.slots) == bool(request.slots)
+        if not request.slots:
+            assert work.priority > request.priority
+        elif snapshot.pools[0].policy == "priority":
             assert work.priority > request.priority or _is_on_call_for(request, work, snapshot)
         assert decided.reasons[request.trial_id].code is ReasonCode.WAITING_FOR_PREEMPTION
     # Once those who stop have stopped, the request for which they did starts; nobody was stopped in vain.
@@ -286,16 +350,20 @@ def test_who_is_stopped_is_less_urgent_and_starts_somebody(snapshot: Snapshot) -
                 drained = work.draining_by_agent.get(agent_id, 0)
                 agent = agents[agent_id]
                 left_used, left_draining = agent.used - slots + drained, agent.draining - drained
-                agents[agent_id] = replace(agent, used=left_used, draining=left_draining)
+                left_places = agent.used_zero_slot - (slots == 0)
+                agents[agent_id] = replace(agent, used=left_used, draining=left_draining, used_zero_slot=left_places)
     left = tuple(work for work in snapshot.running if work.allocation_id not in ended)
     taken = {one.trial_id for one in decided.assignments}
     for one in decided.assignments:
         for agent_id, slots in one.slots_by_agent.items():
-            agents[agent_id] = replace(agents[agent_id], used=agents[agent_id].used + slots)
-    waiting = tuple(request for request in snapshot.requests if request.trial_id not in taken and request.slots)
+            places = agents[agent_id].used_zero_slot + (slots == 0)
+            agents[agent_id] = replace(agents[agent_id], used=agents[agent_id].used + slots, used_zero_slot=places)
+    waiting = tuple(request for request in snapshot.requests if request.trial_id not in taken)
     after = plan(replace(snapshot, agents=tuple(agents.values()), running=left, requests=waiting, groups=()), NOW)
-    if snapshot.pools[0].policy == "priority":
-        assert {preemption.for_trial_id for preemption in decided.preemptions} <= set(_assigned(after))
+    started = set(_assigned(after))
+    for preemption in decided.preemptions:
+        if snapshot.pools[0].policy == "priority" or not requests[preemption.for_trial_id].slots:
+            assert preemption.for_trial_id in started
 
 
 @settings(deadline=None, max_examples=200)
@@ -321,6 +389,103 @@ def test_backfill_never_moves_the_reservation_later(snapshot: Snapshot) -> None:
     stopped = {preemption.allocation_id for preemption in decided.preemptions}
     if not stopped and not any(work.is_stopping for work in snapshot.running):
         assert all(free[agent_id] >= slots for agent_id, slots in reservation.slots_by_agent.items())
+
+
+@settings(deadline=None, max_examples=400)
+@given(snapshot=any_snapshots | contended_snapshots(), data=st.data())
+def test_in_every_order_of_ends_the_head_starts_as_early_as_without_backfill(
+    snapshot: Snapshot, data: st.DataObject
+) -> None:
+    """Ends that are guessed are drawn; work that overtakes the head ends when that is known, else never."""
+    ahead: set[str] = set()
+    stoppable: set[str] = set()
+
+    def note(ledger: Ledger, request: PendingRequest, victims: Sequence[Running]) -> None:
+        reserve(ledger, request, victims)
+        ahead.update(one.trial_id for one in ledger.assignments)
+        stoppable.update(work.allocation_id for work in ledger.stoppable)
+
+    # What was assigned by then is ahead of the head in every policy.
+    reserve = Ledger._reserve
+    with patch.object(Ledger, "_reserve", note):
+        decided = plan(snapshot, NOW)
+    reservation = decided.reservations.get(POOL)
+    if reservation is None or decided.preemptions or any(work.is_stopping and work.slots for work in snapshot.running):
+        return
+    requests = {request.trial_id: request for request in snapshot.requests}
+    holder = requests[reservation.trial_id]
+    ends = {work.allocation_id: _drawn_end(data, work.estimated_end_at, work.is_bounded) for work in snapshot.running}
+    ends |= dict.fromkeys(stoppable, NOW)
+    held = [(one, requests[one.trial_id]) for one in decided.assignments if one.trial_id in ahead]
+    passing = [(one, requests[one.trial_id]) for one in decided.assignments if one.trial_id not in ahead]
+    for one, request in held:
+        ends[one.trial_id] = _drawn_end(data, NOW + request.estimated_seconds, request.is_bounded)
+    for one, request in passing:
+        is_known = request.is_bounded and request.estimated_seconds > 0
+        ends[one.trial_id] = NOW + request.estimated_seconds if is_known else float("inf")
+    others = [one for one, _ in passing if not one.is_on_call]
+
+    def fits_at(at: float, assigned: Sequence[Assignment]) -> bool:
+        ended = EndWork(tuple(work.allocation_id for work in snapshot.running if ends[work.allocation_id] <= at))
+        room = Room(apply_changes(snapshot, [ended]).agents, snapshot.pools[0])
+        for one in assigned:
+            if ends[one.trial_id] > at:
+                room.take(one.slots_by_agent)
+        return find_fit(holder, room) is not None
+
+    first = [one for one, _ in held]
+    for at in sorted(set(ends.values()) - {float("inf")}):
+        if fits_at(at, first):
+            assert fits_at(at, [*first, *others]), (at, reservation)
+            return
+
+
+def _drawn_end(data: st.DataObject, at: float, is_bounded: bool) -> float:
+    return at if is_bounded and at > NOW else NOW + data.draw(st.integers(1, 6))
+
+
+@settings(deadline=None, max_examples=400)
+@given(snapshot=snapshots_on_call())
+def test_on_call_nobody_waits_for_work_that_is_less_urgent_and_can_be_stopped(snapshot: Snapshot) -> None:
+    """Whoever holds the reservation: were all such work gone, the request would still find no room."""
+    decided = plan(snapshot, NOW)
+    if decided.preemptions or any(work.is_stopping for work in snapshot.running):
+        return  # others may have been promised what is being freed
+    for request in snapshot.requests:
+        if request.trial_id not in decided.reasons or not request.is_preemptible:
+            continue
+        room = Room(snapshot.agents, snapshot.pools[0])
+        for one in decided.assignments:
+            room.take(one.slots_by_agent)
+        for work in snapshot.running:
+            if work.is_preemptible and work.priority > request.priority:
+                room.give_back(freed_by(work))
+        assert find_fit(request, room) is None, request.trial_id
+
+
+@settings(deadline=None, max_examples=200)
+@given(snapshot=snapshots())
+def test_auxiliary_places_go_by_priority(snapshot: Snapshot) -> None:
+    decided = plan(snapshot, NOW)
+    assigned = _assigned(decided)
+    waiting = [
+        request
+        for request in snapshot.requests
+        if not request.slots
+        and request.trial_id in decided.reasons
+        and decided.reasons[request.trial_id].code is ReasonCode.NO_CAPACITY
+    ]
+    for request in waiting:
+        for other in snapshot.requests:
+            if other.trial_id in assigned and not other.slots and by_priority(other) > by_priority(request):
+                assert set(assigned[other.trial_id]) <= set(request.blocklist)
+        if snapshot.pools[0].is_preemption_on and snapshot.pools[0].policy != "round_robin":
+            usable = {agent.id for agent in snapshot.agents if agent.is_usable} - set(request.blocklist)
+            told = {preemption.allocation_id for preemption in decided.preemptions}
+            for work in snapshot.running:
+                is_able = work.is_preemptible and not work.is_stopping and work.allocation_id not in told
+                if not work.slots and is_able and usable >= set(work.slots_by_agent):
+                    assert work.priority <= request.priority
 
 
 @settings(deadline=None, max_examples=200)

@@ -51,6 +51,26 @@ def traces(draw: st.DrawFn, priorities: tuple[int, ...] = (10, 42, 60)) -> list[
     return submissions
 
 
+@st.composite
+def contended_traces(draw: st.DrawFn) -> list[Submission]:
+    """Work of drawn lengths, then a wide request, then narrow ones that may pass it."""
+    stages = ((0.0, 2, 6, (1, 3)), (1.0, 1, 1, (2, 8)), (2.0, 1, 4, (1, 2)))
+    submissions: list[Submission] = []
+    for at, fewest, most, (narrow, wide) in stages:
+        for _ in range(draw(st.integers(fewest, most))):
+            seconds = float(draw(st.integers(5, 300)))
+            submissions.append(
+                Submission(
+                    id=f"t{len(submissions)}",
+                    submitted_at=at,
+                    slots=draw(st.integers(narrow, wide)),
+                    duration_seconds=seconds,
+                    planned_seconds=seconds * draw(st.sampled_from([1, 3])),
+                )
+            )
+    return submissions
+
+
 def _assert_sound(played: Played, sizes: list[int], trace: list[Submission]) -> None:
     assert sorted([*(run.submission.id for run in played.runs), *(one.id for one in played.refused)]) == sorted(
         one.id for one in trace
@@ -112,6 +132,22 @@ def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it
         assert run.num_preemptions <= place
 
 
+@settings(deadline=None, max_examples=300)
+@given(trace=traces(priorities=(42,)) | contended_traces(), sizes=SIZES, setting=SETTINGS)
+def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
+    trace: list[Submission], sizes: list[int], setting: Setting
+) -> None:
+    """Run times are drawn, and so is the order of ends. Up to the head's turn nothing differs from a pool in which
+    nobody passes it."""
+    filled, strict = choose_strategies(["priority", "priority, no backfill"])
+    starts = {run.submission.id: run.started_at for run in play(trace, sizes, strict, setting).runs}
+    played = play(trace, sizes, filled, setting)
+    heads = [run for run in played.runs if starts[run.submission.id] > run.submission.submitted_at]
+    if heads:
+        first = min(heads, key=lambda run: (run.submission.submitted_at, natural_key(run.submission.id)))
+        assert first.started_at <= starts[first.submission.id] + 1e-6
+
+
 @settings(deadline=None, max_examples=200)
 @given(trace=traces(priorities=(42,)), sizes=SIZES, setting=SETTINGS)
 def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
@@ -133,7 +169,7 @@ def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
 
 @settings(deadline=None, max_examples=150)
 @given(
-    trace=traces() | traces(priorities=(42,)),
+    trace=traces() | traces(priorities=(42,)) | contended_traces(),
     sizes=SIZES,
     estimates=st.sampled_from(ESTIMATES),
     strategy=st.sampled_from(STRATEGIES[:4]),

@@ -169,7 +169,9 @@ class Model:
 
     def change_resources(self, experiment_id: int, **fields: float) -> Change:
         change = ResourceChange(**fields)  # type: ignore[arg-type]  # a test names what it gives
-        return self.leader.commit(lambda records: change_resources(records, experiment_id, change, RULES))
+        return self.leader.commit(
+            lambda records: change_resources(records, experiment_id, change, rules=RULES, now=self.now)
+        )
 
     def move(self, experiment_id: int, anchor_id: int, is_behind: bool = False) -> Change:
         policies = {pool.name: pool.policy for pool in self.pools}

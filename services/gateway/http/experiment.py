@@ -63,7 +63,8 @@ async def patch_experiment(
     experiment_id: model.Int64, body: queue_model.PatchExperiment, caller: Caller, cases: Cases
 ) -> model.ExperimentAnswer:
     """Changes its resources while it lives; what is absent stays."""
-    resources = ResourceChange(body.resources.priority, body.resources.weight, body.resources.max_slots)
+    wanted = body.resources
+    resources = ResourceChange(wanted.priority, wanted.weight, wanted.max_slots, wanted.when_free)
     return await _change(cases, caller, experiment_id, resources)
 
 

@@ -20,9 +20,11 @@ JobId = Annotated[int, Field(ge=1, le=INT64_MAX, description="The experiment's i
 
 
 class ResourcePatch(Body):
-    """What is absent stays. priority: 1 (most urgent) to 99. max_slots: 0 lifts the cap."""
+    """What is absent stays. priority: 1 (most urgent) to 99. max_slots: 0 lifts the cap; where it is below what the
+    experiment holds, its newest trials checkpoint and wait again. when_free: with max_slots; no trial is stopped."""
 
     max_slots: int | None = None
+    when_free: bool = False
     weight: float | None = None
     priority: int | None = None
 

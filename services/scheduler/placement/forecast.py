@@ -95,7 +95,7 @@ class Forecast:
         """The first step in which there is room for its whole run. Who asks for as much, later and with the same bound,
         finds none earlier; nor does, nearly enough, who asks for up to twice as long."""
         run_seconds = self._run_seconds(request)
-        is_sure = request.estimated_seconds > 0 and bool(self._ledger.view.config.backfill)
+        is_sure = request.is_bounded and request.estimated_seconds > 0 and bool(self._ledger.view.config.backfill)
         first = self._profile.step_at(bound)
         key = request.slots, is_sure, int(log2(max(1.0, run_seconds))), first
         found = self._profile.find(request.slots, run_seconds, is_sure, self._looked_until.get(key, first))
@@ -106,15 +106,16 @@ class Forecast:
         return request.estimated_seconds or self._ledger.view.typical_run_seconds or UNKNOWN_RUN_SECONDS
 
     def _kept_slots(self) -> list[int]:
-        """For each step before the reservation's time: how many slots are free then, but kept for it. Without backfill
-        that is all of them."""
+        """For each step before the reservation's time: how many slots are free then, but kept for it. On the agents
+        where its holder may start these are all that are not spare; without backfill, all of the pool."""
         reservation = self._ledger.reservation
         if reservation is None:
             return []
         num_steps = self._profile.step_at(reservation.at)
         if not self._ledger.view.config.backfill:
             return self._profile.free[:num_steps]
-        freed: dict[str, list[int]] = {agent: [0] * (num_steps + 1) for agent in reservation.slots_by_agent}
+        spare = self._ledger.spare.slots_by_agent
+        freed: dict[str, list[int]] = {agent: [0] * (num_steps + 1) for agent in spare}
         for agent, steps in freed.items():
             bin_ = self._ledger.room.get(agent)
             steps[0] = bin_.free if bin_ is not None else 0
@@ -129,7 +130,7 @@ class Forecast:
             free = 0
             for step in range(num_steps):
                 free += steps[step]
-                kept[step] += min(free, reservation.slots_by_agent[agent])
+                kept[step] += max(0, free - spare[agent])
         return kept
 
 

@@ -2,17 +2,19 @@
 
 Owns the four ways to answer a request: it starts now; it claims slots that stopping work is about to give back; it has
 less urgent work stopped; or it waits, and the first that waits holds a reservation which nobody behind it may delay:
-who starts meanwhile either leaves it its slots in time, or starts on call, to be stopped as soon as that lets the
-holder start. A policy decides in which order requests are put here, and whom they may have stopped.
+who starts meanwhile takes slots that are spare in every order of ends (spare.py), or is certain to be over in time, or
+starts on call, to be stopped as soon as that lets the holder start. A policy decides in which order requests are put
+here, and whom they may have stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Literal, NamedTuple
 
 from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
+from services.scheduler.placement.auxiliary import ComingPlaces
 from services.scheduler.placement.capability import Capability
 from services.scheduler.placement.fit import find_fit
 from services.scheduler.placement.outlook import Outlook, sum_of_freed
@@ -20,6 +22,7 @@ from services.scheduler.placement.queue import Cursor, PoolQueue
 from services.scheduler.placement.quota import Quota
 from services.scheduler.placement.room import Room, Slots
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest, PoolView, Running, Shape
+from services.scheduler.placement.spare import Spare, find_spare
 from services.scheduler.placement.victim import find_victims
 
 Victims = Callable[[], Sequence[Running]]
@@ -46,7 +49,8 @@ class Waiting(NamedTuple):
 class Ledger:
     """outlook: as things were before this plan. claims: trial id -> the stopping allocations that it waits for.
     stoppable: whom the holder of the reservation may have stopped, once it can start by that. waited_for: the other
-    allocations that it waits for, if there are any that it may have stopped.
+    allocations that it waits for, if there are any that it may have stopped. spare: slots that do not delay the holder;
+    of no meaning without a reservation.
 
     is_order_fixed: False where the order itself depends on who runs, so that nobody is sure to be the first.
     """
@@ -71,12 +75,14 @@ class Ledger:
         self._promised: list[Running] = []
         self._stopping = [work for work in view.running if work.is_stopping and work.slots]
         self._coming = sum_of_freed(self._stopping, self.room)
-        self._spare: Slots = {}
+        self._places = ComingPlaces(view.running, self.room)
+        self.spare = Spare({}, now)
+        self._beside: list[str] = []
         self._is_closed = False
         self._has_on_call = view.config.is_on_call_possible
         self._refused: set[tuple[Shape, bool]] = set()
-        self._refused_claims: set[Shape] = set()
-        self._hopeless: set[tuple[Shape, str]] = set()
+        self._refused_claims: set[tuple[Shape, bool]] = set()
+        self._hopeless: set[tuple[Shape, bool, str]] = set()
         self._settled: dict[tuple[Shape, bool, str], Cause] = {}
         self._behind: dict[Shape, bool] = {}
         self._victims_seen = 0
@@ -146,7 +152,7 @@ class Ledger:
         cause = self._obstacle(request)
         is_behind = self._count(request, cause)
         if cause is None:
-            kind = request.shape, self._may_take_all(request), league
+            kind = self._league(request, league)
             cause = self._settled.get(kind)
             if cause is None:
                 slots_by_agent = self._find_now(request)
@@ -192,7 +198,10 @@ class Ledger:
             return None
         found = None
         if not self._is_short(request):
-            found = find_fit(request, self.room, self._spare) or self._beside_reservation(request)
+            found = find_fit(request, self.room, self.spare.slots_by_agent) or self._beside_reservation(request)
+            if found is None and may_take_all and self.reservation is not None:
+                # Work that must stop for the holder sooner or later had better not run in its place.
+                found = find_fit(request, self.room, self.reservation.slots_by_agent)
         if found is None and may_take_all:
             found = find_fit(request, self.room)
         if found is None:
@@ -209,15 +218,19 @@ class Ledger:
         return self.reservation is not None and self._has_on_call and request.is_preemptible
 
     def _is_short(self, request: PendingRequest) -> bool:
-        """Over before the reservation begins, so that it may use its slots."""
+        """Certain to be over before the holder can start, so that it may use its slots."""
         if self.reservation is None:
             return True
-        return 0 < request.estimated_seconds <= self.reservation.at - self.now
+        return request.is_bounded and 0 < request.estimated_seconds <= self.spare.sure_until - self.now
+
+    def _kept_from(self, request: PendingRequest) -> Collection[str]:
+        """Agents whose slots it may not take, but for those that are spare."""
+        return () if self._may_take_all(request) else self.spare.slots_by_agent
 
     def _beside_reservation(self, request: PendingRequest) -> Slots | None:
-        """On an agent that the reservation does not need wholly."""
-        for agent_id, spare in sorted(self._spare.items()):
-            bin_ = self.room.get(agent_id)
+        """On an agent that has slots to spare."""
+        for agent_id in self._beside:
+            bin_, spare = self.room.get(agent_id), self.spare.slots_by_agent[agent_id]
             if bin_ is not None and min(spare, bin_.free) >= request.slots and agent_id not in request.blocklist:
                 return {agent_id: request.slots}
         return None
@@ -225,8 +238,9 @@ class Ledger:
     def _start(self, request: PendingRequest, slots_by_agent: Slots) -> None:
         is_on_call = request.slots > 0 and self._is_on_call(request)
         if not is_on_call and not self._is_short(request):
-            for agent_id in self._spare.keys() & slots_by_agent.keys():
-                self._spare[agent_id] -= slots_by_agent[agent_id]
+            spare = self.spare.slots_by_agent
+            for agent_id in spare.keys() & slots_by_agent.keys():
+                spare[agent_id] -= slots_by_agent[agent_id]
         self.room.take(slots_by_agent)
         self.assignments.append(Assignment(request.trial_id, slots_by_agent, is_on_call))
         self._promise(request, slots_by_agent)
@@ -240,7 +254,7 @@ class Ledger:
     def _secure(self, request: PendingRequest, victims: Victims, league: str) -> Cause:
         """It cannot start now: what else can be done for it."""
         if request.slots == 0:
-            return "full"
+            return self._secure_place(request, victims)
         if not self._is_closed and self._claim(request):
             return "claim"
         stoppable = self._stoppable_for(request, victims, league)
@@ -253,14 +267,23 @@ class Ledger:
             self._is_closed = True
         return "behind" if is_behind else "full"
 
+    def _secure_place(self, request: PendingRequest, victims: Victims) -> Cause:
+        found = self._places.claim(request) or self._places.make_room(request, self._unstopped(victims()))
+        if found is None:
+            return "full"
+        stopped = (work for work in found if not work.is_stopping)
+        self.preemptions += [Preemption(work.allocation_id, request.trial_id) for work in stopped]
+        self.claims[request.trial_id] = tuple(work.allocation_id for work in found)
+        return "claim"
+
     def _claim(self, request: PendingRequest) -> bool:
         """Slots of stopping work that nobody more urgent waits for."""
-        shape = request.shape
+        shape = request.shape, self._may_take_all(request)
         if not self._coming or shape in self._refused_claims:
             return False
         for agent_id, slots in self._coming.items():
             self.room.add(agent_id, slots)
-        found = find_fit(request, self.room, self._spare)
+        found = find_fit(request, self.room, self._kept_from(request))
         if found is None:
             self._refused_claims.add(shape)
         else:
@@ -270,17 +293,23 @@ class Ledger:
 
     def _stoppable_for(self, request: PendingRequest, victims: Victims, league: str) -> Sequence[Running]:
         """Nobody, where they are not to be looked at."""
-        is_hopeless = (request.shape, league) in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN
+        is_hopeless = self._league(request, league) in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN
         if self._is_closed or (is_hopeless and self.reservation is not None):
             return ()
-        found = victims()
+        return self._unstopped(victims())
+
+    def _unstopped(self, victims: Sequence[Running]) -> Sequence[Running]:
         if not self.preemptions:
-            return found
+            return victims
         gone = {preemption.allocation_id for preemption in self.preemptions}
-        return [work for work in found if work.allocation_id not in gone]
+        return [work for work in victims if work.allocation_id not in gone]
+
+    def _league(self, request: PendingRequest, league: str) -> tuple[Shape, bool, str]:
+        """Requests that look at the same agents, each at no more victims than the one before it."""
+        return request.shape, self._may_take_all(request), league
 
     def _preempt(self, request: PendingRequest, stoppable: Sequence[Running], league: str) -> bool:
-        shape = request.shape, league
+        shape = self._league(request, league)
         if shape in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN:
             return False
         candidates = stoppable[: MAX_VICTIMS_SEEN - self._victims_seen]
@@ -289,7 +318,7 @@ class Ledger:
         found = None
         if self.room.free + sum(work.slots for work in candidates) >= request.slots:
             found = find_victims(
-                candidates, request.slots, self.room, lambda: find_fit(request, self.room, self._spare)
+                candidates, request.slots, self.room, lambda: find_fit(request, self.room, self._kept_from(request))
             )
         if found is None:
             self._hopeless.add(shape)
@@ -339,8 +368,8 @@ class Ledger:
             self.waited_for = tuple(work.allocation_id for work in opening.after if work.allocation_id in others)
         self.stoppable = stoppable
         self.reservation = Reservation(request.trial_id, opening.at, opening.slots_by_agent)
-        for agent_id, slots in opening.slots_by_agent.items():
-            self._spare[agent_id] = outlook.free_at(agent_id, opening.at) - slots
+        self.spare = find_spare(request, self.room, outlook, self.now, opening.at)
+        self._beside = sorted(agent_id for agent_id, slots in self.spare.slots_by_agent.items() if slots > 0)
 
     def _present_outlook(self, stoppable: Sequence[Running]) -> Outlook:
         """With what this plan has promised so far. stoppable: they are stopped once that lets the request start, so it
@@ -367,7 +396,15 @@ class Ledger:
 
 
 def _as_running(name: str, request: PendingRequest, slots_by_agent: Slots, end_at: float) -> Running:
-    return Running(name, name, request.group, request.pool, slots_by_agent, estimated_end_at=end_at)
+    return Running(
+        name,
+        name,
+        request.group,
+        request.pool,
+        slots_by_agent,
+        estimated_end_at=end_at,
+        is_bounded=request.is_bounded and request.estimated_seconds > 0,
+    )
 
 
 def _as_coming(agent_id: str, slots: int, now: float) -> Running:

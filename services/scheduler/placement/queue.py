@@ -128,8 +128,9 @@ class Cursor:
 
     @cached_property
     def ends(self) -> tuple[PendingRequest, ...]:
-        if not self._requests[0].estimated_seconds:
-            return (self._requests[0],)
+        first = self._requests[0]
+        if not (first.is_bounded and first.estimated_seconds):
+            return (first,)
         length = attrgetter("estimated_seconds")
         return min(self._requests, key=length), max(self._requests, key=length)
 

@@ -169,7 +169,10 @@ class Explanation:
         seconds = reservation.at - self._ledger.now
         held = ", ".join(f"{agent}: {slots}" for agent, slots in sorted(reservation.slots_by_agent.items())[:4])
         kept = f"{sum(reservation.slots_by_agent.values())} slots ({held}) are kept for {reservation.trial_id}"
-        return ReasonCode.BEHIND_RESERVATION, f"{_needs(request)}; {kept}, which is to start in {seconds:.0f} s"
+        others = self._ledger.spare.slots_by_agent.keys() - reservation.slots_by_agent.keys()
+        sooner = ", as are all others that would let it start sooner" if others else ""
+        what = f"{_needs(request)}; {kept}, which is expected to start in {seconds:.0f} s{sooner}"
+        return ReasonCode.BEHIND_RESERVATION, what
 
     def _full(self, request: PendingRequest) -> _Sentence:
         name = self._ledger.view.config.name
@@ -200,7 +203,7 @@ def _absence(agent: AgentRoom) -> str:
 
 
 def _needs(request: PendingRequest) -> str:
-    slots = f"{request.slots} slot{'' if request.slots == 1 else 's'}"
+    slots = f"{request.slots} slot{'' if request.slots == 1 else 's'}" if request.slots else "an auxiliary place"
     needs = f"needs {slots} on a single agent" if request.is_single_agent else f"needs {slots}"
     excluded = dict(request.excluded)
     avoided = [f"{id_} ({excluded[id_]})" if id_ in excluded else id_ for id_ in request.blocklist]

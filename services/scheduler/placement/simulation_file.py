@@ -32,6 +32,7 @@ from services.scheduler.placement.snapshot import (
     Running,
     Snapshot,
     default_backfill,
+    default_preemption,
 )
 
 POOL = "default"
@@ -129,7 +130,7 @@ def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]
 def _config(top: Fields) -> tuple[PoolConfig, Mapping[str, float]]:
     policy = top.choice("policy", tuple(sorted(POLICIES)), "priority")
     fields = Fields(top.raw("config", {}), "config")
-    is_preemption_on = fields.flag("preemption", False)
+    is_preemption_on = fields.flag("preemption", default_preemption(policy))
     config = PoolConfig(
         POOL,
         policy=policy,
@@ -210,6 +211,7 @@ def _task(item: Fields, groups: Mapping[str, Group], positions: Mapping[str, flo
         not_before_at=item.number("not_before", 0.0),
         estimated_seconds=item.number("estimated_seconds", 0.0, 0.0),
         hold=_HOLDS.get(hold),
+        is_bounded=item.flag("bounded", False),
     )
 
 
@@ -250,6 +252,7 @@ def _running(item: Fields, task: PendingRequest, agents: dict[str, AgentRoom]) -
         queue_position=task.queue_position,
         submitted_at=task.submitted_at,
         is_on_call=item.flag("on_call", False),
+        is_bounded=task.is_bounded,
     )
 
 
@@ -357,6 +360,7 @@ def _dump_running(work: Running) -> dict[str, Any]:
         "stopping": work.is_stopping,
         "checkpoint_age": work.checkpoint_age_seconds,
         "on_call": work.is_on_call,
+        "bounded": work.is_bounded,
     }
 
 
@@ -374,5 +378,6 @@ def _dump_request(request: PendingRequest) -> dict[str, Any]:
         "submitted_at": request.submitted_at,
         "not_before": request.not_before_at,
         "estimated_seconds": request.estimated_seconds,
+        "bounded": request.is_bounded,
         "hold": request.hold.lower() if request.hold else "",
     }

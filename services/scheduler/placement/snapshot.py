@@ -81,7 +81,9 @@ class PendingRequest:
     """A trial that waits for slots, all of them or none.
 
     queue_position: before the time of submission among requests of one priority; None comes after every position.
-    estimated_seconds: how long it will run; 0 when unknown. hold: PAUSED or SEARCH_WAITING keep it from starting.
+    estimated_seconds: how long it will run; 0 when unknown. is_bounded: it is certain to be over by then, because that
+    is enforced or known exactly; else the estimate is a guess, by which starts are forecast and nothing is given away.
+    hold: PAUSED or SEARCH_WAITING keep it from starting.
     is_first: it goes before every other request of its pool, whatever the policy. excluded: agents of the blocklist
     that stand there for a while only, each with a sentence that says how long and why.
 
@@ -104,6 +106,7 @@ class PendingRequest:
     hold: ReasonCode | None = None
     is_first: bool = False
     excluded: tuple[tuple[str, str], ...] = ()
+    is_bounded: bool = False
     shape: Shape = field(init=False, repr=False, compare=False)
     kind: Kind = field(init=False, repr=False, compare=False)
 
@@ -113,12 +116,15 @@ class PendingRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", (self.slots, self.is_single_agent, self.blocklist, self.excluded))
-        object.__setattr__(self, "kind", (self.shape, self.is_preemptible, self.estimated_seconds > 0, self.hold))
+        object.__setattr__(
+            self, "kind", (self.shape, self.is_preemptible, self.is_bounded and self.estimated_seconds > 0, self.hold)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A live allocation. slots_by_agent holds 0 for an auxiliary place. estimated_end_at: 0 when unknown.
+    """A live allocation. slots_by_agent holds 0 for an auxiliary place. estimated_end_at: 0 when unknown. is_bounded:
+    it is certain to have ended by then, see PendingRequest.
 
     draining_by_agent: how many of its slots nobody gets after it. is_stopping: told to end; its slots are promised to
     the most urgent request that they suffice for. checkpoint_age_seconds: since its last checkpoint; None when it has
@@ -142,6 +148,7 @@ class Running:
     queue_position: float | None = None
     submitted_at: float = 0.0
     is_on_call: bool = False
+    is_bounded: bool = False
 
     @property
     def slots(self) -> int:
@@ -167,6 +174,11 @@ class PoolConfig:
     @property
     def is_on_call_possible(self) -> bool:
         return self.backfill == "on_call" == default_backfill(self.policy, self.is_preemption_on)
+
+
+def default_preemption(policy: str) -> bool:
+    """On where the policy cannot keep its promise without it: shares change whenever a group comes or goes."""
+    return policy == "fair_share"
 
 
 def default_backfill(policy: str, is_preemption_on: bool) -> Backfill:

@@ -6,23 +6,30 @@ freshest. The fit is proven before anybody is released, and who turns out needle
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from services.scheduler.placement.outlook import freed_by, sum_of_freed
 from services.scheduler.placement.room import Room, Slots
-from services.scheduler.placement.snapshot import Running
+from services.scheduler.placement.snapshot import PendingRequest, Running
 
 Find = Callable[[], Slots | None]
 
 _MANY = 256
 
 
-def in_order(works: Iterable[Running], now: float) -> list[Running]:
-    """Those that can be preempted at all, the first to go first."""
-    able = (work for work in works if work.is_preemptible and not work.is_stopping and work.slots)
+def in_order(works: Iterable[Running], now: float, *, is_auxiliary: bool = False) -> list[Running]:
+    """Those that can be preempted at all, the first to go first. is_auxiliary: work without slots instead of work with
+    slots."""
+    able = (work for work in works if work.is_preemptible and not work.is_stopping and is_auxiliary == (not work.slots))
     return sorted(
         able, key=lambda work: (-work.priority, -work.started_at, _lost_seconds(work, now), work.allocation_id)
     )
+
+
+def less_urgent(victims: Sequence[Running], request: PendingRequest) -> Sequence[Running]:
+    """victims: in order."""
+    return victims[: bisect_left(victims, -request.priority, key=lambda work: -work.priority)]
 
 
 def find_victims(

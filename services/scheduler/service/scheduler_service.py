@@ -225,7 +225,7 @@ def _change_of(request: scheduler_pb2.ChangeExperimentRequest, term: Term, now: 
     experiment_id, rules = request.experiment_id, term.conditions.rules
     if request.HasField("resources"):
         resources = wire.from_proto(ResourceChange, request.resources)
-        return lambda records: change_resources(records, experiment_id, resources, rules)
+        return lambda records: change_resources(records, experiment_id, resources, rules=rules, now=now)
     if request.HasField("move"):
         move = wire.from_proto(QueueMove, request.move)
         policies = {pool.name: pool.policy for pool in term.pools}

@@ -154,6 +154,7 @@ class _Engine:
             estimated_seconds=estimated_run_seconds(
                 one, self._setting.estimates, job.done_seconds, job.restart_seconds
             ),
+            is_bounded=self._setting.estimates == "exact",
         )
 
     def _plan(self, now: float) -> None:
@@ -219,13 +220,16 @@ class _Engine:
         began_at = work.started_at + job.restart_seconds
         end_at = estimated_end_at(one, self._setting.estimates, began_at, job.done_seconds)
         if not work.is_stopping:
-            self._running[one.id] = replace(work, estimated_end_at=end_at)
+            is_exact = self._setting.estimates == "exact"
+            self._running[one.id] = replace(work, estimated_end_at=end_at, is_bounded=is_exact)
 
     def _stop(self, name: str, now: float) -> None:
         """It saves what it has done and gives its slots back a little later. Not if it ends before that by itself."""
         job, work = self._jobs[name], self._running[name]
         stopped_at = now + self._setting.stop_seconds
-        self._running[name] = replace(work, is_stopping=True, estimated_end_at=stopped_at)
+        # It may end before that by itself, which is known where run times are.
+        end_at = min(stopped_at, work.estimated_end_at) if work.is_bounded else stopped_at
+        self._running[name] = replace(work, is_stopping=True, estimated_end_at=end_at)
         self._at(stopped_at, "stopped", name, job.attempt)
 
     def _stopped(self, job: _Job, now: float) -> None:

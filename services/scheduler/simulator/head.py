@@ -1,12 +1,13 @@
 """PURE: watches whoever holds the reservation: does work that came after it hold its start up?
 
 Looks at every plan beside the engine. What starts while the head waits, and comes after it in the queue, overtakes it:
-that is backfill. Where it promises to be out of the way in time, it has to leave the agents that the reservation names
-at the time that it names: the promise is broken, and the head moved by backfill, for as long as that time is over, the
-head waits still, and those agents would do if only such work were gone. Where it runs on call, it has to be stopped at
-the first instant at which the head would fit without it, on whatever agents; the head is moved for as long as nobody
-does that. Whatever else makes a head late (work that ran before it and overruns its estimate, requests that are more
-urgent, the time that it takes to stop) shows in its start against its first promise.
+that is backfill. Work with a known end has to leave the agents that the reservation names at the time that it names:
+the head is moved by backfill for as long as that time is over, the head waits still, and those agents would do if only
+such work were gone. All other work may hold nothing that the head lacks: the head is moved for as long as it would fit
+on any agents without the work that has overtaken it, unless that work is being stopped. Whatever else makes a head late
+(work that ran before it and overruns its estimate, requests that are more urgent, the time that it takes to stop) shows
+in its start against its first promise. Work that overtook before a more urgent request started is excused: what the
+head lacks was something else then.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from services.scheduler.simulator.played import Head
 @dataclass(slots=True)
 class _Watched:
     """since: when it first held the reservation. agents: that the newest reservation names, with the slots it takes.
-    due_at: by what overtook the head since these were named, when the reservation of that time wanted it out of the
-    way."""
+    due_at: by work with a known end that overtook the head since these were named, when the reservation of that time
+    wanted it out of the way. overtaken_by: other work that has overtaken it and cannot be stopped."""
 
     request: PendingRequest
     since: float
     promised_at: float
     agents: Mapping[str, int]
     due_at: dict[str, float] = field(default_factory=dict)
+    overtaken_by: set[str] = field(default_factory=set)
     broken_since: float | None = None
     broken_seconds: float = 0.0
 
@@ -58,11 +60,13 @@ class HeadWatch:
                 self.heads.append(Head(name, watched.promised_at, now, watched.broken_seconds))
             if name in starting or (holder is not None and by_priority(holder) < by_priority(watched.request)):
                 del self._watched[name]
+            elif any(by_priority(requests[one]) < by_priority(watched.request) for one in starting):
+                watched.due_at, watched.overtaken_by = {}, set()
         if reservation is not None and holder is not None:
             self._renew(reservation, holder, snapshot, now)
             self._note_overtaking(reservation, holder, (requests[name] for name in starting))
-        if self._watched and self._config.is_on_call_possible:
-            self._check_on_call(snapshot, decided, requests, now)
+        if self._watched:
+            self._check_overtaking(snapshot, decided, requests, now)
 
     def _renew(self, reservation: Reservation, holder: PendingRequest, snapshot: Snapshot, now: float) -> None:
         watched = self._watched.setdefault(
@@ -80,10 +84,15 @@ class HeadWatch:
         order = by_priority(holder)
         for request in starting:
             is_stoppable = self._config.is_on_call_possible and request.is_preemptible
-            if not is_stoppable and by_priority(request) > order:
-                self._watched[holder.trial_id].due_at[request.trial_id] = reservation.at
+            if is_stoppable or by_priority(request) < order:
+                continue
+            watched = self._watched[holder.trial_id]
+            if request.is_bounded:
+                watched.due_at[request.trial_id] = reservation.at
+            else:
+                watched.overtaken_by.add(request.trial_id)
 
-    def _check_on_call(
+    def _check_overtaking(
         self, snapshot: Snapshot, decided: Plan, requests: Mapping[str, PendingRequest], now: float
     ) -> None:
         """Only the first of those that wait: whoever comes before another one may have been promised the same slots."""
@@ -120,6 +129,7 @@ def _is_held_up(watched: _Watched, snapshot: Snapshot, decided: Plan, requests: 
     """It would fit without what has overtaken it, and not without what is being stopped already."""
     order = by_priority(watched.request)
     told = {one.allocation_id for one in decided.preemptions}
+    is_on_call = snapshot.pools[0].is_on_call_possible
     room = Room(snapshot.agents, snapshot.pools[0])
     for one in decided.assignments:
         if by_priority(requests[one.trial_id]) < order:
@@ -128,7 +138,9 @@ def _is_held_up(watched: _Watched, snapshot: Snapshot, decided: Plan, requests: 
     for work in snapshot.running:
         if work.is_stopping or work.allocation_id in told:
             room.give_back(work.slots_by_agent)
-        elif work.is_preemptible and work.started_at >= watched.since and by_priority(work) > order:
+        elif work.trial_id in watched.overtaken_by or (
+            is_on_call and work.is_preemptible and work.started_at >= watched.since and by_priority(work) > order
+        ):
             overtaking.append(work)
     if not overtaking or find_fit(watched.request, room) is not None:
         return False

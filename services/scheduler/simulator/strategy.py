@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from gangline.errors import invalid
 from services.scheduler.placement.plan import Plan, plan
-from services.scheduler.placement.snapshot import Backfill, PoolConfig, Snapshot, default_backfill
+from services.scheduler.placement.snapshot import (
+    Backfill,
+    PoolConfig,
+    Snapshot,
+    default_backfill,
+    default_preemption,
+)
 from services.scheduler.simulator.baseline import plan_by_documented_priority, plan_in_submission_order
 
 POOL = "default"
@@ -30,8 +36,10 @@ class Strategy:
         return self.decide is plan
 
 
-def _ours(name: str, policy: str, is_preemption_on: bool = False, backfill: Backfill | None = None) -> Strategy:
-    """backfill: None for the default of such pools."""
+def _ours(name: str, policy: str, is_preemption_on: bool | None = None, backfill: Backfill | None = None) -> Strategy:
+    """is_preemption_on, backfill: None for the default of such pools."""
+    if is_preemption_on is None:
+        is_preemption_on = default_preemption(policy)
     if backfill is None:
         backfill = default_backfill(policy, is_preemption_on)
     config = PoolConfig(POOL, policy, is_preemption_on=is_preemption_on, backfill=backfill)
@@ -44,7 +52,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     _ours("priority, preemption", "priority", is_preemption_on=True),
     _ours("priority, preemption, no backfill", "priority", is_preemption_on=True, backfill=False),
     _ours("fair share", "fair_share"),
-    _ours("fair share, preemption", "fair_share", is_preemption_on=True),
+    _ours("fair share, no preemption", "fair_share", is_preemption_on=False),
     _ours("round robin", "round_robin"),
     Strategy("submission order", PoolConfig(POOL), plan_in_submission_order),
     Strategy("documented priority", PoolConfig(POOL), plan_by_documented_priority),

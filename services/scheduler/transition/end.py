@@ -16,6 +16,7 @@ from services.scheduler.facts import facts_of
 from services.scheduler.records import Change, Draft, Records, get, live_allocation_of
 from services.scheduler.transition.experiment import check_going_on, settle_experiment
 from services.scheduler.transition.request import follow_experiment
+from services.scheduler.transition.resource import give_back
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import close_trial, make_outstanding
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -103,6 +104,9 @@ def _bring_in_line(draft: Draft, experiment: Experiment, rules: Rules, now: floa
     if experiment.state is not State.STOPPING:
         make_outstanding(draft, experiment, rules, now)
         follow_experiment(draft, experiment, rules)
+        # By itself, since a transaction holds only so many operations.
+        if not draft.change and experiment.state is not State.PAUSED:
+            give_back(draft, experiment, rules, now)
     if experiment.state in (State.STOPPING, State.PAUSED):
         order = _order_of(experiment, rules, now)
         behind = [trial for trial in draft.trials_of(experiment.id) if _is_behind(draft, trial, experiment, order)]

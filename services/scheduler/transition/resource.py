@@ -1,7 +1,8 @@
 """PURE: what changes of an experiment's resources while it lives: priority, weight, max_slots.
 
 They are rewritten in its configuration, so that everything that goes by it follows: the planner in its next cycle, and
-the requests that wait. Nothing is stopped by it: a lower max_slots only keeps more from starting.
+the requests that wait. A lower max_slots keeps more trials from starting. Unless told otherwise, it has the newest ones
+stopped as well, until the experiment holds no more: some at once, the others by `pursue`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,22 @@ from dataclasses import asdict, replace
 
 from gangline.config.change import check_resource_change
 from gangline.domain.experiment import Experiment, ResourceChange
+from gangline.domain.state import ExitKind, State
 from gangline.errors import invalid
 from services.scheduler.facts import facts_of
-from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.records import Change, Draft, Records, get, live_allocation_of
 from services.scheduler.transition.experiment import check_going_on
 from services.scheduler.transition.request import follow_experiment
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.stop import StopOrder, stop_allocation
+
+# Two operations each, of the 128 that etcd takes; requests follow beside them.
+MAX_GIVEN_BACK = 24
 
 
-def change_resources(records: Records, experiment_id: int, change: ResourceChange, rules: Rules) -> Change:
+def change_resources(
+    records: Records, experiment_id: int, change: ResourceChange, *, rules: Rules, now: float
+) -> Change:
     """What is so already changes nothing.
 
     Raises GanglineError `experiment.not_found`, `experiment.ended`, `experiment.stopping` or `resources.*`."""
@@ -36,9 +44,33 @@ def change_resources(records: Records, experiment_id: int, change: ResourceChang
         )
     draft = Draft(records)
     experiment = with_resources(experiment, _values(change))
+    if change.max_slots is not None:
+        experiment = replace(experiment, gives_back=change.max_slots > 0 and not change.when_free)
     draft.put(experiment)
     follow_experiment(draft, experiment, rules)
+    give_back(draft, experiment, rules, now)
     return draft.change
+
+
+def give_back(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
+    """The next of its newest trials beyond max_slots are stopped, if it is to give slots back. Trials that are stopping
+    already count as gone."""
+    facts = facts_of(experiment.config_json)
+    if not experiment.gives_back or facts.max_slots is None:
+        return
+    live = (live_allocation_of(draft, trial) for trial in draft.trials_of(experiment.id))
+    held = [one for one in live if one is not None and one.num_slots and one.state is not State.STOPPING]
+    beyond = sum(one.num_slots for one in held) - facts.max_slots
+    order = StopOrder(
+        ExitKind.PREEMPTED,
+        f"max_slots of its experiment is {facts.max_slots} now",
+        now + facts.preemption_timeout_seconds + rules.force_seconds,
+    )
+    for allocation in held[::-1][:MAX_GIVEN_BACK]:
+        if beyond <= 0:
+            break
+        stop_allocation(draft, allocation, order, now)
+        beyond -= allocation.num_slots
 
 
 def with_resources(experiment: Experiment, values: Mapping[str, float | None]) -> Experiment:

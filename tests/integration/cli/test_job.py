@@ -85,6 +85,14 @@ def test_job_explain_tells_all(cli: Cli, queue: StandInGateway, job_id: str) -> 
         (("experiment", "set", "priority", "2", "10"), types_pb2.ResourceChange(priority=10)),
         (("experiment", "set", "weight", "2", "0.5"), types_pb2.ResourceChange(weight=0.5)),
         (("e", "set", "max-slots", "2", "8"), types_pb2.ResourceChange(max_slots=8)),
+        (
+            ("e", "set", "max-slots", "2", "8", "--when-free"),
+            types_pb2.ResourceChange(max_slots=8, when_free=True),
+        ),
+        (
+            ("job", "update", "2", "--max-slots", "8", "--when-free"),
+            types_pb2.ResourceChange(max_slots=8, when_free=True),
+        ),
         (("job", "update", "2", "--ahead-of", "1"), types_pb2.QueueMove(anchor_experiment_id=1)),
         (("job", "update", "2", "--behind-of", "1"), types_pb2.QueueMove(anchor_experiment_id=1, is_behind=True)),
     ],
@@ -121,6 +129,10 @@ def test_a_change_prints_the_resources_as_they_are(cli: Cli, queue: StandInGatew
         (
             ("job", "update", "2", "--max-slots=-1"),
             "max_slots -1 is out of range; give a number of slots, 0 for no cap",
+        ),
+        (
+            ("job", "update", "2", "--ahead-of", "1", "--when-free"),
+            "--when-free says how a lower --max-slots takes effect; give both",
         ),
         (
             ("job", "update", "2", "--ahead-of", "1", "--behind-of", "1"),

@@ -144,8 +144,13 @@ async def test_resources_change_live_on_both_surfaces(client: Client, leader: St
     answer = await client.http.patch(f"/api/v1/experiments/{created.id}", json=body)
     assert answer.status_code == 200, answer.text
     assert leader.experiment_changes[-1].user == "alice"
+    assert leader.experiment_changes[-1].resources.when_free is False
     shown = (await client.http.get(f"/api/v1/experiments/{created.id}")).json()["experiment"]["config"]["resources"]
     assert (shown["priority"], shown["max_slots"], shown["weight"]) == (7, 4, 0.5)
+    body = {"resources": {"maxSlots": 2, "whenFree": True}}
+    answer = await client.http.patch(f"/api/v1/experiments/{created.id}", json=body)
+    assert answer.status_code == 200, answer.text
+    assert leader.experiment_changes[-1].resources == types_pb2.ResourceChange(max_slots=2, when_free=True)
 
 
 async def test_queue_is_reordered_on_both_surfaces(client: Client, leader: StandInLeader) -> None:

@@ -153,3 +153,64 @@ async def test_who_passed_a_gang_on_call_is_stopped_once_that_starts_it(bench: B
     trial = await bench.trial("3.1")
     assert trial is not None
     assert (trial.restarts, trial.infrastructure_failures) == (0, 0)
+
+
+async def _pool(bench: Bench, tmp_path: Path, scheduler: str) -> None:
+    settings = tmp_path / "scheduler.toml"
+    settings.write_text(f'[[resource_pools]]\npool_name = "default"\nscheduler = {{ {scheduler} }}\n')
+    await bench.scheduler("s1", "--settings", str(settings))
+
+
+async def test_a_request_behind_a_gang_takes_the_place_of_less_urgent_work(bench: Bench, tmp_path: Path) -> None:
+    """The gang waits for work that is as urgent as it is; what is less urgent has no claim to run meanwhile."""
+    await _pool(bench, tmp_path, "preemption = true")
+    agent = await bench.agent("a1", slots=4, obeys_stop=False)
+    await bench.caller.submit(_config(2, 10))
+    await bench.caller.submit(_config(2, 80))
+    await agent.started(2)
+    await bench.caller.submit(_config(4, 10))
+    await bench.caller.submit(_config(2, 42))
+    await _stopped(agent, "2.1.1")
+    assert agent.stops["2.1.1"].reason == "makes room for trial 4.1"
+    agent.finish("2.1.1", ExitKind.PREEMPTED)
+    await until(lambda: "4.1.1" in agent.specs, "the start on call", SECONDS)
+    # The gang has it stopped as soon as that is enough.
+    assert agent.stops.keys() == {"2.1.1"}
+    agent.finish("1.1.1", ExitKind.COMPLETED)
+    await _stopped(agent, "4.1.1")
+    agent.finish("4.1.1", ExitKind.PREEMPTED)
+    await until(lambda: "3.1.1" in agent.specs, "the gang's start", SECONDS)
+
+
+async def test_a_pool_that_gives_by_shares_takes_back_what_is_beyond_a_share(bench: Bench, tmp_path: Path) -> None:
+    await _pool(bench, tmp_path, 'type = "fair_share"')
+    agent = await bench.agent("a1", slots=4, obeys_stop=False)
+    searcher = {"name": "random", "metric": "loss", "max_trials": 4, "max_concurrent_trials": 4}
+    await bench.caller.submit(config_json(searcher=searcher))
+    await agent.started(4)
+    await bench.caller.submit(config_json())
+    await until(lambda: len(agent.stops) == 1, "one stop", SECONDS)
+    [allocation_id] = agent.stops
+    agent.finish(allocation_id, ExitKind.PREEMPTED)
+    await until(lambda: "2.1.1" in agent.specs, "the start of the other experiment", SECONDS)
+
+
+async def test_a_gang_starts_at_the_first_end_although_others_were_expected_to_end_with_it(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Nothing is known of run times, so the three seem to end at once; the free slot is kept all the same."""
+    await _pool(bench, tmp_path, "preemption = false")
+    agent = await bench.agent("a1", slots=4)
+    for _ in range(3):
+        await bench.caller.submit(config_json())
+    await agent.started(3)
+    await bench.caller.submit(config_json(slots=2))
+    await bench.caller.submit(_config(1, 60))
+    waiting = await bench.caller.list_pending()
+    assert [(one.request.trial_id, one.reason.code) for one in waiting] == [
+        ("4.1", types_pb2.REASON_CODE_NO_CAPACITY),
+        ("5.1", types_pb2.REASON_CODE_BEHIND_RESERVATION),
+    ]
+    agent.finish("2.1.1", ExitKind.COMPLETED)
+    await until(lambda: "4.1.1" in agent.specs, "the gang's start", SECONDS)
+    assert "5.1.1" not in agent.specs

@@ -17,7 +17,9 @@ from services.common import keys
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import config_json
 from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
+from tests.support.wait import until
 
+SECONDS = 60.0
 RANDOM = {"name": "random", "metric": "loss", "max_trials": 5, "max_concurrent_trials": 2}
 RATE = {"lr": {"type": "log", "minval": -4, "maxval": -1}}
 GRID = {"name": "grid", "metric": "loss"}
@@ -85,6 +87,32 @@ async def test_max_slots_is_kept_and_named(bench: Bench) -> None:
     agent.finish(spec.allocation.id, ExitKind.COMPLETED)
     [following] = await agent.started()
     assert following.allocation.trial_id == "1.2"
+
+
+async def test_a_lower_max_slots_has_the_newest_trials_checkpoint_and_wait(bench: Bench) -> None:
+    """Through a change of the leader, and said twice."""
+    first = await bench.scheduler()
+    agent = await bench.agent("a1", slots=4, obeys_stop=False)
+    searcher = {**RANDOM, "max_trials": 4, "max_concurrent_trials": 4}
+    await bench.caller.submit(config_json(hyperparameters=RATE, searcher=searcher))
+    await agent.started(4)
+    await bench.caller.set_resources(1, max_slots=3, when_free=True)
+    await bench.caller.set_resources(1, max_slots=2)
+    await until(lambda: {"1.3.1", "1.4.1"} <= agent.stops.keys(), "the stop of the newest", SECONDS)
+    assert agent.stops["1.4.1"].kind == types_pb2.EXIT_KIND_PREEMPTED
+    assert agent.stops["1.4.1"].reason == "max_slots of its experiment is 2 now"
+    first.end(signal.SIGKILL)
+    await first.start()
+    await bench.caller.set_resources(1, max_slots=2)
+    agent.finish("1.3.1", ExitKind.PREEMPTED)
+    agent.finish("1.4.1", ExitKind.PREEMPTED)
+    trial = await bench.eventually(lambda: bench.trial("1.4"), lambda found: found.state is State.QUEUED)
+    assert trial.restarts == 0
+    waiting = await bench.caller.list_pending()
+    assert [one.reason.code for one in waiting] == [types_pb2.REASON_CODE_QUOTA_EXCEEDED] * 2
+    assert agent.stops.keys() == {"1.3.1", "1.4.1"}
+    agent.finish("1.1.1", ExitKind.COMPLETED)
+    await until(lambda: "1.3.2" in agent.specs, "the older of the two to go on", SECONDS)
 
 
 async def test_pause_survives_a_restart_and_activate_resumes_from_the_checkpoint(bench: Bench) -> None:

@@ -20,6 +20,7 @@ from gangline.errors import GanglineError
         ResourceChange(weight=0.5),
         ResourceChange(max_slots=0),
         ResourceChange(42, 2.0, 8),
+        ResourceChange(max_slots=8, when_free=True),
     ],
 )
 def test_what_may_be_changed(change: ResourceChange) -> None:
@@ -47,6 +48,16 @@ def test_what_may_be_changed(change: ResourceChange) -> None:
             ResourceChange(max_slots=-1),
             "resources.max_slots",
             "max_slots -1 is out of range; give a number of slots, 0 for no cap",
+        ),
+        (
+            ResourceChange(when_free=True),
+            "resources.nothing",
+            "nothing is to be changed; give a priority, a weight or max_slots",
+        ),
+        (
+            ResourceChange(priority=3, when_free=True),
+            "resources.when_free",
+            "'when free' says how a lower max_slots takes effect; give it together with max_slots of 1 or more",
         ),
     ],
 )

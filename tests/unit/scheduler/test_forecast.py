@@ -45,9 +45,12 @@ def test_the_head_is_expected_when_its_reservation_says() -> None:
 
 def test_what_is_over_in_time_is_expected_before_the_head() -> None:
     requests = (_request("gang", 8, 500, at=1), _request("quick", 4, 100, at=2), _request("slow", 4, 9000, at=3))
-    etas = _etas(_plan(BUSY, requests))
+    works = tuple(replace(work, is_bounded=True) for work in BUSY)
+    etas = _etas(_plan(works, tuple(replace(request, is_bounded=True) for request in requests)))
     assert etas["quick"] == 1200
     assert etas["slow"] == 9500
+    # A guess that it will be over in time is not enough.
+    assert _etas(_plan(BUSY, requests))["quick"] == 9500
 
 
 def test_who_may_be_late_is_expected_after_the_head() -> None:

@@ -126,7 +126,9 @@ def test_slots_that_are_about_to_be_free_are_kept_for_the_one_who_asked() -> Non
 
 def test_short_work_backfills_and_long_work_waits() -> None:
     running = [_work(10, "a", 3, estimated_end_at=NOW + 100)]
-    short, long_ = _request(2, 1, estimated_seconds=90.0), _request(3, 1, estimated_seconds=200.0)
+    running[0] = replace(running[0], is_bounded=True)
+    short = _request(2, 1, estimated_seconds=90.0, is_bounded=True)
+    long_ = _request(3, 1, estimated_seconds=200.0, is_bounded=True)
     decided = _plan(POOL, {"a": 4}, [_request(1, 4), long_], running)
     assert _assigned(decided) == {}
     assert decided.reservations["default"].at == NOW + 100
@@ -142,14 +144,14 @@ def _on_call(number: int, agent: str, slots: int, **fields: object) -> Running:
 
 
 def test_in_a_pool_on_call_everybody_passes_and_is_marked() -> None:
-    running = [_work(10, "a", 3, estimated_end_at=NOW + 100)]
+    running = [_work(10, "a", 3, estimated_end_at=NOW + 100, is_bounded=True)]
     waiting = [_request(1, 4), _request(2, 1, estimated_seconds=200.0)]
     decided = _plan(ON_CALL, {"a": 4}, waiting, running)
     [started] = decided.assignments
     assert (started.trial_id, started.is_on_call) == ("2.1", True)
     assert _plan(ON_CALL, {"a": 5}, [_request(2, 1)], running).assignments[0].is_on_call is False
     # Who cannot be stopped passes only where it delays nobody, in time or in place.
-    fixed = [_request(1, 4), _request(2, 1, is_preemptible=False, estimated_seconds=200.0)]
+    fixed = [_request(1, 4), _request(2, 1, is_preemptible=False, estimated_seconds=200.0, is_bounded=True)]
     assert _assigned(_plan(ON_CALL, {"a": 4}, fixed, running)) == {}
     [short] = _plan(ON_CALL, {"a": 4}, [fixed[0], replace(fixed[1], estimated_seconds=90.0)], running).assignments
     assert (short.trial_id, short.is_on_call) == ("2.1", False)

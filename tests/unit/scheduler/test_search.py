@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.allocation import Request
-from gangline.domain.experiment import Checkpoint
+from gangline.domain.allocation import Allocation, Request
+from gangline.domain.experiment import Checkpoint, ResourceChange
 from gangline.domain.search import SearchEvent, SearchLog
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, SearchEventKind, State
 from gangline.errors import GanglineError
 from services.scheduler.estimate import Progress
 from services.scheduler.hold import held_reason
-from services.scheduler.records import get
+from services.scheduler.records import Change, get
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
 from services.scheduler.searcher.registry import SEARCHERS
 from services.scheduler.transition.end import (
@@ -28,6 +28,7 @@ from services.scheduler.transition.end import (
     pursue,
 )
 from services.scheduler.transition.report import checkpointed, progressed, validated
+from services.scheduler.transition.resource import change_resources
 from tests.support.search_world import RULES, SearchWorld, config_of
 
 RANDOM = {"name": "random", "max_trials": 3, "max_concurrent_trials": 2}
@@ -147,6 +148,77 @@ def test_max_slots_holds_requests_and_says_why() -> None:
     assert reason.blocking_ids == ("1.1.1", "1.2.1")
     world.exit("1.1", ExitKind.COMPLETED)
     assert world.place() == ["1.3"]
+
+
+def _lower(world: SearchWorld, max_slots: int, when_free: bool = False) -> Change:
+    change = ResourceChange(max_slots=max_slots, when_free=when_free)
+    return world.apply(change_resources(world.records, 1, change, rules=RULES, now=world.now))
+
+
+def _stopping(world: SearchWorld) -> list[str]:
+    live = world.records.all_of(Allocation)
+    return sorted(one.trial_id for one in live if one.state is State.STOPPING)
+
+
+def test_a_lower_max_slots_has_the_newest_trials_give_back_their_slots() -> None:
+    world = SearchWorld(config_of({"name": "random", "max_trials": 4}, preemption_timeout=600))
+    world.place()
+    world.run("1.4")
+    _lower(world, 2)
+    assert _stopping(world) == ["1.3", "1.4"]
+    allocation = world.live("1.4")
+    assert (allocation.stop_kind, allocation.stop_reason) == (
+        ExitKind.PREEMPTED,
+        "max_slots of its experiment is 2 now",
+    )
+    assert allocation.deadline_at == world.now + 600 + RULES.force_seconds
+    # Once is enough: what stops already counts as gone.
+    assert not _lower(world, 2)
+    world.pursue()
+    assert _stopping(world) == ["1.3", "1.4"]
+    for trial_id in ("1.3", "1.4"):
+        world.exit(trial_id, ExitKind.PREEMPTED)
+    assert world.place() == []
+    trial = world.trials[3]
+    assert (trial.state, trial.restarts, trial.reason) == (State.QUEUED, 0, "max_slots of its experiment is 2 now")
+    assert {reason.code for reason in world.plan().reasons.values()} == {ReasonCode.QUOTA_EXCEEDED}
+    world.exit("1.1", ExitKind.COMPLETED)
+    assert world.place() == ["1.3"]
+
+
+def test_a_lower_max_slots_when_free_stops_nothing() -> None:
+    world = SearchWorld(config_of({"name": "random", "max_trials": 4}))
+    world.place()
+    _lower(world, 2, when_free=True)
+    world.pursue()
+    assert _stopping(world) == []
+    world.exit("1.1", ExitKind.COMPLETED)
+    world.exit("1.2", ExitKind.COMPLETED)
+    # The same cap again, now to be kept at once; and a later word for when they are free stops no more.
+    _lower(world, 1)
+    assert _stopping(world) == ["1.4"]
+    _lower(world, 3, when_free=True)
+    assert not world.experiment.gives_back
+
+
+def test_more_slots_than_a_transaction_gives_back_come_one_after_another() -> None:
+    world = SearchWorld(config_of({"name": "random", "max_trials": 60, "max_concurrent_trials": 0}))
+    world.pursue()
+    assert len(world.place()) == 60
+    _lower(world, 5)
+    assert 0 < len(_stopping(world)) < 55
+    world.change_leader()
+    world.pursue()
+    assert sorted(set(world.live_trial_ids) - set(_stopping(world))) == [f"1.{number}" for number in range(1, 6)]
+
+
+def test_a_lower_max_slots_of_a_paused_experiment_leaves_it_paused() -> None:
+    world = SearchWorld(config_of({"name": "random", "max_trials": 3}))
+    world.place()
+    world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
+    _lower(world, 1)
+    world.pursue()
+    assert (world.experiment.state, len(_stopping(world))) == (State.PAUSED, 3)
 
 
 def test_one_that_backs_off_does_not_use_up_max_slots() -> None:

@@ -19,6 +19,17 @@ def test_backfill_is_on_call_where_the_queue_has_an_order_and_work_can_be_stoppe
     assert _backfill(preemption=True, type="round_robin") is True
 
 
+def test_pools_that_give_by_shares_preempt_unless_they_are_told_not_to() -> None:
+    def is_on(**fields: object) -> bool:
+        return ResourcePool(pool_name="p", scheduler=PoolScheduler.model_validate(fields)).to_config().is_preemption_on
+
+    assert is_on(type="fair_share")
+    assert not is_on(type="fair_share", preemption=False)
+    assert not is_on(type="priority")
+    assert is_on(type="priority", preemption=True)
+    assert not is_on(type="round_robin")
+
+
 def test_backfill_can_be_chosen() -> None:
     assert _backfill(preemption=True, backfill=True) is True
     assert _backfill(preemption=True, backfill=False) is False

@@ -172,6 +172,16 @@ def test_backfill_is_on_call_where_nothing_else_is_said_and_it_is_possible(
     assert shared.backfill == (True if expected == "on_call" else expected)
 
 
+def test_a_file_of_shares_preempts_unless_it_says_otherwise() -> None:
+    for policy, config, expected in (
+        ("fair_share", {}, True),
+        ("fair_share", {"preemption": False}, False),
+        ("priority", {}, False),
+    ):
+        pool = parse_simulation(_changed(policy=policy, config=config)).snapshot.pools[0]
+        assert pool.is_preemption_on is expected
+
+
 def test_on_call_is_refused_where_nobody_can_be_called() -> None:
     for policy, preemption in (("priority", False), ("fair_share", True)):
         with pytest.raises(GanglineError) as refused:

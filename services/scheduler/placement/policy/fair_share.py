@@ -20,17 +20,20 @@ from services.scheduler.placement.outlook import freed_by
 from services.scheduler.placement.reason import close
 from services.scheduler.placement.room import Room
 from services.scheduler.placement.snapshot import PendingRequest, PoolView, Running
-from services.scheduler.placement.victim import in_order
+from services.scheduler.placement.victim import in_order, less_urgent
 
 _Turn = tuple[float, int, str]
 
 
 def plan_pool(view: PoolView, now: float) -> PoolPlan:
     ledger = Ledger(view, now, is_order_fixed=False)
-    # 1. Auxiliary places and what was moved to the front have no share to wait for.
+    # 1. Auxiliary places, which go by priority, and what was moved to the front have no share to wait for.
+    auxiliary = in_order(view.running, now, is_auxiliary=True) if view.config.is_preemption_on else []
     queues: dict[str, deque[PendingRequest]] = defaultdict(deque)
     for request in view.requests:
-        if request.slots == 0 or request.is_first:
+        if request.slots == 0:
+            ledger.consider(request, partial(less_urgent, auxiliary, request))
+        elif request.is_first:
             ledger.consider(request)
         else:
             queues[request.group].append(request)

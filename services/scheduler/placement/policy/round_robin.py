@@ -1,6 +1,7 @@
 """PURE: the policy `round_robin`: the groups take turns, one request each.
 
-What a group runs already counts as turns that it has had. Nobody is stopped; gangs are protected by the reservation.
+What a group runs already counts as turns that it has had. Auxiliary places go by priority, without turns. Nobody is
+stopped; gangs are protected by the reservation.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
 
 
 def _by_turn(view: PoolView) -> list[PendingRequest]:
-    turns = Counter(work.group for work in view.running)
+    turns = Counter(work.group for work in view.running if work.slots)
     keyed: list[tuple[bool, int, int, PendingRequest]] = []
     for number, request in enumerate(view.requests):
-        keyed.append((not request.is_first, turns[request.group], number, request))
-        turns[request.group] += 1
+        turn = 0
+        if request.slots:
+            turn = turns[request.group]
+            turns[request.group] += 1
+        keyed.append((not request.is_first, turn, number, request))
     return [request for *_, request in sorted(keyed, key=lambda one: one[:3])]

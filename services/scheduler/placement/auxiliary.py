@@ -1,0 +1,69 @@
+"""PURE: auxiliary places, which requests without slots take, that stopping work is about to give back.
+
+Owns whose end a request waits for. A place that a request claims goes to no other request of the same plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from services.scheduler.placement.room import Bin, Room
+from services.scheduler.placement.snapshot import PendingRequest, Running
+
+
+class ComingPlaces:
+    """room: an agent has fewer than no places left where an operator has lowered their number."""
+
+    def __init__(self, running: Iterable[Running], room: Room) -> None:
+        self._room = room
+        self._coming: dict[str, list[Running]] = defaultdict(list)
+        for work in running:
+            if work.is_stopping and not work.slots:
+                for agent_id in work.slots_by_agent:
+                    self._coming[agent_id].append(work)
+
+    def claim(self, request: PendingRequest) -> tuple[Running, ...] | None:
+        """The stopping work whose place the request takes; None when none is left."""
+        for agent_id in sorted(self._coming):
+            bin_ = self._open(agent_id, request)
+            if bin_ is not None and len(self._coming[agent_id]) >= _num_lacking(bin_):
+                return self._take(bin_)
+        return None
+
+    def make_room(self, request: PendingRequest, victims: Sequence[Running]) -> tuple[Running, ...] | None:
+        """The work that has to stop, or stops already, so that the request gets a place. victims: work that it may have
+        stopped, the first to go first."""
+        for work in victims:
+            for agent_id in work.slots_by_agent:
+                bin_ = self._open(agent_id, request)
+                if bin_ is None:
+                    continue
+                self._coming[agent_id].append(work)
+                if len(self._coming[agent_id]) >= _num_lacking(bin_):
+                    found = self._take(bin_)
+                    self._forget(victims)
+                    return found
+        self._forget(victims)
+        return None
+
+    def _open(self, agent_id: str, request: PendingRequest) -> Bin | None:
+        return None if agent_id in request.blocklist else self._room.get(agent_id)
+
+    def _take(self, bin_: Bin) -> tuple[Running, ...]:
+        found, agent_id = self._coming[bin_.agent.id], bin_.agent.id
+        num_lacking = _num_lacking(bin_)
+        self._coming[agent_id] = found[num_lacking:]
+        self._room.add(agent_id, 0, num_lacking - 1)
+        return tuple(found[:num_lacking])
+
+    def _forget(self, victims: Iterable[Running]) -> None:
+        """Work that is not stopped after all gives nothing back."""
+        ids = {work.allocation_id for work in victims}
+        for agent_id, works in self._coming.items():
+            self._coming[agent_id] = [work for work in works if work.allocation_id not in ids]
+
+
+def _num_lacking(bin_: Bin) -> int:
+    """How many places have to come back until one is free."""
+    return max(1, 1 - bin_.auxiliary)
