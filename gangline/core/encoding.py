@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
 
-from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.errors import GanglineError, invalid, unavailable
 
 PLAIN = (
     "numbers, strings, bytes, None, lists, tuples, sets, dictionaries, paths, and arrays and tensors of numbers; "
@@ -61,11 +61,11 @@ def decode(payload: bytes | bytearray) -> Any:
         return json.loads(bytes(view[_HEADER_BYTES:start]), object_hook=reader.restore)
     # Foreign bytes may be wrong in any way, and numpy and torch raise errors of their own.
     except Exception as error:
-        raise GanglineError(
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise unavailable(
             "core.foreign_data",
-            f"what stands for a rank's object was not written by a rank of this attempt ({type(error).__name__}: "
-            f"{error}); another process has written to the ranks' store or connections",
-            ErrorKind.INTERNAL,
+            f"the data that came for a rank's object is not a rank's ({problem}); another process has written to the "
+            "ranks' store or connections, or a host runs another version of Gangline",
         ) from error
 
 
