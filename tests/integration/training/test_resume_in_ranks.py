@@ -60,8 +60,8 @@ def test_training_and_checkpoints_exchange_no_pickles(tmp_path: Path) -> None:
     storage = tmp_path / "storage"
     storage.mkdir()
     runs = [(strategy, None, _SAVED) for strategy in ("ddp", "zero1", "zero2", "zero3")]
-    for found in run_gang(2, tmp_path / "gang", resume_without_pickles, storage, runs):
-        assert all(storage_id for _, _, storage_id in found)
+    by_rank = run_gang(2, tmp_path / "gang", resume_without_pickles, storage, runs)
+    assert all(len(losses) == _SAVED and storage_id for losses, _, storage_id in by_rank[0])
 
 
 def test_ranks_go_on_from_any_strategy_and_world(
