@@ -137,7 +137,7 @@ async def _ignore(_peer: int, _wire: Wire) -> None:
     "hello",
     [
         b"GET /metrics HTTP/1.1\r\n\r\n",
-        channel.pack({"want": "probe", "node_rank": 1, "nonce": "a" * member_link.MAX_GREETING_BYTES}),
+        channel.pack({"want": "probe", "node_rank": 1, "nonce": "a" * 4096}),
         channel.pack({"want": "run", "node_rank": 1, "nonce": "a"}),
         channel.pack({"want": "link", "node_rank": True, "nonce": "a"}),
     ],
