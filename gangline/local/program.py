@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.local.layout import Layout
 from gangline.local.plan import ClusterPlan
 from gangline.local.port import HOST
-from gangline.unix_socket import LONGEST_ADDRESS_BYTES
 
 # Each process of the cluster carries the data directory in its environment; so all of them can be found again.
 MARKER = "GANGLINE_LOCAL_CLUSTER"
@@ -63,10 +61,9 @@ def _etcd(layout: Layout, binary: Path) -> Program:
 
 
 def _etcd_endpoint(layout: Layout) -> str:
-    """gRPC takes no path longer than the kernel's; services run in the data directory, so the name alone will do."""
-    path = layout.etcd_socket
-    fits = len(os.fsencode(path)) <= LONGEST_ADDRESS_BYTES
-    return f"unix:{path if fits else path.name}"
+    """Services run in the data directory. gRPC and the setting itself take the name there, but not every path: the
+    kernel bounds its length, gRPC parses it as a URL, and a comma would divide it."""
+    return f"unix:{layout.etcd_socket.name}"
 
 
 def _scheduler(layout: Layout, address: dict[str, str], python: str) -> Program:

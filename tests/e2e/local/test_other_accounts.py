@@ -111,9 +111,12 @@ def _up(data: Path, home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_data_directory_of_the_version_before_goes_on_and_becomes_private(tmp_path: Path) -> None:
-    """That version's etcd listened on two ports, which stand in its plan, and its directory could be open."""
-    folder = tmp_path / "cluster"
+def test_data_directory_of_the_version_before_goes_on_and_becomes_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That version's etcd listened on two ports, which stand in its plan, and its directory could be open. The path is
+    longer than the address of a socket may be, and has a comma."""
+    folder = tmp_path / ("cluster, a long name " * 5)
     data = folder / "data"
     data.mkdir(parents=True)
     client_port, peer_port = find_free_ports(2)
@@ -129,9 +132,10 @@ def test_data_directory_of_the_version_before_goes_on_and_becomes_private(tmp_pa
     ports = {"etcd.client": client_port, "etcd.peer": peer_port}
     (data / "plan.json").write_text(json.dumps({"num_agents": 1, "slots": "2", "port_by_name": ports}))
     data.chmod(0o755)
+    monkeypatch.chdir(data)
     for _ in range(2):
         with running_cluster(folder, agents=1, slots=1) as running:
-            assert get(EtcdSettings(endpoints=(running.etcd_address,)), "/elsewhere") == "kept"
+            assert get(EtcdSettings(endpoints=(f"unix:{running.layout.etcd_socket.name}",)), "/elsewhere") == "kept"
             assert stat.S_IMODE(data.stat().st_mode) == 0o700
 
 

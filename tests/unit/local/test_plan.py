@@ -54,7 +54,7 @@ def test_programs_listen_on_the_planned_ports_and_know_one_another() -> None:
     assert len(set(ports.values())) == len(plan.port_names)
     flags = {name: dict(zip(p.arguments[3::2], p.arguments[4::2], strict=False)) for name, p in programs.items()}
     assert programs["etcd"].addresses == {"client": "unix:/data/etcd-client:0"}
-    assert flags["scheduler"]["--etcd-endpoints"] == flags["gateway"]["--etcd-endpoints"] == "unix:/data/etcd-client:0"
+    assert flags["scheduler"]["--etcd-endpoints"] == flags["gateway"]["--etcd-endpoints"] == "unix:etcd-client:0"
     assert flags["agent-2"]["--scheduler-addresses"] == flags["scheduler"]["--listen"]
     assert flags["agent-2"]["--state-dir"] == "/data/agents/agent-2"
     assert flags["scheduler"]["--storage-url"] == flags["gateway"]["--storage-url"] == "file:///data/storage"
