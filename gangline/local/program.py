@@ -16,7 +16,8 @@ MARKER = "GANGLINE_LOCAL_CLUSTER"
 @dataclass(frozen=True, slots=True)
 class Program:
     """addresses: "host:port" by kind, or "unix:path". health_socket: a unix socket whose /health tells that it serves;
-    without one its ready file does. umask: of the process, -1 for the one of this process.
+    without one its ready file does. sockets: what the program binds and, killed, leaves behind; to be removed before it
+    starts. umask: of the process, -1 for the one of this process.
 
     stage: programs of one stage start together, later stages once those serve; agents come last, so that a trial that
     starts at once already knows the gateway.
@@ -28,6 +29,7 @@ class Program:
     addresses: dict[str, str]
     stage: int
     health_socket: Path | None = None
+    sockets: tuple[Path, ...] = ()
     umask: int = -1
 
 
@@ -57,7 +59,8 @@ def _etcd(layout: Layout, binary: Path) -> Program:
     words = tuple(word for flag in flags.items() for word in flag)
     arguments = (str(binary), *words, "--enable-grpc-gateway=false")
     addresses = {"client": f"unix:{layout.etcd_socket}"}
-    return Program("etcd", "etcd", arguments, addresses, 0, health_socket=layout.etcd_socket, umask=0o077)
+    sockets = (layout.etcd_socket, layout.etcd_peer_socket)
+    return Program("etcd", "etcd", arguments, addresses, 0, layout.etcd_socket, sockets, umask=0o077)
 
 
 def _etcd_endpoint(layout: Layout) -> str:

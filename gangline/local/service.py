@@ -54,7 +54,8 @@ class Service:
         )
 
     def start(self, now: float) -> None:
-        self._layout.ready(self.program.name).unlink(missing_ok=True)
+        for left in (self._layout.ready(self.program.name), *self.program.sockets):
+            left.unlink(missing_ok=True)
         # etcd takes every ETCD_* variable for a flag.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         environment[MARKER] = str(self._layout.root)
