@@ -74,9 +74,11 @@ def running_control_plane() -> Iterator[ControlPlane]:
 def _scheduler(layout: Layout, etcd_address: str) -> Program:
     plan = ClusterPlan(num_agents=0, slots="1")
     ports = dict(zip(plan.port_names, find_free_ports(len(plan.port_names)), strict=True))
-    ports["etcd.client"] = int(etcd_address.rpartition(":")[2])
     programs = make_programs(layout, replace(plan, port_by_name=ports), sys.executable, find_etcd_binary())
-    return next(program for program in programs if program.kind == "scheduler")
+    program = next(program for program in programs if program.kind == "scheduler")
+    words = list(program.arguments)
+    words[words.index("--etcd-endpoints") + 1] = etcd_address
+    return replace(program, arguments=tuple(words))
 
 
 def _wait_ready(layout: Layout, process: subprocess.Popen[bytes]) -> None:

@@ -20,6 +20,7 @@ from gangline.cluster_info import ClusterInfo
 from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
+from gangline.core.encoding import let_travel
 from gangline.core.link import Link
 from gangline.core.manifest import StoredFile
 from gangline.core.scratch import temporary_folder
@@ -32,6 +33,8 @@ from gangline.v1 import types_pb2
 
 STEPS_COMPLETED = "steps_completed"
 _DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing")
+# What ranks tell one another of a checkpoint, here and in gangline.pytorch.checkpoint.
+let_travel(StoredFile, ErrorKind)
 
 
 class DownloadMode(Enum):

@@ -15,7 +15,7 @@ from gangline.core.link import connect
 from gangline.core.transport import AloneTransport, StoreTransport, TorchTransport, Transport
 from gangline.errors import invalid
 from gangline.lacking import Lacking
-from gangline.launch import refusal
+from gangline.launch import refusal, store_host
 
 CHIEF_PORT = 12360
 _WORLD = "gangline/world"
@@ -24,6 +24,8 @@ _MACHINE = "gangline/local/{}"
 
 class DistributedContext(Lacking):
     """Every gather, allgather and broadcast is called by all ranks in step, the local ones by all ranks of a machine.
+    They take plain objects (see gangline.core.encoding) and refuse others with `core.cannot_travel`; tensors arrive on
+    the CPU.
 
     rank counts the ranks of the trial, local_rank those of this machine, cross_rank the machines.
     A context for more than one rank gets its transports from one of the class methods; or from chief_ip, for a launcher
@@ -132,13 +134,11 @@ class DistributedContext(Lacking):
 
     def gather(self, stuff: Any) -> list[Any] | None:
         """The chief gets everyone's object, by rank; the others get None."""
-        found = self._transport.allgather(stuff)
-        return found if self.rank == 0 else None
+        return self._transport.gather(stuff)
 
     def gather_local(self, stuff: Any) -> list[Any] | None:
         """As gather, among the ranks of this machine; its first rank gets the list."""
-        found = self._local_transport.allgather(stuff)
-        return found if self.local_rank == 0 else None
+        return self._local_transport.gather(stuff)
 
     def allgather(self, stuff: Any) -> list[Any]:
         """Everyone gets everyone's object, by rank."""
@@ -214,7 +214,14 @@ def _stores_for(rank: int, size: int, address: str, port: int) -> Callable[[str]
     own = {"RANK": str(rank), "WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     if own.items() <= os.environ.items():
         return _store_of_environment(rank, size)
-    store = TCPStore(address, port, is_master=rank == 0, wait_for_workers=False)
+    try:
+        store = store_host.open_store(address, port) if rank == 0 else TCPStore(address, port, wait_for_workers=False)
+    except OSError as error:
+        raise invalid(
+            "core.chief_address",
+            f"rank 0 cannot listen at chief_ip {address} port {port}: {error.strerror}; give an address of the host of "
+            "rank 0 and a free pub_port",
+        ) from error
     return lambda name: PrefixStore(name, store)
 
 

@@ -2,15 +2,18 @@
 
 Owns three ways behind one interface: alone, over a torch.distributed group, and over torch's key-value store where
 the script makes no process group. Training data never goes through here. Every call is made by all members in step.
+Objects travel as gangline.core.encoding writes them: neither torch's store nor gloo knows who connects, so what a rank
+reads there may come from another process, and torch's own collectives of objects would unpickle it.
 Used by gangline.core.distributed; torch is imported only when a transport that needs it is made.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
+
+from gangline.core.encoding import decode, encode
 
 
 class Transport(Protocol):
@@ -19,6 +22,14 @@ class Transport(Protocol):
     def allgather(self, value: Any) -> list[Any]: ...
 
     def broadcast(self, value: Any) -> Any: ...
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Everyone's value at the first member, None at the others."""
+        ...
+
+    def scatter(self, values: Sequence[Any] | None) -> Any:
+        """The first member gives one value for each member, in order; the others give None."""
+        ...
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
         """Element by element over all members, which give equally many numbers below 2^63."""
@@ -42,6 +53,13 @@ class AloneTransport:
     def broadcast(self, value: Any) -> Any:
         return value
 
+    def gather(self, value: Any) -> list[Any] | None:
+        return [value]
+
+    def scatter(self, values: Sequence[Any] | None) -> Any:
+        assert values is not None, "the first member has the values"
+        return values[0]
+
     def maximum(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
 
@@ -62,16 +80,53 @@ class TorchTransport:
     def allgather(self, value: Any) -> list[Any]:
         import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
 
-        found: list[Any] = [None] * len(self._ranks)
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        payload = encode(value)
+        lengths = self._lengths(len(payload))
+        parts = [_empty(max(lengths)) for _ in lengths]
+        dist.all_gather(parts, _padded(payload, max(lengths)), group=self._group)
+        return [_read(part, length) for part, length in zip(parts, lengths, strict=True)]
 
     def broadcast(self, value: Any) -> Any:
         import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
 
-        holder = [value]
-        dist.broadcast_object_list(holder, src=self._ranks[0], group=self._group)
-        return holder[0]
+        payload = encode(value) if self._is_first() else b""
+        length = self.maximum([len(payload)])[0]
+        part = _padded(payload, length)
+        dist.broadcast(part, src=self._ranks[0], group=self._group)
+        return value if self._is_first() else _read(part, length)
+
+    def gather(self, value: Any) -> list[Any] | None:
+        import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
+
+        payload = encode(value)
+        lengths = self._lengths(len(payload))
+        parts = [_empty(max(lengths)) for _ in lengths] if self._is_first() else None
+        dist.gather(_padded(payload, max(lengths)), parts, dst=self._ranks[0], group=self._group)
+        return [_read(part, length) for part, length in zip(parts, lengths, strict=True)] if parts else None
+
+    def scatter(self, values: Sequence[Any] | None) -> Any:
+        import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
+
+        payloads = [encode(value) for value in values or ()]
+        lengths = self.maximum([len(payload) for payload in payloads] or [0] * len(self._ranks))
+        part = _empty(max(lengths))
+        parts = [_padded(payload, max(lengths)) for payload in payloads] or None
+        dist.scatter(part, parts, src=self._ranks[0], group=self._group)
+        return _read(part, lengths[dist.get_rank(self._group)])
+
+    def _is_first(self) -> bool:
+        import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
+
+        return bool(dist.get_rank(self._group) == 0)
+
+    def _lengths(self, own: int) -> list[int]:
+        """Everyone's."""
+        import torch  # noqa: PLC0415  gangline.core is usable without torch
+        import torch.distributed as dist  # noqa: PLC0415  see above
+
+        found = [torch.zeros(1, dtype=torch.int64) for _ in self._ranks]
+        dist.all_gather(found, torch.tensor([own]), group=self._group)
+        return [int(length) for length in found]
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
         return self.maximum_later(numbers)()
@@ -117,18 +172,26 @@ class StoreTransport:
         store.set_timeout(timedelta(seconds=timeout_seconds))
 
     def allgather(self, value: Any) -> list[Any]:
+        payload = encode(value)
         if not self._round:
             self._number = self._store.add(f"used/{self._member}", 1)
         self._round += 1
-        self._store.set(self._key(self._round, self._member), pickle.dumps(value))
+        self._store.set(self._key(self._round, self._member), payload)
         keys = [self._key(self._round, member) for member in range(self._size)]
         payloads = self._store.multi_get(keys)
         if self._round > 1:
             self._store.delete_key(self._key(self._round - 1, self._member))
-        return [pickle.loads(payload) for payload in payloads]  # noqa: S301  written by the other ranks of this trial
+        return [decode(payload) for payload in payloads]
 
     def broadcast(self, value: Any) -> Any:
         return self.allgather(value if self._member == 0 else None)[0]
+
+    def gather(self, value: Any) -> list[Any] | None:
+        found = self.allgather(value)
+        return found if self._member == 0 else None
+
+    def scatter(self, values: Sequence[Any] | None) -> Any:
+        return self.broadcast(values)[self._member]
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
         return self.maximum_later(numbers)()
@@ -146,3 +209,20 @@ class StoreTransport:
 
     def _key(self, number: int, member: int) -> str:
         return f"{self._number}/{number}/{member}"
+
+
+def _empty(num_bytes: int) -> Any:
+    import torch  # noqa: PLC0415  gangline.core is usable without torch
+
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _padded(payload: bytes, num_bytes: int) -> Any:
+    """Collectives take tensors of one size from all members."""
+    import torch  # noqa: PLC0415  gangline.core is usable without torch
+
+    return torch.frombuffer(bytearray(payload).ljust(num_bytes, b"\0"), dtype=torch.uint8)
+
+
+def _read(part: Any, length: int) -> Any:
+    return decode(part[:length].numpy().tobytes())

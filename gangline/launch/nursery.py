@@ -7,9 +7,9 @@ those that it forked by the kernel's word; programs that it spawned, which only 
 runner's hand. Each leads a session of its own, with its children in it, as under torchrun: where the kernel divides
 processors between sessions (autogroup), ranks in one session would share one part among them. It decides nothing.
 
-From the runner: {"do": "host_store"}; {"do": "start", "rank", "environment", "directory", "num_threads", "program",
-"target"} with the write ends of the rank's standard output and error, where a program takes the rank's place and a
-target is called in it; {"do": "signal", "ranks", "signal"}.
+From the runner: {"do": "host_store", "address"}; {"do": "start", "rank", "environment", "directory", "num_threads",
+"program", "target"} with the write ends of the rank's standard output and error, where a program takes the rank's place
+and a target is called in it; {"do": "signal", "ranks", "signal"}.
 To the runner: {"event": "store", "port"} or {"event": "store", "error"}; {"event": "started", "rank", "pid"}
 or {"event": "start_failed", "rank", "error"}; {"event": "exited", "rank", "pid", "exit_code", "signal", "at",
 "was_killed"}, where was_killed says that a SIGKILL from here met it alive.
@@ -77,7 +77,7 @@ class Nursery:
     def _on_request(self, request: dict[str, Any], fds: list[int]) -> None:
         match request["do"]:
             case "host_store":
-                _, self._store_fd = store_host.fork_store_host()
+                _, self._store_fd = store_host.fork_store_host(request["address"])
                 self._poll.register(self._store_fd, select.POLLIN)
             case "start":
                 self._start(request, fds)

@@ -1,38 +1,45 @@
 """The process that hosts the store through which the ranks of one attempt find one another.
 
 A torch.distributed.TCPStore on a port that the kernel picks, in a process of its own and fresh for each attempt: no
-key of an earlier attempt can be read again, and no rank's end takes the store away from the others. Forked by the
-nursery of node rank 0.
+key of an earlier attempt can be read again, and no rank's end takes the store away from the others. It listens at one
+address, because it asks nobody who they are: torch's own listener would take every interface. Forked by the nursery of
+node rank 0.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from typing import Any, NoReturn
 
 from gangline.launch import child
 
+# As torch's own; the kernel may allow fewer.
+_BACKLOG = 2048
 
-def fork_store_host() -> tuple[int, int]:
-    """Its pid, and the descriptor from which its port (or the reason why there is none) can be read until the end."""
+
+def fork_store_host(address: str) -> tuple[int, int]:
+    """Its pid, and the descriptor from which its port (or the reason why there is none) can be read until the end.
+
+    address: of this machine, on the network of the gang."""
     parent_pid = os.getpid()
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         os.close(read_fd)
-        _host(parent_pid, write_fd)
+        _host(parent_pid, write_fd, address)
     os.close(write_fd)
     return pid, read_fd
 
 
-def _host(parent_pid: int, answer_fd: int) -> NoReturn:
+def _host(parent_pid: int, answer_fd: int, address: str) -> NoReturn:
     try:
         child.die_with_parent(parent_pid)
         child.reset_signals()
         child.set_name("gangline-store")
-        store = _open_store()
+        store = open_store(address)
         os.write(answer_fd, f"port {store.port}".encode())
         os.close(answer_fd)
         while True:
@@ -43,7 +50,12 @@ def _host(parent_pid: int, answer_fd: int) -> NoReturn:
         child.leave(1)
 
 
-def _open_store() -> Any:
+def open_store(address: str, port: int = 0) -> Any:
+    """A store in this process that listens at this address alone. Raises OSError."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 - heavy, and re-exported with *
 
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
+    real_port = listener.getsockname()[1]
+    # The store closes the descriptor.
+    return TCPStore(address, real_port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -8,17 +8,22 @@
 | processes.json      | every process with its pid, state and addresses                          |
 | cluster.token       | what the services tell one another, 0600                                 |
 | admin.token         | the user's, 0600                                                         |
+| etcd-client:0, etcd-peer:0 | the unix sockets on which etcd listens, 0700                      |
 | etcd/ storage/ gateway/ agents/<id>/ | state of the services, kept from one `up` to the next   |
 | ready/<name>.json   | written by a service once it serves                                      |
 | logs/<name>.log     | what a service prints                                                    |
 
-Owns names and creation only.
+Owns names, creation and modes only. The directory is 0700: the modes of its files do not protect them against other
+accounts, its own mode does.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +52,15 @@ class Layout:
         return self.root / "processes.json"
 
     @property
+    def etcd_socket(self) -> Path:
+        """etcd 3.4 takes a unix socket only as a "host:port", and makes it in its working directory."""
+        return self.root / "etcd-client:0"
+
+    @property
+    def etcd_peer_socket(self) -> Path:
+        return self.root / "etcd-peer:0"
+
+    @property
     def cluster_token(self) -> Path:
         return self.root / "cluster.token"
 
@@ -65,11 +79,15 @@ class Layout:
         return self.root / "logs" / f"{name}.log"
 
     def create(self) -> None:
-        """Makes folders and tokens that are not there yet. Raises GanglineError `local.data_directory`."""
+        """Makes the directory private, and folders and tokens that are not there yet.
+
+        Raises GanglineError `local.data_directory`, `local.not_private`.
+        """
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_private(self.root)
             for folder in _FOLDERS:
-                (self.root / folder).mkdir(exist_ok=True)
+                (self.root / folder).mkdir(exist_ok=True, mode=0o700)
             for path in (self.cluster_token, self.admin_token):
                 if not path.exists():
                     write_private(path, secrets.token_urlsafe(32) + "\n")
@@ -81,6 +99,37 @@ class Layout:
 
     def read_admin_token(self) -> str:
         return self.admin_token.read_text("utf-8").strip()
+
+
+def _make_private(directory: Path) -> None:
+    """Takes away what other accounts may do there. An owner other than this account could give it back at any time."""
+    owner, mode = _owner_and_mode(directory)
+    if owner == os.geteuid() and mode & 0o077:
+        with suppress(PermissionError):
+            directory.chmod(0o700)
+        owner, mode = _owner_and_mode(directory)
+    if owner != os.geteuid():
+        problem = f"it belongs to {_name_of(owner)} and this is {_name_of(os.geteuid())}"
+    elif mode & 0o077:
+        problem = f"its file system keeps the mode {mode:04o}, which lets other accounts in"
+    else:
+        return
+    raise invalid(
+        "local.not_private",
+        f"cannot make the data directory {directory} private (0700): {problem}; choose another with --data-dir",
+    )
+
+
+def _owner_and_mode(directory: Path) -> tuple[int, int]:
+    found = directory.stat()
+    return found.st_uid, stat.S_IMODE(found.st_mode)
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def layout_of(directory: Path | None) -> Layout:

@@ -38,7 +38,7 @@ class ClusterPlan:
     @property
     def port_names(self) -> list[str]:
         """Every port that the cluster needs."""
-        fixed = ["etcd.client", "etcd.peer", "scheduler.grpc", "scheduler.metrics", "gateway.grpc", "gateway.http"]
+        fixed = ["scheduler.grpc", "scheduler.metrics", "gateway.grpc", "gateway.http"]
         return [*fixed, *(f"{agent}.metrics" for agent in self.agent_names)]
 
 

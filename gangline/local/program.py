@@ -15,7 +15,9 @@ MARKER = "GANGLINE_LOCAL_CLUSTER"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """addresses: "host:port" by kind. health_url: what tells that it serves; without one its ready file does.
+    """addresses: "host:port" by kind, or "unix:path". health_socket: a unix socket whose /health tells that it serves;
+    without one its ready file does. sockets: what the program binds and, killed, leaves behind; to be removed before it
+    starts. umask: of the process, -1 for the one of this process.
 
     stage: programs of one stage start together, later stages once those serve; agents come last, so that a trial that
     starts at once already knows the gateway.
@@ -26,18 +28,21 @@ class Program:
     arguments: tuple[str, ...]
     addresses: dict[str, str]
     stage: int
-    health_url: str = ""
+    health_socket: Path | None = None
+    sockets: tuple[Path, ...] = ()
+    umask: int = -1
 
 
 def make_programs(layout: Layout, plan: ClusterPlan, python: str, etcd: Path) -> list[Program]:
     """python: the interpreter whose packages hold the services. etcd: the binary."""
     address = {name: f"{HOST}:{port}" for name, port in plan.port_by_name.items()}
-    programs = [_etcd(layout, address, etcd), _scheduler(layout, address, python), _gateway(layout, address, python)]
+    programs = [_etcd(layout, etcd), _scheduler(layout, address, python), _gateway(layout, address, python)]
     return programs + [_agent(layout, address, python, name, plan.slots) for name in plan.agent_names]
 
 
-def _etcd(layout: Layout, address: dict[str, str], binary: Path) -> Program:
-    client, peer = f"http://{address['etcd.client']}", f"http://{address['etcd.peer']}"
+def _etcd(layout: Layout, binary: Path) -> Program:
+    """Listens on unix sockets alone: only this account can open them, so etcd needs no password and no certificate."""
+    client, peer = f"unix://{layout.etcd_socket.name}", f"unix://{layout.etcd_peer_socket.name}"
     flags = {
         "--name": "local",
         "--data-dir": str(layout.root / "etcd"),
@@ -52,8 +57,16 @@ def _etcd(layout: Layout, address: dict[str, str], binary: Path) -> Program:
         "--auto-compaction-retention": "1000",
     }
     words = tuple(word for flag in flags.items() for word in flag)
-    addresses = {"client": address["etcd.client"]}
-    return Program("etcd", "etcd", (str(binary), *words), addresses, 0, health_url=f"{client}/health")
+    arguments = (str(binary), *words, "--enable-grpc-gateway=false")
+    addresses = {"client": f"unix:{layout.etcd_socket}"}
+    sockets = (layout.etcd_socket, layout.etcd_peer_socket)
+    return Program("etcd", "etcd", arguments, addresses, 0, layout.etcd_socket, sockets, umask=0o077)
+
+
+def _etcd_endpoint(layout: Layout) -> str:
+    """Services run in the data directory. gRPC and the setting itself take the name there, but not every path: the
+    kernel bounds its length, gRPC parses it as a URL, and a comma would divide it."""
+    return f"unix:{layout.etcd_socket.name}"
 
 
 def _scheduler(layout: Layout, address: dict[str, str], python: str) -> Program:
@@ -64,7 +77,7 @@ def _scheduler(layout: Layout, address: dict[str, str], python: str) -> Program:
         python,
         addresses={"grpc": address["scheduler.grpc"], "metrics": address["scheduler.metrics"]},
         flags={
-            "--etcd-endpoints": address["etcd.client"],
+            "--etcd-endpoints": _etcd_endpoint(layout),
             "--listen": address["scheduler.grpc"],
             "--metrics-listen": address["scheduler.metrics"],
             "--storage-url": _storage_url(layout),
@@ -81,7 +94,7 @@ def _gateway(layout: Layout, address: dict[str, str], python: str) -> Program:
         python,
         addresses={"grpc": address["gateway.grpc"], "http": address["gateway.http"]},
         flags={
-            "--etcd-endpoints": address["etcd.client"],
+            "--etcd-endpoints": _etcd_endpoint(layout),
             "--grpc-listen": address["gateway.grpc"],
             "--http-listen": address["gateway.http"],
             "--storage-url": _storage_url(layout),

@@ -5,14 +5,15 @@ The clock is an argument everywhere. Owned by the supervisor, which reaps proces
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+from gangline import unix_socket
 from gangline.local.identity import Identity, identify
 from gangline.local.layout import Layout
 from gangline.local.process_table import ServiceEntry, ServiceState
@@ -53,7 +54,8 @@ class Service:
         )
 
     def start(self, now: float) -> None:
-        self._layout.ready(self.program.name).unlink(missing_ok=True)
+        for left in (self._layout.ready(self.program.name), *self.program.sockets):
+            left.unlink(missing_ok=True)
         # etcd takes every ETCD_* variable for a flag.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         environment[MARKER] = str(self._layout.root)
@@ -66,6 +68,7 @@ class Service:
                 cwd=self._layout.root,
                 env=environment,
                 start_new_session=True,
+                umask=self.program.umask,
             )
         # The supervisor reaps all children itself; without this Popen would warn that nobody waits for this one.
         process.returncode = 0
@@ -98,8 +101,8 @@ class Service:
         return readable(lines[-1]) if lines else ""
 
     def _serves(self, process: Identity) -> bool:
-        if self.program.health_url:
-            return _is_healthy(self.program.health_url)
+        if self.program.health_socket:
+            return _is_healthy(self.program.health_socket)
         try:
             ready = json.loads(self._layout.ready(self.program.name).read_text("utf-8"))
         except (OSError, ValueError):
@@ -134,9 +137,24 @@ def read_tail(path: Path, num_bytes: int = 8192) -> str:
         return ""
 
 
-def _is_healthy(url: str) -> bool:
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=1)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        unix_socket.connect(self.sock, str(self._path))
+
+
+def _is_healthy(path: Path) -> bool:
+    """What etcd says at /health on its unix socket."""
+    connection = _UnixConnection(path)
     try:
-        with urllib.request.urlopen(url, timeout=1) as answer:  # noqa: S310 - always http on this machine
-            return bool(json.load(answer).get("health") == "true")
-    except (OSError, ValueError, urllib.error.URLError):
+        connection.request("GET", "/health")
+        return bool(json.load(connection.getresponse()).get("health") == "true")
+    except (OSError, ValueError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()

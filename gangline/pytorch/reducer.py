@@ -30,7 +30,7 @@ class MetricReducer(ABC):
 
     @abstractmethod
     def per_slot_reduce(self) -> Any:
-        """On every rank: what the chief needs of this one; anything that can be pickled."""
+        """On every rank: what the chief needs of this one, as plain data (gangline.core.encoding)."""
 
     @abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:

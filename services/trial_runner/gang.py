@@ -46,7 +46,8 @@ class Gang:
         return await self._server.start()
 
     async def link(self, candidate: runner_pb2.NetworkCandidate) -> None:
-        """Returns when this member is linked: node rank 0 with all others, any other with node rank 0.
+        """Returns when this member is linked: node rank 0 with all others, any other with node rank 0. Then node rank 0
+        listens no more.
 
         Raises RendezvousFailed with who is missing.
         """
@@ -58,6 +59,8 @@ class Gang:
                     await self._connect(candidate)
         except (TimeoutError, OSError, member_link.GreetingRefused) as error:
             raise RendezvousFailed(ExitKind.NETWORK, self._describe_unlinked(candidate, error)) from error
+        if self._node_rank == 0:
+            self._server.close()
 
     def share_store(self, port: int) -> None:
         """Node rank 0 tells where its store listens."""
@@ -132,6 +135,8 @@ class Gang:
     def _on_message(self, peer: int, message: dict[str, Any]) -> None:
         if "store_port" in message and not self._store_port.done():
             self._store_port.set_result(int(message["store_port"]))
+            # All members are linked, so none will probe this one again.
+            self._server.close()
         if "done" in message:
             self._done.add(peer)
             self._changed.set()

@@ -1,7 +1,8 @@
 """The port on which a member of a gang answers the others: probes of the network, and links to node rank 0.
 
 Owns the greeting in which both ends prove that they hold the allocation's token without sending it, and the frames
-(4 bytes of length, then JSON). `probe.py` and `gang.py` build on it.
+(4 bytes of length, then JSON). `probe.py` and `gang.py` build on it. The port is open on every interface, because the
+probes decide which one the gang takes; it answers nothing but the greeting, and is closed once the gang is linked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from gangline.launch import channel
 
 GREETING_SECONDS = 5.0
 MAX_FRAME_BYTES = 1 << 20
+# Of one who has proved nothing yet.
+MAX_GREETING_BYTES = 1024
+_WANTS = ("probe", "link")
 # A host that lost its power is noticed after about this long; a process that died at once.
 DEAD_PEER_SECONDS = 15
 
@@ -44,11 +48,11 @@ class Wire:
         with suppress(OSError, TimeoutError):
             await asyncio.wait_for(self._writer.drain(), deadline_seconds)
 
-    async def receive(self) -> dict[str, Any] | None:
-        """None at the end of the connection, however it came."""
+    async def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> dict[str, Any] | None:
+        """None at the end of the connection, however it came, and for a longer frame."""
         try:
             (length,) = channel.LENGTH.unpack(await self._reader.readexactly(channel.LENGTH.size))
-            if length > MAX_FRAME_BYTES:
+            if length > max_bytes:
                 return None
             return channel.parse(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, OSError, ValueError):
@@ -103,14 +107,15 @@ class MemberServer:
             wire.close()
 
     async def _greet(self, wire: Wire) -> tuple[str, int]:
-        hello = await wire.receive() or {}
+        hello = await wire.receive(MAX_GREETING_BYTES) or {}
         want, peer, nonce = hello.get("want"), hello.get("node_rank"), hello.get("nonce")
-        if not isinstance(peer, int) or not isinstance(nonce, str) or not isinstance(want, str):
+        # Other words could be made to look like the proof of another greeting.
+        if type(peer) is not int or not isinstance(nonce, str) or want not in _WANTS:
             raise GreetingRefused("no greeting")
         challenge = secrets.token_hex(16)
         proof = _prove(self._token, f"answer {want} {nonce} {peer} {self._node_rank}")
         wire.send({"node_rank": self._node_rank, "proof": proof, "nonce": challenge})
-        answer = await wire.receive() or {}
+        answer = await wire.receive(MAX_GREETING_BYTES) or {}
         if not _is_proof(answer.get("proof"), self._token, f"{want} {challenge} {peer} {self._node_rank}"):
             raise GreetingRefused("wrong token")
         wire.send({"welcome": True})

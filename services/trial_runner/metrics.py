@@ -31,13 +31,12 @@ start_phase_seconds = Gauge(
 
 
 def serve(scheduler_address: str, **ids: str) -> str:
-    """Serves /metrics on a free port of every interface; "host:port" as another machine of the cluster reaches it.
+    """Serves /metrics on a free port of the interface that leads to the scheduler; its "host:port".
 
     ids: labels of the info metric.
     """
     allocation_info.info(ids)
-    _, port = split_address(telemetry.serve_metrics("0.0.0.0:0"))
-    return join_address(find_own_address(scheduler_address), port)
+    return telemetry.serve_metrics(join_address(find_own_address(scheduler_address), 0))
 
 
 def find_own_address(peer: str) -> str:

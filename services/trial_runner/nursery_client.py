@@ -53,9 +53,9 @@ class Nursery:
     def is_gone(self) -> bool:
         return self._reading.done()
 
-    def ask_store(self) -> None:
-        """Starts the host of the store; `wait_store` tells its port."""
-        channel.send(self._control, {"do": "host_store"})
+    def ask_store(self, address: str) -> None:
+        """Starts the host of the store, which listens at this address alone; `wait_store` tells its port."""
+        channel.send(self._control, {"do": "host_store", "address": address})
 
     async def wait_store(self) -> int:
         """The port of the store. Raises GanglineError `runner.no_store`."""

@@ -47,19 +47,21 @@ class Preparation:
 
     async def run(self) -> Network:
         """Where the ranks meet. Raises GanglineError, OSError or RendezvousFailed: the first that came."""
-        found = Network((LOOPBACK,), 0)
+        chosen: asyncio.Future[Network] = asyncio.get_running_loop().create_future()
 
         async def network() -> None:
-            nonlocal found
-            found = await self._find_network()
+            chosen.set_result(await self._find_network())
 
         port: int | None = None
 
         async def nursery() -> None:
             nonlocal port
-            port = await self._start_nursery()
+            nursery = await self._start_nursery()
+            # The store listens on the gang's network alone, so it starts when that is known.
+            port = await self._host_store(nursery, (await chosen).store_address)
 
         await run_together(self._prepare_code(), nursery(), network())
+        found = chosen.result()
         if port is not None:
             self.gang.share_store(port)
         else:
@@ -76,19 +78,22 @@ class Preparation:
         finally:
             await route.close()
 
-    async def _start_nursery(self) -> int | None:
-        """The store's port on node rank 0, None elsewhere; 0 for a rank that is alone and has none."""
+    async def _start_nursery(self) -> Nursery:
         if self.forked is not None:
             self.nursery = Nursery(self.forked)
         else:
             self.nursery = await start_nursery(self.rank_forkserver, self.directory)
         exit_file.write_nursery_pid(self.directory, self.nursery.pid)
+        return self.nursery
+
+    async def _host_store(self, nursery: Nursery, address: str) -> int | None:
+        """The store's port on node rank 0, None elsewhere; 0 for a rank that is alone and has none."""
         if not self.place.is_head:
             return None
         if self.place.is_alone:
             return 0
-        self.nursery.ask_store()
-        return await self.nursery.wait_store()
+        nursery.ask_store(address)
+        return await nursery.wait_store()
 
     async def _find_network(self) -> Network:
         if self.place.num_nodes == 1:

@@ -93,7 +93,8 @@ class Fleet:
             self.wait_ready(name)
 
     def spawn(self, name: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        self.layout.ready(name).unlink(missing_ok=True)
+        for left in (self.layout.ready(name), *self.programs[name].sockets):
+            left.unlink(missing_ok=True)
         with self.layout.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*prefix, *self.programs[name].arguments],

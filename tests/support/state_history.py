@@ -1,18 +1,18 @@
 """Reads every revision of a cluster's state from etcd and checks on each what must always hold.
 
 Owns the checks of I1 (no slot in two live allocations), I2 (a gang holds all of its slots or none) and I3 (a terminal
-state never changes). It speaks etcd's JSON over HTTP, not our client, and needs no event loop.
+state never changes). It uses etcd's stubs, not our client, and needs no event loop.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import grpc
 
 from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
@@ -21,6 +21,7 @@ from gangline.domain.state import CheckpointState, State
 from gangline.wire import decode
 from services.common import keys
 from services.common.etcd import KeyValue
+from services.common.etcd.stub import Operation, messages, methods_of
 from services.scheduler.codec import record_of
 
 R = TypeVar("R")
@@ -50,7 +51,7 @@ class StateHistory:
         self.first = self.first or self.current()
 
     def current(self) -> int:
-        return int(self._range(0)["header"]["revision"])
+        return int(self._range(0).header.revision)
 
     def revisions(self) -> Iterator[Revision]:
         for number in range(self.first, self.current() + 1):
@@ -58,10 +59,10 @@ class StateHistory:
 
     def _read(self, number: int) -> Revision:
         leader, records = None, []
-        for item in self._range(number).get("kvs", []):
-            key, mod = base64.b64decode(item["key"]).decode(), int(item["mod_revision"])
+        for item in self._range(number).kvs:
+            key, mod = item.key.decode(), int(item.mod_revision)
             if (key, mod) not in self._decoded:
-                self._decoded[key, mod] = _decode(key, base64.b64decode(item["value"]), mod)
+                self._decoded[key, mod] = _decode(key, item.value, mod)
             record = self._decoded[key, mod]
             if key == keys.LEADER:
                 leader = record
@@ -69,15 +70,12 @@ class StateHistory:
                 records.append(record)
         return Revision(number, tuple(records), leader)
 
-    def _range(self, revision: int) -> dict[str, Any]:
+    def _range(self, revision: int) -> Any:
         end = keys.ROOT[:-1] + chr(ord(keys.ROOT[-1]) + 1)
-        query = {"key": _encoded(keys.ROOT), "range_end": _encoded(end), "revision": revision}
-        request = urllib.request.Request(
-            f"http://{self.address}/v3/kv/range", json.dumps(query).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
+        query = messages.RangeRequest(key=keys.ROOT.encode(), range_end=end.encode(), revision=revision)
+        with grpc.insecure_channel(self.address, options=[("grpc.max_receive_message_length", -1)]) as channel:
+            methods: Any = methods_of(channel)
+            return methods[Operation.RANGE](query, timeout=20)
 
 
 def check_invariants(revisions: Iterable[Revision]) -> list[Revision]:
@@ -125,7 +123,3 @@ def _decode(key: str, value: bytes, revision: int) -> Any:
     if key == keys.LEADER:
         return decode(ServiceInstance, value)
     return record_of(KeyValue(key, value, revision, revision))
-
-
-def _encoded(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import DistributedContext
@@ -32,6 +31,7 @@ from gangline.pytorch.checkpoint.capture import Captured, rank_file
 from gangline.pytorch.checkpoint.name import Path
 from gangline.pytorch.checkpoint.plain import to_bytes
 from gangline.pytorch.checkpoint.staging import Staging, copy_values
+from gangline.pytorch.checkpoint.together import RankError, together
 from gangline.pytorch.checkpoint.writer import write_tensors
 
 # Ranks wait for one another's uploads; a rank that died breaks its connections at once.
@@ -179,9 +179,9 @@ class Saver:
         save.storage_id = transport.broadcast(str(uuid.uuid4()))
         draft = self._checkpoint.draft(save.storage_id)
         try:
-            write_tensors(draft, save.tensors, group)
-            files = _merge(_together(transport, lambda: self._write_files(draft, save)))
-            _together(transport, lambda: self._commit(save, files))
+            write_tensors(draft, save.tensors, transport, self._distributed.rank, self._distributed.size)
+            files = _merge(together(transport, lambda: self._write_files(draft, save)))
+            together(transport, lambda: self._commit(save, files))
         except BaseException:
             # The cause counts, also where storage cannot even be cleaned.
             with suppress(Exception):
@@ -205,34 +205,6 @@ def _merge(by_rank: list[dict[str, StoredFile]]) -> dict[str, StoredFile]:
     return {path: file for files in by_rank for path, file in files.items()}
 
 
-def _together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
-    """Everyone's result, once all have one; where a rank fails, all of them raise its error."""
-    result: Any = None
-    failure: Any = None
-    try:
-        result = work()
-    except GanglineError as error:
-        failure = (error.code, error.message, error.kind)
-    except Exception as error:  # noqa: BLE001  the others wait for this rank, and have to hear of it
-        failure = f"{type(error).__name__}: {error}"
-    everyone = transport.allgather((result, failure))
-    for rank, (_, found) in enumerate(everyone):
-        if isinstance(found, tuple):
-            raise GanglineError(*found)
-        if found is not None:
-            raise RankError(rank, found)
-    return [result for result, _ in everyone]
-
-
-class RankError(Exception):
-    """What went wrong on another rank, or on this one."""
-
-    def __init__(self, rank: int, text: str) -> None:
-        super().__init__(rank, text)
-        self.rank = rank
-        self.text = text
-
-
 def _describe(save: Save, storage_url: str) -> GanglineError:
     """The first rank's cause in one line."""
     error = save.error
@@ -251,8 +223,4 @@ def _describe(save: Save, storage_url: str) -> GanglineError:
 def _cause_of(error: BaseException | None) -> tuple[int | None, str]:
     if isinstance(error, RankError):
         return error.rank, error.text
-    if isinstance(error, CheckpointException) and error.failures:
-        rank = min(error.failures)
-        cause = error.failures[rank][0]
-        return rank, f"{type(cause).__name__}: {cause}"
     return None, f"{type(error).__name__}: {error}"

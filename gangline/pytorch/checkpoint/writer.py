@@ -13,30 +13,67 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemBase,
+    FileSystemWriter,
+    _StorageInfo,
+    _StoragePrefix,
+)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import BytesIOWriteData, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 
 from gangline.core.draft import CheckpointDraft
+from gangline.core.encoding import let_travel
+from gangline.core.transport import Transport
 from gangline.pytorch.checkpoint.name import Path
+from gangline.pytorch.checkpoint.together import through_first
 
 TENSORS_FOLDER = "tensors"
 _TEMPORARY = ".tmp"
+# Of what torch's plans consist.
+let_travel(
+    *(SavePlan, WriteItem, WriteItemType, BytesIOWriteData, TensorWriteData, WriteResult),
+    *(ChunkStorageMetadata, MetadataIndex, TensorProperties, _StorageInfo, _StoragePrefix),
+)
 
-# A trial of one rank saves alone on purpose.
+# A trial of one rank loads alone on purpose.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
 
 
 def write_tensors(
-    draft: CheckpointDraft, tensors: Mapping[Path, torch.Tensor], group: dist.ProcessGroup | None
+    draft: CheckpointDraft, tensors: Mapping[Path, torch.Tensor], transport: Transport, rank: int, size: int
 ) -> None:
-    """All ranks call it in step, each with its share; group: on which they plan, None for a rank alone."""
-    save(
-        _nest(tensors),
-        storage_writer=_DraftWriter(draft),
-        process_group=group,
-        no_dist=group is None,
-    )
+    """All ranks call it in step, each with its share; transport: over which they plan.
+
+    The steps are those of torch.distributed.checkpoint.save, which would exchange its plans as pickles. Raises the
+    first rank's error, GanglineError or RankError.
+    """
+    planner, writer = DefaultSavePlanner(), _DraftWriter(draft)
+    known: list[Metadata] = []
+
+    def plan_own() -> SavePlan:
+        planner.set_up_planner(_nest(tensors), writer.storage_meta(), is_coordinator=rank == 0)
+        writer.set_up_storage_writer(rank == 0)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    def plan_all(plans: list[SavePlan]) -> list[SavePlan]:
+        plans, found = planner.create_global_plan(plans)
+        known.append(found)
+        return writer.prepare_global_plan(plans)
+
+    def write_own() -> list[WriteResult]:
+        writing = writer.write_data(planner.finish_plan(plan), planner)
+        writing.wait()
+        return writing.value()
+
+    def finish(results: list[list[WriteResult]]) -> list[None]:
+        writer.finish(known[0], results)
+        return [None] * size
+
+    plan = through_first(transport, size, plan_own, plan_all)
+    through_first(transport, size, write_own, finish)
 
 
 def _nest(tensors: Mapping[Path, torch.Tensor]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gangline.core.encoding import let_travel
 from gangline.domain.fusion import FusionRecord
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.fusion import host, probe
@@ -27,6 +28,8 @@ from gangline.pytorch.fusion.tuner import Terms, Tuner
 
 _GLOO_CHANNELS = 2
 _NCCL_CHANNELS = 1
+# What the chief tells the other ranks.
+let_travel(FusionRecord, Recall)
 _log = logging.getLogger("gangline")
 
 

@@ -31,6 +31,8 @@ _OWN_OPTIONS = {
     "grpc.keepalive_permit_without_calls": 0,
     "grpc.max_receive_message_length": -1,
 }
+# A socket of this machine, which its mode and its folder protect: no TLS there.
+_UNIX = "unix:"
 _OPTIONS = [*(dict(CHANNEL_OPTIONS) | _OWN_OPTIONS).items()]
 
 
@@ -84,6 +86,8 @@ class Rotation:
         self._connections.clear()
 
     def _open(self, address: str, is_secure: bool) -> Connection:
+        if address.startswith(_UNIX):
+            return Connection(address, grpc.aio.insecure_channel(address, options=_OPTIONS))
         credentials = self._credentials or (grpc.ssl_channel_credentials() if is_secure else None)
         if credentials is None:
             return Connection(address, grpc.aio.insecure_channel(address, options=_OPTIONS))
@@ -91,10 +95,13 @@ class Rotation:
 
 
 def _parse_endpoint(endpoint: str) -> tuple[str, bool]:
+    if endpoint.startswith(_UNIX) and len(endpoint) > len(_UNIX):
+        return endpoint, False
     scheme, separator, address = endpoint.rpartition("://")
     if (separator and scheme not in ("http", "https")) or ":" not in address:
         raise invalid(
-            "etcd.bad_endpoint", f"etcd endpoint {endpoint!r} is not of the form host:port or https://host:port"
+            "etcd.bad_endpoint",
+            f"etcd endpoint {endpoint!r} is not of the form host:port, https://host:port or unix:path",
         )
     return address.rstrip("/"), scheme == "https"
 

@@ -34,7 +34,7 @@ class Operation(Enum):
     AUTHENTICATE = ("Auth", "Authenticate")
 
 
-def methods_of(channel: grpc.aio.Channel) -> dict[Operation, Callable[..., Any]]:
+def methods_of(channel: grpc.aio.Channel | grpc.Channel) -> dict[Operation, Callable[..., Any]]:
     """Every operation as a callable on this channel."""
     stubs: dict[str, Any] = {}
     for operation in Operation:

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from gangline.pytorch import load_checkpoint
-from tests.support.checkpoint_work import resume, save_on_full_disk, save_until_held_up, wait_for
+from tests.support.checkpoint_work import (
+    resume,
+    resume_without_pickles,
+    save_on_full_disk,
+    save_until_held_up,
+    wait_for,
+)
 from tests.support.gang import run_gang, start_gang
 from tests.support.strategy_work import Net
 
@@ -48,6 +54,14 @@ def test_one_process_goes_on_from_any_strategy(storage: Path, whole: list[float]
     for losses, seen, _ in found:
         assert losses == pytest.approx(whole[_SAVED:], abs=1e-6)
         assert seen == _ALL
+
+
+def test_training_and_checkpoints_exchange_no_pickles(tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    runs = [(strategy, None, _SAVED) for strategy in ("ddp", "zero1", "zero2", "zero3")]
+    by_rank = run_gang(2, tmp_path / "gang", resume_without_pickles, storage, runs)
+    assert all(len(losses) == _SAVED and storage_id for losses, _, storage_id in by_rank[0])
 
 
 def test_ranks_go_on_from_any_strategy_and_world(

@@ -23,6 +23,20 @@ x = torch.ones(1)
 dist.all_reduce(x)
 print("sum", int(x), os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"], os.environ["MASTER_ADDR"])
 """
+# The first host tries the store's port at each of its own addresses.
+STORE_SCRIPT = """
+import os, psutil, socket, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    listed = [own.address for all in psutil.net_if_addrs().values() for own in all if own.family == socket.AF_INET]
+    for address in sorted(listed):
+        try:
+            socket.create_connection((address, int(os.environ["MASTER_PORT"])), timeout=5)
+            print("open", address)
+        except ConnectionRefusedError:
+            print("refused", address)
+dist.barrier()
+"""
 MEMBERS = [("a1", 1), ("a2", 1)]
 Candidate = tuple[str, list[tuple[str, str]]]
 
@@ -63,12 +77,13 @@ async def run_gang(
     templates: list[tuple[WarmProcess, WarmProcess]],
     offered: list[Candidate],
     folder: Path,
+    script: str = SCRIPT,
 ) -> tuple[list[ExitReport], SchedulerPeer, GatewayPeer]:
     scheduler = SchedulerPeer(TOKEN, [agent for agent, _ in MEMBERS], offered)
     gateway = GatewayPeer(TOKEN)
     await scheduler.start("0.0.0.0")
     await gateway.start("0.0.0.0")
-    sha256, archive = make_archive({"train.py": SCRIPT})
+    sha256, archive = make_archive({"train.py": script})
     gateway.archives[sha256] = archive
     runners: list[Runner] = []
     try:
@@ -102,6 +117,17 @@ async def test_the_network_that_reaches_everybody_is_chosen(
     assert gateway.lines("stdout") == [expected, expected]
     unreached = f"a1 cannot reach a2 at {hosts[1].dead_address} port "
     assert any(line.startswith(unreached) and DEAD_INTERFACE in line for line in gateway.lines("runner"))
+
+
+async def test_the_store_listens_on_the_chosen_network_alone(
+    hosts: list[HostNetwork], templates: list[tuple[WarmProcess, WarmProcess]], tmp_path: Path
+) -> None:
+    reports, _, gateway = await run_gang(hosts, templates, list(candidates(hosts)), tmp_path, STORE_SCRIPT)
+    assert [report.kind for report in reports] == [ExitKind.COMPLETED, ExitKind.COMPLETED], reports
+    management = hosts[0].server_host.rpartition(".")[0] + ".2"
+    others = sorted(["127.0.0.1", management, hosts[0].dead_address])
+    wanted = [*(f"refused {address}" for address in others), f"open {hosts[0].live_address}"]
+    assert sorted(gateway.lines("stdout")) == sorted(wanted)
 
 
 async def test_without_a_working_network_both_hosts_the_interface_and_the_port_are_named(

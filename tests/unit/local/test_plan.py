@@ -53,9 +53,8 @@ def test_programs_listen_on_the_planned_ports_and_know_one_another() -> None:
     assert list(programs) == ["etcd", "scheduler", "gateway", "agent-1", "agent-2"]
     assert len(set(ports.values())) == len(plan.port_names)
     flags = {name: dict(zip(p.arguments[3::2], p.arguments[4::2], strict=False)) for name, p in programs.items()}
-    etcd = f"{HOST}:{ports['etcd.client']}"
-    assert programs["etcd"].health_url == f"http://{etcd}/health"
-    assert flags["scheduler"]["--etcd-endpoints"] == flags["gateway"]["--etcd-endpoints"] == etcd
+    assert programs["etcd"].addresses == {"client": "unix:/data/etcd-client:0"}
+    assert flags["scheduler"]["--etcd-endpoints"] == flags["gateway"]["--etcd-endpoints"] == "unix:etcd-client:0"
     assert flags["agent-2"]["--scheduler-addresses"] == flags["scheduler"]["--listen"]
     assert flags["agent-2"]["--state-dir"] == "/data/agents/agent-2"
     assert flags["scheduler"]["--storage-url"] == flags["gateway"]["--storage-url"] == "file:///data/storage"
@@ -133,13 +132,14 @@ def test_ports_of_the_last_time_are_kept_where_they_are_free() -> None:
         taken.bind((HOST, 0))
         free = find_free_ports(2)
         former = {
-            "etcd.client": free[0],
+            "scheduler.grpc": free[0],
+            "etcd.client": 6,
             "gateway.http": free[1],
             "gateway.grpc": taken.getsockname()[1],
             "agent-9.metrics": 5,
         }
         chosen = _with_ports(plan, former).port_by_name
-    assert chosen["etcd.client"] == free[0]
+    assert chosen["scheduler.grpc"] == free[0]
     assert chosen["gateway.http"] == 12_000
     assert chosen["gateway.grpc"] != former["gateway.grpc"]
     assert set(chosen) == set(plan.port_names)
