@@ -18,6 +18,9 @@ HTTP_REQUEST_SECONDS = Histogram(
 )
 INGEST_ROWS = Counter("gangline_gateway_ingest_rows_total", "Records stored, by kind", ["kind"])
 INGEST_REPEATED_ROWS = Counter("gangline_gateway_ingest_repeated_rows_total", "Records that were stored before")
+INGEST_IMPLAUSIBLE_VALUES = Counter(
+    "gangline_gateway_ingest_implausible_values_total", "Times, counts and rates of records that were replaced"
+)
 INGEST_LAG_SECONDS = Histogram(
     "gangline_gateway_ingest_lag_seconds",
     "Age of the newest record of a batch when the batch was stored",
@@ -36,5 +39,8 @@ MIRROR_FAILURES = Counter("gangline_gateway_mirror_failures_total", "Times the w
 DELETED_CHECKPOINTS = Counter("gangline_gateway_deleted_checkpoints_total", "Checkpoints deleted from the storage")
 CLEARED_PARTIALS = Counter(
     "gangline_gateway_cleared_partials_total", "Unfinished checkpoints of ended attempts deleted from the storage"
+)
+HUNG_DELETIONS = Gauge(
+    "gangline_gateway_hung_deletions", "Calls to the storage that clean up and have not returned in time"
 )
 CLEANUP_FAILURES = Counter("gangline_gateway_cleanup_failures_total", "Deletions that have to be tried again")

@@ -6,7 +6,6 @@ camel case. Answers are read off the records' attributes; times are RFC 3339, nu
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from gangline.domain import state as domain
+from gangline.domain.document import read_document
 from gangline.domain.state import (
     AgentState,
     CheckpointState,
@@ -27,11 +27,15 @@ from gangline.domain.state import (
 
 
 def _instant(seconds: Any) -> datetime | None:
-    return datetime.fromtimestamp(seconds, UTC) if seconds else None
+    """None also for a number that is no time, which earlier versions stored as a trial reported it."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC) if seconds else None
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _document(text: Any) -> Any:
-    return json.loads(text) if text else None
+    return read_document(text) if text else None
 
 
 Instant = Annotated[datetime | None, BeforeValidator(_instant)]

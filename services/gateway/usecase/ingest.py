@@ -6,9 +6,12 @@ stored without it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import structlog
 
 from gangline.domain.id import parse_trial_id
 from gangline.errors import invalid
@@ -17,7 +20,13 @@ from services.gateway import metric
 from services.gateway.auth import check_trial
 from services.gateway.bell import BellBoard
 from services.gateway.history.writer import Writer
+from services.gateway.history.plausible import plausible_record
 from services.gateway.record import IngestBatch, IngestRecord
+
+# One warning a spool; the oldest of them are forgotten.
+MAX_WARNED_SPOOLS = 1000
+
+log = structlog.get_logger(__name__)
 
 
 class Ingest:
@@ -26,6 +35,7 @@ class Ingest:
     def __init__(self, writer: Writer, news: BellBoard) -> None:
         self._writer = writer
         self._news = news
+        self._warned_spool_ids: dict[str, None] = {}
         self._streams_by_experiment_id: Counter[int] = Counter()
 
     def has_stream(self, experiment_id: int) -> bool:
@@ -36,7 +46,22 @@ class Ingest:
         """The highest sequence number of the spool that is stored. No records: asks just that."""
         check_trial(principal, trial_id, spool_id.partition("/")[0])
         _check_sequences(spool_id, records)
+        records = self._screened(spool_id, records)
         return await self._writer.store(IngestBatch(spool_id, experiment_id_of(trial_id), trial_id, records))
+
+    def _screened(self, spool_id: str, records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
+        """With plausible numbers: a rate that is no number would make the database refuse the whole batch for ever."""
+        now = time.time()
+        screened = tuple(plausible_record(record, now) for record in records)
+        num_replaced = sum(after is not before for after, before in zip(screened, records, strict=True))
+        if num_replaced:
+            metric.INGEST_IMPLAUSIBLE_VALUES.inc(num_replaced)
+            if spool_id not in self._warned_spool_ids:
+                self._warned_spool_ids[spool_id] = None
+                log.warning("records have implausible numbers, which are replaced", spool_id=spool_id)
+            while len(self._warned_spool_ids) > MAX_WARNED_SPOOLS:
+                del self._warned_spool_ids[next(iter(self._warned_spool_ids))]
+        return screened
 
     @contextmanager
     def connected(self, experiment_id: int) -> Iterator[None]:

@@ -1,0 +1,48 @@
+"""PURE: which storage URLs that users and trials name may be opened.
+
+fsspec opens web servers, archives and chains of file systems by URL alone. A URL that a trial reported is opened later
+by the gateway and by other trials, with their rights; so only storage protocols pass, and no chains.
+"""
+
+from __future__ import annotations
+
+from gangline.errors import GanglineError, invalid
+
+_LOCAL = frozenset({"file", "local"})
+# Those of docs/checkpoints.md: a directory, S3, Google Cloud Storage and Azure Blob Storage.
+_DOCUMENTED = ("file", "s3", "gs", "gcs", "az", "abfs", "abfss")
+
+
+def protocol_of(url: str) -> str:
+    """ "file" for a path; the same for `local`."""
+    protocol, separator, _ = url.partition("://")
+    found = protocol.lower() if separator else "file"
+    return "file" if found in _LOCAL else found
+
+
+def check_storage_url(url: str, cluster_url: str = "") -> None:
+    """cluster_url: the cluster's own storage, whose protocol passes as well. Raises GanglineError `storage.chain` or
+    `storage.protocol`, before anything is opened."""
+    if "::" in url:
+        raise invalid(
+            "storage.chain",
+            f"{url!r} chains file systems with '::'; give the URL of the storage itself, as s3://bucket",
+        )
+    protocol = protocol_of(url)
+    allowed = dict.fromkeys([*_DOCUMENTED, *([protocol_of(cluster_url)] if cluster_url else [])])
+    if protocol not in allowed:
+        raise _refused(url, protocol, allowed)
+
+
+def check_same_protocol(url: str, cluster_url: str) -> None:
+    """For what is in the cluster's storage or nowhere. Raises GanglineError as check_storage_url."""
+    check_storage_url(url, cluster_url)
+    if protocol_of(url) != protocol_of(cluster_url):
+        raise _refused(url, protocol_of(url), [protocol_of(cluster_url)])
+
+
+def _refused(url: str, protocol: str, allowed: object) -> GanglineError:
+    known = ", ".join(map(str, allowed))  # type: ignore[call-overload]  # an iterable of names
+    return invalid(
+        "storage.protocol", f"{url!r} has the protocol {protocol!r}, which is no checkpoint storage; use one of {known}"
+    )
