@@ -101,4 +101,4 @@ def _seconds_left(trial: Trial, checkpoint: Checkpoint | None) -> float:
 
 def _is_pace(batches_total: int, seconds_per_batch: float) -> bool:
     """Whether the two give an estimate. Records of earlier versions hold whatever a trial reported."""
-    return batches_total > 0 and 0 < seconds_per_batch and batches_total * seconds_per_batch <= MOST_RUN_SECONDS
+    return batches_total > 0 and seconds_per_batch > 0 and batches_total * seconds_per_batch <= MOST_RUN_SECONDS

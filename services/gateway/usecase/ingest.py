@@ -19,8 +19,8 @@ from services.common.server import Principal
 from services.gateway import metric
 from services.gateway.auth import check_trial
 from services.gateway.bell import BellBoard
-from services.gateway.history.writer import Writer
 from services.gateway.history.plausible import plausible_record
+from services.gateway.history.writer import Writer
 from services.gateway.record import IngestBatch, IngestRecord
 
 # One warning a spool; the oldest of them are forgotten.

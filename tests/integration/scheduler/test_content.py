@@ -10,7 +10,6 @@ import grpc.aio
 import pytest
 
 from gangline import rpc, wire
-from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.state import ExitKind, State
