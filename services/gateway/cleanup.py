@@ -33,8 +33,8 @@ from services.gateway.storage import Storage
 
 FOLDER = "checkpoints"
 NUM_THREADS = 4
-# For one checkpoint or one listing. A storage that hangs must not keep the other checkpoints for ever; what takes longer
-# goes on in its thread, and the next try finds it done.
+# For one checkpoint or one listing, so that a storage that hangs does not keep the other checkpoints for ever. What
+# takes longer goes on in its thread, and the next try finds it done.
 DELETE_SECONDS = 120.0
 MOST_HUNG = 8
 # Told to the leader together; and how long to wait where none could be told.

@@ -123,7 +123,7 @@ async def test_records_with_absurd_numbers_are_stored_with_plausible_ones(
     """And the whole batch is: a database that refused one of them would have its runner send all of them for ever."""
     await _store(etcd, 1.0, "{}")
     await _answers(client)
-    records = []
+    records: list[ingest_pb2.IngestRecord] = []
     for absurd in _ABSURD:
         number = len(records)
         line = ingest_pb2.LogLine(rank=0, agent_id="a1", stream="stdout", text="line")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from urllib.request import urlopen
 
 import grpc.aio
+import httpx
 import pytest
 
 from gangline import rpc, wire
@@ -86,8 +86,9 @@ async def test_replacements_are_counted_and_told_once(bench: Bench) -> None:
     for _ in range(3):
         await runner.report(progress=runner_pb2.ProgressReport(batches_completed=1, seconds_per_batch=math.inf))
     scheduler = bench.schedulers[0]
-    with urlopen(f"http://{scheduler.metrics_address}/metrics", timeout=10) as answer:
-        assert 'gangline_scheduler_implausible_values_total{kind="progress"} 3.0' in answer.read().decode()
+    async with httpx.AsyncClient(timeout=10) as client:
+        scraped = (await client.get(f"http://{scheduler.metrics_address}/metrics")).text
+    assert 'gangline_scheduler_implausible_values_total{kind="progress"} 3.0' in scraped
     assert scheduler.log.read_text().count("a report has implausible numbers") == 1
 
 
@@ -104,11 +105,13 @@ async def test_replacements_are_counted_and_told_once(bench: Bench) -> None:
 async def test_checkpoint_that_harms_readers_is_refused(bench: Bench, change: dict[str, str], code: str) -> None:
     """The runner goes on: what it reports next is taken."""
     _, runner = await _started(bench)
-    fields = {"id": "c1", "url": "/x/c1", "metadata_json": "{}", **change}
+    checkpoint = types_pb2.Checkpoint(id="c1", url="/x/c1", metadata_json="{}")
+    for name, value in change.items():
+        setattr(checkpoint, name, value)
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await runner.report(checkpoint=types_pb2.Checkpoint(**fields))
+        await runner.report(checkpoint=checkpoint)
     assert rpc.error_of(failure.value, "s1").code == code
-    assert await _checkpoint(bench, fields["id"]) is None
+    assert await _checkpoint(bench, checkpoint.id) is None
     await runner.report(checkpoint=types_pb2.Checkpoint(id="c2", url="/x/c2"))
     assert await _checkpoint(bench, "c2") is not None
 

@@ -103,5 +103,5 @@ def test_urls_of_documented_storages_and_of_the_clusters_own_pass(url: str) -> N
 
 def test_what_lies_in_the_clusters_storage_has_its_protocol() -> None:
     check_same_protocol("file:///x/y", "/x")
-    with pytest.raises(GanglineError, match="use one of file$"):
+    with pytest.raises(GanglineError, match=r"use one of file$"):
         check_same_protocol("s3://bucket/x", "/x")
