@@ -91,7 +91,8 @@ class ExperimentConfig(Section):
     def _named(cls, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("name") or not isinstance(value.get("entrypoint"), str):
             return value
-        return {**value, "name": value["entrypoint"]}
+        # A command may be folded over several lines, a name may not.
+        return {**value, "name": " ".join(value["entrypoint"].split())}
 
     @model_validator(mode="after")
     def _knows_its_length(self) -> Self:

@@ -17,6 +17,7 @@ from gangline.config.document import Document, parse_document
 from gangline.config.effect import find_ineffective, find_unsupported
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
+from gangline.config.name import find_unprintable_name
 from gangline.config.section import WRITTEN, describe
 from gangline.errors import GanglineError, invalid
 
@@ -32,9 +33,9 @@ def parse_config(text: str) -> tuple[ExperimentConfig, list[str]]:
         found = describe(document.values)
         raise invalid("config.wrong_type", f"the configuration: expected a mapping such as name: ..., found {found}")
     config = _validate(document)
-    unsupported = find_unsupported(config)
-    if unsupported is not None:
-        raise _error([unsupported], document)
+    unfit = find_unprintable_name(config) or find_unsupported(config)
+    if unfit is not None:
+        raise _error([unfit], document)
     return config, [*_batch_warnings(config), *find_ineffective(config)]
 
 
@@ -48,9 +49,9 @@ def check_config(config_json: str) -> ExperimentConfig:
         config = ExperimentConfig.model_validate_json(config_json)
     except ValidationError as failure:
         raise _error_without_lines(complaints_of(failure, values)[0]) from failure
-    unsupported = find_unsupported(config)
-    if unsupported is not None:
-        raise _error_without_lines(unsupported)
+    unfit = find_unprintable_name(config) or find_unsupported(config)
+    if unfit is not None:
+        raise _error_without_lines(unfit)
     return config
 
 

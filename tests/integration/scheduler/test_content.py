@@ -13,11 +13,13 @@ from gangline import rpc, wire
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.state import ExitKind, State
-from gangline.v1 import runner_pb2, types_pb2
+from gangline.errors import GanglineError
+from gangline.v1 import agent_pb2, runner_pb2, types_pb2
+from gangline.v1.agent_pb2_grpc import AgentServiceStub
 from services.common import keys
 from services.common.etcd import Put
 from tests.integration.scheduler.conftest import Bench
-from tests.support.scheduler import config_json
+from tests.support.scheduler import CLUSTER_TOKEN, config_json
 from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
 
 _ABSURD = [1e308, math.inf, math.nan, -1e9]
@@ -145,3 +147,24 @@ async def test_new_leader_plans_with_what_an_earlier_version_stored(bench: Bench
     assert await _checkpoint(bench, "c2") is not None
     [waiting] = await bench.caller.list_pending()
     assert waiting.reason.message
+
+
+async def test_names_that_act_on_a_terminal_are_refused(bench: Bench) -> None:
+    """Of an experiment at its submit, of an agent with its hello; others are not kept from working."""
+    scheduler = await bench.scheduler()
+    with pytest.raises(GanglineError, match="name: has the control character") as failure:
+        await bench.caller.submit(config_json(name="digits\nexperiment 8"))
+    assert failure.value.code == "config.invalid_value"
+    assert await bench.experiment(1) is None
+    stub_request = agent_pb2.ConnectRequest(
+        hello=agent_pb2.AgentHello(agent=types_pb2.Agent(id="a9", pool="default\x1b[2J", host_id="h"))
+    )
+    async with grpc.aio.insecure_channel(scheduler.address, options=rpc.CHANNEL_OPTIONS) as channel:
+        call = AgentServiceStub(channel).Connect(iter([stub_request]), metadata=rpc.token_metadata(CLUSTER_TOKEN))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await anext(aiter(call))
+    assert rpc.error_of(refused.value, "s1").code == "agent.name"
+    assert await bench.record("a9") is None
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json())
+    assert len(await agent.started()) == 1
