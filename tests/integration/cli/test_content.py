@@ -120,7 +120,9 @@ def _fill(gateway: StandInGateway) -> None:
     gateway.metrics = [pb.StoredMetrics(id=1, trial_id="1.1", at=1.0, point=point)]
     gateway.agents = [make_agent_view()]
     gateway.agents[0].agent.slots[0].problem, gateway.agents[0].agent.slots[0].model = "xid", "H200"
-    gateway.checkpoints = [types_pb2.Checkpoint(id="c1", trial_id="1.1", state=1, file_bytes={"w": 1})]
+    gateway.checkpoints = [
+        types_pb2.Checkpoint(id="c1", trial_id="1.1", state=types_pb2.CHECKPOINT_STATE_COMPLETED, file_bytes={"w": 1})
+    ]
     gateway.files = {"w": b"w", "metadata.json": b"{}"}
     gateway.fusion = [types_pb2.FusionRecord(key="ab-cd", summary="a model", trial_id="1.1")]
     gateway.warnings = [f"beware{_EVIL}"]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
@@ -159,3 +160,51 @@ async def test_records_with_absurd_numbers_are_stored_with_plausible_ones(
         if sample.name == "gangline_gateway_ingest_implausible_values_total"
     ]
     assert replaced >= len(records)
+
+
+async def test_text_of_users_comes_into_no_label(client: Client, etcd: EtcdClient, leader: StandInLeader) -> None:
+    """Names, groups, paths and methods: the series stay few, whatever is asked for and delivered."""
+    await _store(etcd, 1.0, "{}")
+    await _answers(client)
+    evil = 'evil"},\n\\'
+    renamed = Experiment(7, evil, evil, "{}", "a" * 64, State.RUNNING, created_at=1.0)
+    await etcd.commit([Put(keys.experiment(7), wire.encode(renamed))])
+    point = ingest_pb2.MetricsPoint(group=evil, batches_completed=1, metrics={evil: 0.5})
+    line = ingest_pb2.LogLine(agent_id=evil, stream=evil, text=evil)
+    request = ingest_pb2.IngestRequest(
+        spool_id="7.1.1/0", trial_id="7.1",
+        records=[ingest_pb2.IngestRecord(sequence=1, metrics=point), ingest_pb2.IngestRecord(sequence=2, log=line)],
+    )  # fmt: skip
+    stream = client.ingest.Ingest(iter([request]), metadata=client.runner_metadata("7.1.1"))
+    assert [answer.stored_sequence async for answer in stream] == [2]
+    await client.http.get("/api/v1/evil/evil")
+    await client.http.request("EVIL", "/api/v1/experiments")
+    await client.http.get("/api/v1/experiments/7/metrics", params={"group": evil})
+    async with grpc.aio.insecure_channel(client.grpc_address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary("/gangline.v1.GatewayService/Evil")(b"", metadata=client.metadata)
+    scraped = (await client.http.get("/metrics")).text
+    assert "evil" not in scraped.lower()
+    assert list(text_string_to_metric_families(scraped))
+    assert "evil" not in (await client.http.get("/prom/http-sd")).text
+
+
+async def test_discovery_names_no_host_that_a_trial_has_reported(
+    client: Client, etcd: EtcdClient, leader: StandInLeader
+) -> None:
+    """Also where an earlier version has stored it."""
+    member = Member("a1", 0, ("a1/0",), metrics_address="169.254.169.254:80")
+    allocation = Allocation("7.1.1", "7.1", 7, 1, 1, "default", (member,), State.RUNNING)
+    await etcd.commit(
+        [
+            Put(keys.agent("a1"), wire.encode(Agent("a1", metrics_address="10.0.0.7:8084"))),
+            Put(keys.allocation("7.1.1"), wire.encode(allocation)),
+        ]
+    )
+
+    async def find() -> Any:
+        found = {one["labels"]["service"]: one["targets"] for one in (await client.http.get("/prom/http-sd")).json()}
+        return found if "trial_runner" in found else None
+
+    found = await until_async(find, "the runner being listed")
+    assert found["trial_runner"] == ["10.0.0.7:80"]
