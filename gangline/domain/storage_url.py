@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from gangline.errors import GanglineError, invalid
 
-_LOCAL = frozenset({"file", "local"})
-# Those of docs/checkpoints.md: a directory, S3, Google Cloud Storage and Azure Blob Storage.
-_DOCUMENTED = ("file", "s3", "gs", "gcs", "az", "abfs", "abfss")
+# A directory, S3, Google Cloud Storage and Azure Blob Storage, as in docs/checkpoints.md.
+_DOCUMENTED = ("file", "s3", "gs", "az")
+_SAME = {"local": "file", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 
 
 def protocol_of(url: str) -> str:
-    """ "file" for a path; the same for `local`."""
+    """ "file" for a path; one name where fsspec has several."""
     protocol, separator, _ = url.partition("://")
-    found = protocol.lower() if separator else "file"
-    return "file" if found in _LOCAL else found
+    if not separator:
+        # The one protocol that fsspec finds without slashes.
+        protocol = "data" if url.startswith("data:") else "file"
+    return _SAME.get(protocol.lower(), protocol.lower())
 
 
 def check_storage_url(url: str, cluster_url: str = "") -> None:

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gangline.errors import invalid
+from gangline.domain.storage_url import check_storage_url
+from gangline.errors import GanglineError, invalid
 from gangline.printable import find_unprintable
 from services.common.address import advertised_address
 from services.common.etcd.settings import EtcdSettings
@@ -83,6 +84,14 @@ def check_names(names: Iterable[str]) -> None:
         letter = find_unprintable(name)
         if letter is not None:
             raise ValueError(f"it has the control character {letter}; use characters that can be printed")
+
+
+def check_own_storage(url: str) -> None:
+    """For the cluster's storage, which may have any protocol of fsspec. Raises ValueError for a chain."""
+    try:
+        check_storage_url(url, url)
+    except GanglineError as error:
+        raise ValueError(error.message) from error
 
 
 def _read_environment(model: type[BaseSettings], environment: Mapping[str, str]) -> Layer:

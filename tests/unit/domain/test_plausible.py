@@ -85,6 +85,7 @@ def test_whatever_is_stored_can_be_read_and_written_again(text: str, value: Any)
         ("zip://x", "storage.protocol"),
         ("github://a:b@c/d", "storage.protocol"),
         ("HTTP://host/x", "storage.protocol"),
+        ("data:text/plain,x", "storage.protocol"),
     ],
 )
 def test_urls_of_no_storage_are_refused(url: str, code: str) -> None:
@@ -103,5 +104,6 @@ def test_urls_of_documented_storages_and_of_the_clusters_own_pass(url: str) -> N
 
 def test_what_lies_in_the_clusters_storage_has_its_protocol() -> None:
     check_same_protocol("file:///x/y", "/x")
+    check_same_protocol("gcs://bucket/x", "gs://bucket")
     with pytest.raises(GanglineError, match=r"use one of file$"):
         check_same_protocol("s3://bucket/x", "/x")
