@@ -181,8 +181,9 @@ async def test_text_of_users_comes_into_no_label(client: Client, etcd: EtcdClien
     await client.http.request("EVIL", "/api/v1/experiments")
     await client.http.get("/api/v1/experiments/7/metrics", params={"group": evil})
     async with grpc.aio.insecure_channel(client.grpc_address) as channel:
+        call: Any = channel.unary_unary("/gangline.v1.GatewayService/Evil")
         with pytest.raises(grpc.aio.AioRpcError):
-            await channel.unary_unary("/gangline.v1.GatewayService/Evil")(b"", metadata=client.metadata)
+            await call(b"", metadata=client.metadata)
     scraped = (await client.http.get("/metrics")).text
     assert "evil" not in scraped.lower()
     assert list(text_string_to_metric_families(scraped))
