@@ -122,9 +122,9 @@ def _health(agent: Agent, now: float) -> str:
 
 
 def _show_agent(agent: Agent, is_json: bool) -> None:
-    show(agent, is_json, lambda: f"agent {agent.id}: {agent.availability}")
+    show(agent, is_json, lambda: [f"agent {agent.id}: {agent.availability}"])
 
 
 def _show_slot(agent: Agent, slot_id: str, is_json: bool) -> None:
     slot = next(slot for slot in agent.known_slots if slot.id == slot_id)
-    show(slot, is_json, lambda: f"slot {slot.id}: {slot.availability}")
+    show(slot, is_json, lambda: [f"slot {slot.id}: {slot.availability}"])

@@ -52,7 +52,7 @@ def download(
     with connect() as client:
         num_bytes = client.download_checkpoint(checkpoint_id, folder)
     record = {"checkpoint_id": checkpoint_id, "folder": str(folder.resolve()), "num_bytes": num_bytes}
-    show(record, is_json, lambda: f"{format_bytes(num_bytes)} in {folder.resolve()}")
+    show(record, is_json, lambda: [f"{format_bytes(num_bytes)} in {folder.resolve()}"])
 
 
 @app.command()
@@ -63,4 +63,4 @@ def rm(
     """Delete checkpoints, all that are named or none; refused for one that a trial goes on from."""
     with connect() as client:
         checkpoints = client.delete_checkpoints(checkpoint_ids)
-    show(checkpoints, is_json, lambda: "\n".join(f"{checkpoint.id} is being deleted" for checkpoint in checkpoints))
+    show(checkpoints, is_json, lambda: [f"{checkpoint.id} is being deleted" for checkpoint in checkpoints])

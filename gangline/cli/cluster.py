@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gangline.cli.shared import Json, connect
-from gangline.cli.text import count, format_table, to_json
+from gangline.cli.shared import Json, connect, show
+from gangline.cli.terminal import mention, say, say_document, say_json
+from gangline.cli.text import count, format_table
 from gangline.errors import ErrorKind, GanglineError, invalid
 
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ def up(
     from gangline.local.up import start_cluster, stop_local_cluster  # noqa: PLC0415
 
     plan, layout = make_plan(agents, slots, http_port, grpc_port), layout_of(data_dir)
-    running = start_cluster(layout, plan, grace_seconds, _tell)
-    told = to_json(_running_record(running, layout)) if is_json else _welcome(running, layout, plan.num_agents)
+    running = start_cluster(layout, plan, grace_seconds, mention)
+    record = _running_record(running, layout)
     if detach:
-        print(told)
+        show(record, is_json, lambda: _welcome(running, layout, plan.num_agents))
         return
     with Interruption() as interruption:
-        print(told, flush=True)
+        show(record, is_json, lambda: _welcome(running, layout, plan.num_agents), flush=True)
         is_interrupted = interruption.wait(running.supervisor)
     if is_interrupted:
-        stop_local_cluster(layout, grace_seconds, _tell)
+        stop_local_cluster(layout, grace_seconds, mention)
 
 
 def down(data_dir: DataDirectory = None, grace_seconds: Grace = 10, is_json: Json = False) -> None:
@@ -61,10 +61,10 @@ def down(data_dir: DataDirectory = None, grace_seconds: Grace = 10, is_json: Jso
     from gangline.local.up import stop_local_cluster  # noqa: PLC0415
 
     layout = layout_of(data_dir)
-    was_running = stop_local_cluster(layout, grace_seconds, _tell)
+    was_running = stop_local_cluster(layout, grace_seconds, mention)
     words = "stopped; its data stays in" if was_running else "nothing runs in"
     record = {"was_running": was_running, "data_directory": str(layout.root)}
-    print(to_json(record) if is_json else f"{words} {layout.root}")
+    show(record, is_json, lambda: [f"{words} {layout.root}"])
 
 
 def status(
@@ -88,11 +88,11 @@ def status(
     cluster, problem = _cluster()
     if is_json:
         local = None if table is None else {"data_directory": str(layout.root), **_table_record(table)}
-        print(to_json({"local": local, "cluster": cluster, "problem": problem}))
+        say_json({"local": local, "cluster": cluster, "problem": problem})
     else:
-        parts = [_local_text(table, layout) if table else "", _cluster_text(cluster) if cluster else ""]
-        if any(parts):
-            print("\n\n".join(part for part in parts if part))
+        local_lines = _local_lines(table, layout) if table else []
+        cluster_lines = _cluster_lines(cluster) if cluster else []
+        say([*local_lines, *([""] if local_lines and cluster_lines else []), *cluster_lines])
     if problem:
         raise GanglineError(problem["code"], problem["message"], ErrorKind.UNAVAILABLE)
 
@@ -102,32 +102,25 @@ def _show_snapshot(pool: str, output: Path | None) -> None:
     with connect() as client:
         text = client.get_snapshot(pool).rstrip("\n") + "\n"
     if output is None:
-        sys.stdout.write(text)
+        say_document(text)
         return
     try:
         output.write_text(text, "utf-8")
     except OSError as failure:
         raise invalid("status.unwritable", f"cannot write {output}: {failure.strerror}") from failure
-    print(f"wrote {output}; look at its plan with: gangline simulate {output}")
+    say([f"wrote {output}; look at its plan with: gangline simulate {output}"])
 
 
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-def _welcome(running: Running, layout: Layout, num_agents: int) -> str:
+def _welcome(running: Running, layout: Layout, num_agents: int) -> list[str]:
     login, agents, slots = running.login, count(num_agents, "agent"), count(running.num_slots, "slot")
-    return "\n".join(
-        [
-            f"A cluster with {agents} and {slots} runs; gangline in any shell uses it.",
-            f"  gateway: {login.address} (gRPC), http://{login.http_address}",
-            f"  token:   {layout.admin_token}",
-            f"  data:    {layout.root}",
-            "  next:    gangline experiment create -f CONFIG.yaml FOLDER",
-            "  stop:    gangline down",
-        ]
-    )
+    return [
+        f"A cluster with {agents} and {slots} runs; gangline in any shell uses it.",
+        f"  gateway: {login.address} (gRPC), http://{login.http_address}",
+        f"  token:   {layout.admin_token}",
+        f"  data:    {layout.root}",
+        "  next:    gangline experiment create -f CONFIG.yaml FOLDER",
+        "  stop:    gangline down",
+    ]
 
 
 def _running_record(running: Running, layout: Layout) -> dict[str, Any]:
@@ -169,7 +162,7 @@ def _table_record(table: ProcessTable) -> dict[str, Any]:
     }
 
 
-def _local_text(table: ProcessTable, layout: Layout) -> str:
+def _local_lines(table: ProcessTable, layout: Layout) -> list[str]:
     rows = [
         (
             entry.name,
@@ -180,21 +173,20 @@ def _local_text(table: ProcessTable, layout: Layout) -> str:
         )
         for entry in table.services
     ]
-    lines = [format_table(("SERVICE", "STATE", "PID", "ADDRESSES", "RESTARTS"), rows), f"data: {layout.root}"]
+    services = format_table(("SERVICE", "STATE", "PID", "ADDRESSES", "RESTARTS"), rows).split("\n")
+    lines = [*services, f"data: {layout.root}"]
     if not table.supervisor.is_alive():
         lines.append("the supervisor is gone, so nothing restarts a service; run gangline down, then gangline up")
-    return "\n".join(lines)
+    return lines
 
 
-def _cluster_text(cluster: ClusterView) -> str:
+def _cluster_lines(cluster: ClusterView) -> list[str]:
     found = cluster.leader
     leader = f"{found.id} at {found.grpc_address}" if found else "none, so nothing new starts"
-    return "\n".join(
-        [
-            f"leader:  {leader}",
-            f"agents:  {cluster.num_agents}",
-            f"slots:   {cluster.num_slots_used} of {cluster.num_slots} used",
-            f"pending: {cluster.num_pending}",
-            f"version: {cluster.version}",
-        ]
-    )
+    return [
+        f"leader:  {leader}",
+        f"agents:  {cluster.num_agents}",
+        f"slots:   {cluster.num_slots_used} of {cluster.num_slots} used",
+        f"pending: {cluster.num_pending}",
+        f"version: {cluster.version}",
+    ]

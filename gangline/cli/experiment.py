@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,8 @@ from gangline.cli.shared import (
     trial_of,
     warn,
 )
-from gangline.cli.text import format_age, format_duration, format_metrics, to_json
+from gangline.cli.terminal import complain, mention, say, say_json, say_log
+from gangline.cli.text import format_age, format_duration, format_metrics
 from gangline.errors import ErrorKind, GanglineError
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def create(
         number = created.experiment.id
         if not follow:
             hint = f"follow it: gangline experiment logs -f {number}"
-            show(created, is_json, lambda: f"created experiment {number} {created.experiment.name}\n{hint}")
+            show(created, is_json, lambda: [f"created experiment {number} {created.experiment.name}", hint])
             return
         view = _follow(client.watch_experiment(number), number, is_json)
         view = view or client.get_experiment(number)
@@ -106,11 +105,11 @@ def logs(
     """Print what the trials printed, each line with its rank."""
     with connect() as client:
         for entry in client.stream_logs(experiment_id, trial_of(experiment_id, trial), tail, follow):
+            if is_json:
+                say_json(entry, None, flush=follow)
+                continue
             source = f"rank {entry.rank}" if entry.rank is not None else entry.stream or "runner"
-            line = to_json(entry, None) if is_json else f"[{entry.trial_id} {source}] {entry.text}"
-            sys.stdout.write(line + "\n")
-            if follow:
-                sys.stdout.flush()
+            say_log(f"[{entry.trial_id} {source}]", entry.text, flush=follow)
 
 
 @app.command()
@@ -127,9 +126,10 @@ def metrics(
         for entry in client.stream_metrics(experiment_id, trial_of(experiment_id, trial), group, follow):
             is_empty, point = False, entry.point
             text = f"{entry.trial_id}  {point.group:<10}  {point.batches_completed:>8} batches  "
-            sys.stdout.write((to_json(entry, None) if is_json else text + format_metrics(point.metrics)) + "\n")
-            if follow:
-                sys.stdout.flush()
+            if is_json:
+                say_json(entry, None, flush=follow)
+            else:
+                say([text + format_metrics(point.metrics)], flush=follow)
     if group and is_empty:
         warn(f"nothing was reported under the group {group!r}")
 
@@ -189,7 +189,7 @@ def schema() -> None:
     """Print the JSON schema of the YAML file, for editors that check it while it is written."""
     from gangline.config import export_schema  # noqa: PLC0415 - loads pydantic
 
-    print(json.dumps(export_schema(), indent=1))
+    say_json(export_schema())
 
 
 def _change_each(numbers: list[int], change: Callable[[int], Experiment], is_json: bool) -> None:
@@ -204,9 +204,9 @@ def _change_each(numbers: list[int], change: Callable[[int], Experiment], is_jso
                 raise
             refused.append(error)
     if changed or is_json:
-        show(changed[0] if len(numbers) == 1 else changed, is_json, lambda: "\n".join(map(_state_line, changed)))
+        show(changed[0] if len(numbers) == 1 else changed, is_json, lambda: map(_state_line, changed))
     for refusal in refused:
-        sys.stderr.write(f"error: {refusal.message}\n")
+        complain("error", refusal.message)
     if refused:
         raise typer.Exit(2)
 
@@ -226,7 +226,8 @@ def _follow(views: Any, number: int, is_json: bool) -> ExperimentView | None:
 
         return follow(views)
     except KeyboardInterrupt:
-        sys.stderr.write(f"\nexperiment {number} goes on; end it with: gangline experiment kill {number}\n")
+        mention("")
+        mention(f"experiment {number} goes on; end it with: gangline experiment kill {number}")
         raise typer.Exit(130) from None
 
 
@@ -234,12 +235,12 @@ def _show_end(view: ExperimentView, is_json: bool) -> None:
     """Prints how it ended; leaves with 1 when that is not COMPLETED."""
     from gangline.cli.summary import final_lines  # noqa: PLC0415 - loads the client's records
 
-    show(view, is_json, lambda: "\n".join(final_lines(view)))
+    show(view, is_json, lambda: final_lines(view))
     if view.experiment.outcome != "COMPLETED":
         raise typer.Exit(1)
 
 
-def _description(view: ExperimentView) -> str:
+def _description(view: ExperimentView) -> list[str]:
     from gangline.cli.search_summary import is_search, trial_table  # noqa: PLC0415 - loads the client's records
     from gangline.cli.summary import final_lines, status_line  # noqa: PLC0415 - loads the client's records
     from gangline.config import describe_config  # noqa: PLC0415 - loads pydantic
@@ -250,7 +251,7 @@ def _description(view: ExperimentView) -> str:
     if not view.experiment.outcome or not is_search(view):
         lines += [f"  {line}" for line in trial_table(view).splitlines()]
     settings = describe_config(view.experiment.config_json).splitlines()
-    return "\n".join([*lines, "configuration, without what is at its default:", *(f"  {line}" for line in settings)])
+    return [*lines, "configuration, without what is at its default:", *(f"  {line}" for line in settings)]
 
 
 def _duration(experiment: Experiment) -> str:

@@ -54,7 +54,7 @@ def forget(
         forgotten = [one for one in keys if client.forget_fusion(one)]
     if key and not forgotten:
         raise not_found("fusion.not_found", f"nothing is remembered under {key}; list it with: gangline fusion list")
-    show({"forgotten": forgotten}, is_json, lambda: f"forgotten: {', '.join(forgotten) or 'nothing was remembered'}")
+    show({"forgotten": forgotten}, is_json, lambda: [f"forgotten: {', '.join(forgotten) or 'nothing was remembered'}"])
 
 
 def _buckets(record: FusionRecord) -> str:

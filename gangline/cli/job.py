@@ -39,7 +39,7 @@ def explain(
 
     with connect() as client:
         explanation = client.explain(job_id)
-    show(explanation, is_json, lambda: "\n".join(explanation_lines(explanation, time.time(), _instant)))
+    show(explanation, is_json, lambda: explanation_lines(explanation, time.time(), _instant))
 
 
 @app.command()
@@ -81,5 +81,8 @@ def update(
 
 def _instant(at: float) -> str:
     """As a clock on the wall here shows it, with the day when that is another one."""
-    local, today = time.localtime(at), time.localtime()
+    try:
+        local, today = time.localtime(at), time.localtime()
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"
     return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M", local)

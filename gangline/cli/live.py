@@ -5,13 +5,13 @@ Says what gangline.cli.summary makes of each view; owns only how it is drawn and
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -26,9 +26,11 @@ from gangline.cli.summary import (
     training_figures,
     waiting_for,
 )
+from gangline.cli.terminal import is_terminal, raw_output, say
 from gangline.cli.text import format_duration, format_metrics
 from gangline.client.record import ExperimentView, TrialView
 from gangline.domain.state import State
+from gangline.printable import to_line, to_printable
 
 # Progress alone is worth a plain line only so often; a change of state always is.
 _LINE_SECONDS = 2.0
@@ -38,14 +40,27 @@ _MOST_REASONS = 3
 _COLOR_BY_STATE = {State.QUEUED: "yellow", State.STARTING: "cyan", State.RUNNING: "green", State.STOPPING: "magenta"}
 
 
+class CleanConsole(Console):
+    """Draws with escape sequences of its own, and shows those in a text as escapes. It reads no markup in texts."""
+
+    def __init__(self) -> None:
+        super().__init__(file=raw_output(), markup=False, emoji=False, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(to_printable(segment.text), segment.style)
+
+
 def follow(views: Iterable[ExperimentView]) -> ExperimentView | None:
     """Shows each view as it comes; the last one, None when there was none."""
-    return _follow_panel(views) if sys.stdout.isatty() else _follow_lines(views, print, time.monotonic)
+    if is_terminal():
+        return _follow_panel(views)
+    return _follow_lines(views, lambda line: say([line], flush=True), time.monotonic)
 
 
 def _follow_panel(views: Iterable[ExperimentView]) -> ExperimentView | None:
     last: ExperimentView | None = None
-    with Live(console=Console(highlight=False), refresh_per_second=8, transient=True) as live:
+    with Live(console=CleanConsole(), refresh_per_second=8, transient=True) as live:
         for last in views:
             live.update(_panel(last, time.time()))
     return last
@@ -63,7 +78,6 @@ def _follow_lines(
         is_due = new_key != key or now - at >= _LINE_SECONDS
         if is_due and line != written and last.experiment.state is not State.TERMINAL:
             write(line)
-            sys.stdout.flush()
             written, key, at = line, new_key, now
     return last
 
@@ -74,9 +88,14 @@ def _states(view: ExperimentView) -> tuple[str, ...]:
     return (str(view.experiment.state), *(str(trial.trial.state) for trial in shown))
 
 
+def _text(line: str, style: str = "") -> Text:
+    """One line: a newline in it draws no further one."""
+    return Text(to_line(line), style=style)
+
+
 def _panel(view: ExperimentView, now: float) -> Group:
     experiment, trial = view.experiment, current_trial(view)
-    title = Text(f"experiment {experiment.id} {experiment.name}  ", style="bold")
+    title = _text(f"experiment {experiment.id} {experiment.name}  ", style="bold")
     title.append(status_word(experiment), style=_COLOR_BY_STATE.get(experiment.state, "default"))
     title.append(f"  {format_duration(now - experiment.created_at)}", style="dim")
     if is_search(view):
@@ -90,14 +109,14 @@ def _search_details(view: ExperimentView) -> list[Text | Table]:
     """A line for all, then the trials that go on, the best one and the newest of those that have ended."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in headings(view):
-        table.add_column(heading)
+        table.add_column(_text(heading))
     for row, trial in _shown(view):
-        table.add_row(*row, style=_COLOR_BY_STATE.get(trial.trial.state, "dim"))
-    details: list[Text | Table] = [Text(f"  {search_line(view)}"), table]
+        table.add_row(*map(_text, row), style=_COLOR_BY_STATE.get(trial.trial.state, "dim"))
+    details: list[Text | Table] = [_text(f"  {search_line(view)}"), table]
     reasons = dict.fromkeys(reason for trial in view.trials if (reason := waiting_for(trial)))
     if view.reason is not None:
         reasons = {f"{view.reason.message}; goes on if {view.reason.would_start_if}": None, **reasons}
-    return [*details, *(Text(f"  waits: {reason}", style="yellow") for reason in [*reasons][:_MOST_REASONS])]
+    return [*details, *(_text(f"  waits: {reason}", style="yellow") for reason in [*reasons][:_MOST_REASONS])]
 
 
 def _shown(view: ExperimentView) -> list[tuple[tuple[str, ...], TrialView]]:
@@ -113,15 +132,15 @@ def _shown(view: ExperimentView) -> list[tuple[tuple[str, ...], TrialView]]:
 def _details(trial: TrialView) -> list[Text | Table]:
     details: list[Text | Table] = []
     if reason := waiting_for(trial):
-        details.append(Text(f"  waits: {reason}", style="yellow"))
+        details.append(_text(f"  waits: {reason}", style="yellow"))
     if place := place_of(trial):
-        details.append(Text(f"  on {place}", style="dim"))
+        details.append(_text(f"  on {place}", style="dim"))
     if trial.trial.restarts:
-        details.append(Text(f"  restart {trial.trial.restarts}: {trial.trial.reason}", style="yellow"))
+        details.append(_text(f"  restart {trial.trial.restarts}: {trial.trial.reason}", style="yellow"))
     if trial.progress is not None:
         details.append(_bar(trial))
     if trial.validation is not None:
-        details.append(Text(f"  validation: {format_metrics(trial.validation.metrics)}"))
+        details.append(_text(f"  validation: {format_metrics(trial.validation.metrics)}"))
     return details
 
 
@@ -129,5 +148,5 @@ def _bar(trial: TrialView) -> Table:
     row = Table.grid(padding=(0, 1))
     ratio = progress_ratio(trial)
     bar = ProgressBar(total=1.0, completed=ratio or 0.0, width=30, pulse=ratio is None)
-    row.add_row(" ", bar, Text(batches_of(trial)), Text(training_figures(trial), style="bold"))
+    row.add_row(" ", bar, _text(batches_of(trial)), _text(training_figures(trial), style="bold"))
     return row

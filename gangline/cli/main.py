@@ -14,6 +14,7 @@ import typer
 
 import gangline
 from gangline.cli import agent, checkpoint, cluster, experiment, fusion, job, search, setting, simulate, task, trial
+from gangline.cli.terminal import clean_output, complain, say
 from gangline.errors import ErrorKind, GanglineError
 
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
@@ -52,7 +53,7 @@ for _group, _name, _aliases in (
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        print(gangline.__version__)
+        say([gangline.__version__])
         raise typer.Exit
 
 
@@ -68,9 +69,10 @@ def options(
 def run(arguments: Sequence[str]) -> int:
     """The exit status of the program with these arguments."""
     try:
-        app(args=list(arguments), prog_name="gangline")
+        with clean_output():
+            app(args=list(arguments), prog_name="gangline")
     except GanglineError as error:
-        sys.stderr.write(f"error: {error.message}\n")
+        complain("error", error.message)
         return 1 if error.kind in _FAILURES else 2
     except KeyboardInterrupt:
         return 130

@@ -23,10 +23,10 @@ def preview_search(
     text = read_text(config)
     with connect() as client:
         preview = client.preview_search(text, limit)
-    show(preview, is_json, lambda: _text(preview))
+    show(preview, is_json, lambda: _lines(preview))
 
 
-def _text(preview: SearchPreview) -> str:
+def _lines(preview: SearchPreview) -> list[str]:
     from gangline.cli.search_summary import differing, flatten, format_values  # noqa: PLC0415 - loads records
     from gangline.cli.text import count, format_table  # noqa: PLC0415 - with the above
 
@@ -39,7 +39,7 @@ def _text(preview: SearchPreview) -> str:
         for number, point in enumerate(points, 1)
     ]
     if rows:
-        lines.append(format_table(("TRIAL", "HYPERPARAMETERS"), rows))
+        lines += format_table(("TRIAL", "HYPERPARAMETERS"), rows).split("\n")
     if len(rows) < preview.num_trials:
         lines.append(f"and {preview.num_trials - len(rows)} more; --limit shows them")
-    return "\n".join(lines)
+    return lines

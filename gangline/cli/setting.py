@@ -52,7 +52,7 @@ def max_slots(
 
 
 def show_resources(experiment: Experiment, is_json: bool) -> None:
-    show(experiment, is_json, lambda: _text(experiment))
+    show(experiment, is_json, lambda: [_text(experiment)])
 
 
 def _text(experiment: Experiment) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gangline.cli.text import format_table, to_json
+from gangline.cli.terminal import complain, say, say_json
+from gangline.cli.text import format_table
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
@@ -35,13 +35,16 @@ def connect() -> Client:
     return Client()
 
 
-def show(records: Any, is_json: bool, text: Callable[[], str]) -> None:
-    print(to_json(records) if is_json else text())
+def show(records: Any, is_json: bool, lines: Callable[[], Iterable[str]], *, flush: bool = False) -> None:
+    if is_json:
+        say_json(records, flush=flush)
+    else:
+        say(lines(), flush=flush)
 
 
 def show_table(records: Any, is_json: bool, headings: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
     """empty: what to say when there is nothing, in place of headings over nothing."""
-    show(records, is_json, lambda: format_table(headings, rows) if rows else empty)
+    show(records, is_json, lambda: format_table(headings, rows).split("\n") if rows else [empty])
 
 
 def read_text(config: Path) -> str:
@@ -57,7 +60,7 @@ def read_text(config: Path) -> str:
 
 
 def warn(text: str) -> None:
-    sys.stderr.write(f"warning: {text}\n")
+    complain("warning", text)
 
 
 def trial_of(experiment_id: int, trial_id: str) -> str:

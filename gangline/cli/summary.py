@@ -35,7 +35,7 @@ def progress_ratio(trial: TrialView | None) -> float | None:
     """None before the trial knows how long it is."""
     if trial is None or trial.progress is None or trial.progress.batches_total <= 0:
         return None
-    return min(1.0, trial.progress.batches_completed / trial.progress.batches_total)
+    return max(0.0, min(1.0, trial.progress.batches_completed / trial.progress.batches_total))
 
 
 def place_of(trial: TrialView) -> str:

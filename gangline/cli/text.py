@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
+
+from gangline.domain.document import read_document
+from gangline.printable import to_line
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def format_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Columns as wide as their longest cell, so that other programs can read them too; never cut off."""
-    cells = [[str(cell) for cell in row] for row in [headings, *rows]]
+    """Columns as wide as their longest cell, so that other programs can read them too; never cut off. A newline or
+    another control character in a cell is shown as an escape, so that a row stays one line."""
+    cells = [[to_line(str(cell)) for cell in row] for row in [headings, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join(lines)
@@ -44,7 +49,8 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 
 def to_json(value: Any, indent: int | None = 1) -> str:
-    return json.dumps(jsonable(value), indent=indent)
+    """ASCII, and valid for every reader: NaN and infinities become null, as in the HTTP API."""
+    return json.dumps(jsonable(value), indent=indent, allow_nan=False)
 
 
 def jsonable(value: Any) -> Any:
@@ -55,12 +61,14 @@ def jsonable(value: Any) -> Any:
         return dict(_entry(str(name), entry) for name, entry in value.items())
     if isinstance(value, list | tuple):
         return [jsonable(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value
 
 
 def _entry(name: str, value: Any) -> tuple[str, Any]:
     if name.endswith("_json") and isinstance(value, str):
-        return name.removesuffix("_json"), json.loads(value) if value else None
+        return name.removesuffix("_json"), read_document(value)
     return name, jsonable(value)
 
 

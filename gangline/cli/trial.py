@@ -58,7 +58,7 @@ def kill(trial_id: TrialArgument, is_json: Json = False) -> None:
     _experiment_of(trial_id)
     with connect() as client:
         trial = client.kill_trial(trial_id)
-    show(trial, is_json, lambda: f"trial {trial.id}: {trial.outcome or trial.state}")
+    show(trial, is_json, lambda: [f"trial {trial.id}: {trial.outcome or trial.state}"])
 
 
 @app.command()
@@ -74,18 +74,16 @@ def profile(
     show(order, is_json, lambda: _prospect(order))
 
 
-def _prospect(order: TraceOrder) -> str:
+def _prospect(order: TraceOrder) -> list[str]:
     """What happens next, and where to look."""
     folder = order.tensorboard_url.removeprefix("file://")
     num = f"{order.batches} batches are" if order.batches > 1 else "1 batch is"
-    return "\n".join(
-        [
-            f"trial {order.trial_id}: {num} traced once the trial has heard of it, within seconds while it trains",
-            f"  when it begins and when it is written: gangline trial logs -f {order.trial_id}",
-            f"  the trace comes to: {folder}/*.pt.trace.json",
-            f"  look at it: tensorboard --logdir {folder} (with torch-tb-profiler), or open it in ui.perfetto.dev",
-        ]
-    )
+    return [
+        f"trial {order.trial_id}: {num} traced once the trial has heard of it, within seconds while it trains",
+        f"  when it begins and when it is written: gangline trial logs -f {order.trial_id}",
+        f"  the trace comes to: {folder}/*.pt.trace.json",
+        f"  look at it: tensorboard --logdir {folder} (with torch-tb-profiler), or open it in ui.perfetto.dev",
+    ]
 
 
 def _experiment_of(trial_id: str) -> int:
@@ -94,7 +92,7 @@ def _experiment_of(trial_id: str) -> int:
     return parse_trial_id(trial_id)[0]
 
 
-def _description(view: TrialView) -> str:
+def _description(view: TrialView) -> list[str]:
     from gangline.cli.search_summary import flatten, format_values  # noqa: PLC0415 - loads the client's records
     from gangline.cli.summary import batches_of, place_of, trial_lines, waiting_for  # noqa: PLC0415 - with the above
 
@@ -110,4 +108,4 @@ def _description(view: TrialView) -> str:
         lines.append(f"  best validation: {trial.best_validation:.4g} (after {trial.best_validation_batches} batches)")
     if trial.restarts:
         lines.append(f"  restarts: {trial.restarts}")
-    return "\n".join([*lines, *trial_lines(view)])
+    return [*lines, *trial_lines(view)]

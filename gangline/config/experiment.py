@@ -92,7 +92,8 @@ class ExperimentConfig(Section):
     def _named(cls, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("name") or not isinstance(value.get("entrypoint"), str):
             return value
-        return {**value, "name": value["entrypoint"][:MAX_NAME_LENGTH]}
+        # A command may be folded over several lines, a name may not.
+        return {**value, "name": " ".join(value["entrypoint"].split())[:MAX_NAME_LENGTH]}
 
     @model_validator(mode="after")
     def _knows_its_length(self) -> Self:

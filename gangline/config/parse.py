@@ -18,6 +18,7 @@ from gangline.config.document import Document, parse_document
 from gangline.config.effect import find_ineffective, find_unsupported
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
+from gangline.config.name import find_unprintable_name
 from gangline.config.section import WRITTEN, describe
 from gangline.errors import GanglineError, invalid
 
@@ -44,9 +45,9 @@ def _read(document: Document) -> tuple[ExperimentConfig, list[str]]:
     if unusable is not None:
         raise _error([unusable], document)
     config = _validate(document)
-    unsupported = find_unsupported(config)
-    if unsupported is not None:
-        raise _error([unsupported], document)
+    unfit = find_unprintable_name(config) or find_unsupported(config)
+    if unfit is not None:
+        raise _error([unfit], document)
     return config, [*_batch_warnings(config), *find_ineffective(config)]
 
 
@@ -66,9 +67,9 @@ def check_config(config_json: str) -> ExperimentConfig:
         config = ExperimentConfig.model_validate_json(config_json)
     except ValidationError as failure:
         raise _error_without_lines(complaints_of(failure, values)[0]) from failure
-    unsupported = find_unsupported(config)
-    if unsupported is not None:
-        raise _error_without_lines(unsupported)
+    unfit = find_unprintable_name(config) or find_unsupported(config)
+    if unfit is not None:
+        raise _error_without_lines(unfit)
     return config
 
 

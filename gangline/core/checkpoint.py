@@ -28,6 +28,7 @@ from gangline.core.storage import CheckpointStore, checkpoint_url, describe_file
 from gangline.domain.experiment import VALIDATION_METRICS
 from gangline.domain.failure import LATEST_CORRUPT
 from gangline.domain.id import check_checkpoint_id
+from gangline.domain.storage_url import check_storage_url
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
@@ -317,9 +318,13 @@ def _merge_metadata(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def location_of(checkpoint: str, storage_url: str) -> tuple[str, str]:
-    """The storage URL and the id for a checkpoint that a person names: an id, or the path or URL of its folder."""
+    """The storage URL and the id for a checkpoint that a person names: an id, or the path or URL of its folder.
+
+    Raises GanglineError `checkpoint.location`, `storage.chain` or `storage.protocol`, before anything is opened.
+    """
     if "/" not in checkpoint:
         return storage_url, checkpoint
+    check_storage_url(checkpoint, storage_url)
     head, _, storage_id = checkpoint.rstrip("/").rpartition("/")
     root, separator, name = head.rpartition("/")
     if name != "checkpoints" or not separator:

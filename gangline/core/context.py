@@ -24,6 +24,7 @@ from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
 from gangline.domain.failure import hang_rule_of
 from gangline.domain.partial import Writer
+from gangline.domain.storage_url import check_storage_url
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.launch import refusal
@@ -87,16 +88,20 @@ def init(
     distributed: where this rank stands; by default it is read from the environment that the trial runner and torchrun
     set. checkpoint_storage: a folder or an fsspec URL, by default the experiment's storage, or the working directory
     off the cluster; a mapping as in an experiment file may name a shared_fs or a directory. Checkpoints lie in its
-    folder `checkpoints`, files for TensorBoard in `tensorboard`.
+    folder `checkpoints`, files for TensorBoard in `tensorboard`. Raises GanglineError `storage.chain` or
+    `storage.protocol` for a URL that is no checkpoint storage.
     """
     cluster, link = get_cluster_info(), connect()
     refusal.install(link)
+    chosen_url = _url_of(checkpoint_storage)
+    if chosen_url:
+        check_storage_url(chosen_url, cluster.storage_url if cluster else "")
     context = _assemble(
         cluster=cluster,
         link=link,
         beat=open_beat(watches_scripts=cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts),
         distributed=distributed or DistributedContext.from_environment(),
-        storage_url=_url_of(checkpoint_storage) or (cluster.storage_url if cluster else str(Path.cwd())),
+        storage_url=chosen_url or (cluster.storage_url if cluster else str(Path.cwd())),
         preempt_mode=preempt_mode,
         tensorboard_mode=tensorboard_mode,
     )

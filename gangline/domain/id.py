@@ -7,6 +7,7 @@ An experiment is a number (7), its trials are "7.1", "7.2", the attempts to run 
 from __future__ import annotations
 
 from gangline.errors import GanglineError, invalid
+from gangline.printable import find_unprintable
 
 _MOST_DIGITS = 18
 
@@ -45,7 +46,7 @@ def parse_job_id(text: str) -> tuple[int, str]:
 
 def check_checkpoint_id(text: str) -> None:
     """A folder of this name is deleted one day, so it must name no other. Raises GanglineError `checkpoint.id`."""
-    if not text or text.startswith(".") or not set(text).isdisjoint("/\\"):
+    if not text or text.startswith(".") or not set(text).isdisjoint("/\\") or find_unprintable(text):
         raise invalid("checkpoint.id", f"{text!r} is no id of a checkpoint; give the one that saving it returned")
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from services.common.settings import ServiceSettings
+from services.common.settings import ServiceSettings, check_names
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -43,6 +43,13 @@ class AgentSettings(ServiceSettings):
     def _check_id(cls, value: str) -> str:
         if not _ID.fullmatch(value):
             raise ValueError("an id has letters, digits, '.', '_' and '-' only, 63 at most, and begins with no sign")
+        return value
+
+    @field_validator("pool", "labels")
+    @classmethod
+    def _check_names(cls, value: str | dict[str, str]) -> str | dict[str, str]:
+        names = [value] if isinstance(value, str) else [*value, *value.values()]
+        check_names(names)
         return value
 
     @field_validator("slots", mode="before")

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gangline.errors import invalid
+from gangline.domain.storage_url import check_storage_url
+from gangline.errors import GanglineError, invalid
+from gangline.printable import find_unprintable
 from services.common.address import advertised_address
 from services.common.etcd.settings import EtcdSettings
 from services.common.setting_error import Layer, explain, nearest
@@ -74,6 +76,22 @@ class ServiceSettings(BaseSettings):
     def advertised(self, address: str) -> str:
         """What others are told to connect to, for an address that this service listens on."""
         return advertised_address(address, self.advertise_host)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """For names that users see. Raises ValueError where one has a control character."""
+    for name in names:
+        letter = find_unprintable(name)
+        if letter is not None:
+            raise ValueError(f"it has the control character {letter}; use characters that can be printed")
+
+
+def check_own_storage(url: str) -> None:
+    """For the cluster's storage, which may have any protocol of fsspec. Raises ValueError for a chain."""
+    try:
+        check_storage_url(url, url)
+    except GanglineError as error:
+        raise ValueError(error.message) from error
 
 
 def _read_environment(model: type[BaseSettings], environment: Mapping[str, str]) -> Layer:

@@ -4,7 +4,8 @@ Two things are its word, both in the mirrored state: the mark on a checkpoint's 
 unfinished files go with it. Either is final, so a mirror that is behind only makes this late. Every gateway does all of
 it: deleting what is gone already changes nothing. It never decides what may go, and the record of a checkpoint goes
 only when the leader has heard that its files are gone; so whatever is cut short is found again. One task of this
-module lives as long as the gateway; what blocks runs in threads of its own, few enough to leave the storage to others.
+module lives as long as the gateway; what blocks runs in threads of its own, few enough to leave the storage to others,
+and with a deadline, so that a storage that hangs keeps only what it hangs on.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial as bind
 
 import structlog
@@ -26,11 +27,16 @@ from gangline.errors import GanglineError
 from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.gateway import metric
+from services.gateway.deadline import HUNG, DeadlinedCalls
 from services.gateway.mirror import CLEANUP_BELL, Watched
 from services.gateway.storage import Storage
 
 FOLDER = "checkpoints"
 NUM_THREADS = 4
+# For one checkpoint or one listing, so that a storage that hangs does not keep the other checkpoints for ever. What
+# takes longer goes on in its thread, and the next try finds it done.
+DELETE_SECONDS = 120.0
+MOST_HUNG = 8
 # Told to the leader together; and how long to wait where none could be told.
 MAX_TOGETHER = 64
 TELL_SECONDS = 5.0
@@ -47,6 +53,14 @@ log = structlog.get_logger(__name__)
 Tell = Callable[[scheduler_pb2.ChangeCheckpointsRequest], Awaitable[scheduler_pb2.ChangeCheckpointsResponse]]
 
 
+class Result(Enum):
+    """HUNG: the storage has not answered in time."""
+
+    DONE = auto()
+    FAILED = auto()
+    HUNG = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Try:
     """The last one to delete a checkpoint, by the event loop's clock."""
@@ -54,7 +68,10 @@ class Try:
     again_at: float = 0.0
     num_failures: int = 0
 
-    def failed(self, now: float) -> Try:
+    def failed(self, now: float, is_hung: bool = False) -> Try:
+        """is_hung: an earlier call may still be at work, so the next one waits as long as any does."""
+        if is_hung:
+            return Try(now + LONGEST_BACKOFF_SECONDS, self.num_failures + 1)
         seconds = FIRST_BACKOFF_SECONDS * 2 ** min(self.num_failures, 16)
         return Try(now + min(seconds, LONGEST_BACKOFF_SECONDS), self.num_failures + 1)
 
@@ -69,7 +86,7 @@ class Cleanup:
         self._mirror = mirror
         self._tell_leader = tell
         self._storage = storage
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="cleanup")
+        self._calls = DeadlinedCalls(NUM_THREADS, DELETE_SECONDS, MOST_HUNG, LONGEST_BACKOFF_SECONDS)
         self._tries: dict[str, Try] = {}
         self._swept: tuple[int, int] | None = None
         self._sweep_at = 0.0
@@ -79,12 +96,11 @@ class Cleanup:
         self._task = asyncio.create_task(self._run(), name="cleanup")
 
     async def stop(self) -> None:
-        """What a thread is deleting right now, it deletes to the end."""
+        """A thread that is deleting goes on until it has finished or the process ends."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self) -> None:
         with self._mirror.changes.listen(CLEANUP_BELL) as bell:
@@ -104,13 +120,14 @@ class Cleanup:
     async def _delete_marked(self) -> None:
         while due := self._due()[:MAX_TOGETHER]:
             results = await asyncio.gather(*(self._in_thread(bind(self._erase, one)) for one in due))
-            gone = [checkpoint.id for checkpoint, is_gone in zip(due, results, strict=True) if is_gone]
+            gone = [checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.DONE]
+            hung = {checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.HUNG}
             is_told = await self._tell(gone) if gone else True
             now = asyncio.get_running_loop().time()
             # What is told needs no other try, unless its record does not go for long.
             told = Try(now + (LONGEST_BACKOFF_SECONDS if is_told else TELL_SECONDS))
             for checkpoint in due:
-                failed = self._tries.get(checkpoint.id, NO_TRY).failed(now)
+                failed = self._tries.get(checkpoint.id, NO_TRY).failed(now, checkpoint.id in hung)
                 self._tries[checkpoint.id] = told if checkpoint.id in gone else failed
         marked = {checkpoint.id for checkpoint in self._mirror.state.marked.values()}
         self._tries = {id_: last for id_, last in self._tries.items() if id_ in marked}
@@ -152,16 +169,18 @@ class Cleanup:
             return
         self._sweep_at = asyncio.get_running_loop().time() + SWEEP_SECONDS
         names: list[str] = []
-        if not await self._in_thread(lambda: names.extend(self._storage.names(FOLDER))):
+        listed = await self._in_thread(lambda: names.extend(self._storage.names(FOLDER)))
+        if listed is not Result.DONE:
+            self._sweep_at += LONGEST_BACKOFF_SECONDS if listed is Result.HUNG else 0.0
             return
         found = {partial for name in names if (partial := parse_partial(name)) is not None}
         left = sorted((one for one in found if self._is_ended(one.writer)), key=lambda one: one.storage_id)
         results = await asyncio.gather(*(self._in_thread(bind(clear, self._storage, one)) for one in left))
-        for partial, is_cleared in zip(left, results, strict=True):
-            if is_cleared:
+        for partial, result in zip(left, results, strict=True):
+            if result is Result.DONE:
                 metric.CLEARED_PARTIALS.inc()
                 log.info("unfinished files are deleted", allocation_id=partial.writer.allocation_id)
-        if all(results):
+        if all(result is Result.DONE for result in results):
             self._swept = ended
         else:
             self._sweep_at = asyncio.get_running_loop().time() + LONGEST_BACKOFF_SECONDS
@@ -183,15 +202,15 @@ class Cleanup:
             waits.append(self._sweep_at - now)
         return max(0.0, min(waits, default=IDLE_SECONDS))
 
-    async def _in_thread(self, work: Callable[[], object]) -> bool:
-        """Whether it could be done."""
+    async def _in_thread(self, work: Callable[[], object]) -> Result:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            await self._calls.run(work)
         except Exception as failure:  # noqa: BLE001  a storage raises whatever its library raises; it is tried again
             metric.CLEANUP_FAILURES.inc()
             log.warning("cannot delete from the storage, trying again", reason=str(failure))
-            return False
-        return True
+            is_hung = isinstance(failure, TimeoutError) or getattr(failure, "code", "") == HUNG
+            return Result.HUNG if is_hung else Result.FAILED
+        return Result.DONE
 
 
 def clear(storage: Storage, partial: Partial) -> None:

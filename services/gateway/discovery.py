@@ -5,12 +5,13 @@ The labels are the ones of the dashboards in deploy/: `service` is a closed set,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.state import AgentState, State
+from services.common.metrics_address import runner_metrics_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,9 @@ def list_targets(
     instances: Iterable[ServiceInstance], agents: Iterable[Agent], allocations: Iterable[Allocation]
 ) -> list[Target]:
     """In a stable order. Whatever serves no metrics is left out."""
-    found = [*_of_instances(instances), *_of_agents(agents), *_of_runners(allocations)]
+    agent_by_id = {agent.id: agent for agent in agents}
+    runners = _of_runners(allocations, agent_by_id)
+    found = [*_of_instances(instances), *_of_agents(agent_by_id.values()), *runners]
     return sorted((target for target in found if target.address), key=lambda target: sorted(target.labels.items()))
 
 
@@ -45,11 +48,13 @@ def _of_agents(agents: Iterable[Agent]) -> Iterator[Target]:
             )
 
 
-def _of_runners(allocations: Iterable[Allocation]) -> Iterator[Target]:
+def _of_runners(allocations: Iterable[Allocation], agent_by_id: Mapping[str, Agent]) -> Iterator[Target]:
+    """The record may come from a version that stored the reported host, so only its port counts here as well."""
     for allocation in allocations:
         if allocation.state is not State.TERMINAL:
             for member in allocation.members:
-                yield Target(member.metrics_address, _runner_labels(allocation, member))
+                address = runner_metrics_address(agent_by_id.get(member.agent_id), member.metrics_address)
+                yield Target(address, _runner_labels(allocation, member))
 
 
 def _runner_labels(allocation: Allocation, member: Member) -> dict[str, str]:

@@ -21,6 +21,9 @@ INGEST_REPEATED_ROWS = Counter("gangline_gateway_ingest_repeated_rows_total", "R
 INGEST_FENCED_ROWS = Counter(
     "gangline_gateway_ingest_fenced_rows_total", "Records left out because a later attempt of their trial had begun"
 )
+INGEST_IMPLAUSIBLE_VALUES = Counter(
+    "gangline_gateway_ingest_implausible_values_total", "Times, counts and rates of records that were replaced"
+)
 INGEST_LAG_SECONDS = Histogram(
     "gangline_gateway_ingest_lag_seconds",
     "Age of the newest record of a batch when the batch was stored",
@@ -39,5 +42,8 @@ MIRROR_FAILURES = Counter("gangline_gateway_mirror_failures_total", "Times the w
 DELETED_CHECKPOINTS = Counter("gangline_gateway_deleted_checkpoints_total", "Checkpoints deleted from the storage")
 CLEARED_PARTIALS = Counter(
     "gangline_gateway_cleared_partials_total", "Unfinished checkpoints of ended attempts deleted from the storage"
+)
+HUNG_DELETIONS = Gauge(
+    "gangline_gateway_hung_deletions", "Calls to the storage that clean up and have not returned in time"
 )
 CLEANUP_FAILURES = Counter("gangline_gateway_cleanup_failures_total", "Deletions that have to be tried again")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from services.common.settings import ServiceSettings
+from pydantic import field_validator
+
+from services.common.settings import ServiceSettings, check_own_storage
 
 
 class GatewaySettings(ServiceSettings):
@@ -17,3 +19,9 @@ class GatewaySettings(ServiceSettings):
     http_listen: str = "0.0.0.0:8080"
     storage_url: str = "/var/lib/gangline/storage"
     database_url: str = "sqlite:////var/lib/gangline/gateway.db"
+
+    @field_validator("storage_url")
+    @classmethod
+    def _is_one_storage(cls, value: str) -> str:
+        check_own_storage(value)
+        return value

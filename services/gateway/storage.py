@@ -17,6 +17,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from gangline.domain.storage_url import check_same_protocol
 from gangline.errors import GanglineError, conflict, invalid, unavailable
 from gangline.rpc import CHUNK_BYTES
 
@@ -72,11 +73,14 @@ class Storage:
                 yield chunk
 
     def locate(self, url: str) -> str:
-        """The path below the root of what this URL names. Raises GanglineError `storage.elsewhere`.
+        """The path below the root of what this URL names. Raises GanglineError `storage.elsewhere`, `storage.chain` or
+        `storage.protocol`.
 
         Trials name the folders of their checkpoints, and the gateway may read more than their users may: what lies
-        outside of the storage is not handed out, through links neither.
+        outside of the storage is not handed out, through links neither. A URL of another protocol is refused before
+        fsspec sees it, because some file systems connect to a server as soon as they are made.
         """
+        check_same_protocol(url, self.url)
         try:
             files, path = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError):

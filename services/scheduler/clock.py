@@ -6,6 +6,7 @@ goes through here, so that a host whose clock is off is neither blamed for it no
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import replace
 
@@ -23,8 +24,9 @@ class AgentClock:
         self._differences: deque[float] = deque(maxlen=NUM_RECENT)
 
     def heard(self, sent_at: float, now: float) -> None:
-        """sent_at: by the agent's clock, 0 where it did not say. now: by the leader's."""
-        if sent_at:
+        """sent_at: by the agent's clock, 0 where it did not say; passed over when it is no number. now: by the
+        leader's."""
+        if sent_at and math.isfinite(sent_at):
             self._differences.append(now - sent_at)
 
     def to_ours(self, at: float) -> float:

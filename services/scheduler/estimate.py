@@ -17,6 +17,9 @@ from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import Outcome, State
 from services.scheduler.records import Records, get
 
+# 100 years: a longer estimate says nothing, and would not fit into a date.
+MOST_RUN_SECONDS = 100 * 365 * 86400.0
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -32,7 +35,8 @@ class Progress:
         """0 when there is no telling. Of one that has done all its batches and still runs: in the past."""
         if not _is_pace(self.batches_total, self.seconds_per_batch):
             return 0.0
-        return self.at + max(0, self.batches_total - self.batches_completed) * self.seconds_per_batch
+        left = max(0, self.batches_total - self.batches_completed) * self.seconds_per_batch
+        return self.at + min(left, MOST_RUN_SECONDS)
 
 
 class Estimates:
@@ -59,7 +63,9 @@ class Estimates:
         checkpoint = self._checkpoint(trial)
         left = _seconds_left(trial, checkpoint)
         if left:
-            return max(allocation.created_at, checkpoint.created_at if checkpoint else 0.0) + left
+            # Not so for a time that is no number, which earlier versions stored as it was reported.
+            saved_at = checkpoint.created_at if checkpoint and checkpoint.created_at < inf else 0.0
+            return max(allocation.created_at, saved_at) + left
         typical = self._typical_seconds(trial.experiment_id)
         return allocation.created_at + typical if typical else 0.0
 
@@ -90,9 +96,9 @@ def _seconds_left(trial: Trial, checkpoint: Checkpoint | None) -> float:
     if not _is_pace(trial.batches_total, trial.seconds_per_batch):
         return 0.0
     done = checkpoint.batches_completed if checkpoint else 0
-    return max(1, trial.batches_total - done) * trial.seconds_per_batch
+    return min(max(1, trial.batches_total - done) * trial.seconds_per_batch, MOST_RUN_SECONDS)
 
 
 def _is_pace(batches_total: int, seconds_per_batch: float) -> bool:
-    """What comes over the wire may be anything."""
-    return batches_total > 0 and 0 < seconds_per_batch < inf
+    """Whether the two give an estimate. Records of earlier versions hold whatever a trial reported."""
+    return batches_total > 0 and seconds_per_batch > 0 and batches_total * seconds_per_batch <= MOST_RUN_SECONDS

@@ -18,13 +18,16 @@ from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.fusion import FusionRecord
-from gangline.domain.id import check_checkpoint_id, parse_allocation_id
+from gangline.domain.id import parse_allocation_id
+from gangline.domain.resource import Agent
 from gangline.domain.state import CheckpointState
 from gangline.errors import GanglineError
 from gangline.v1 import runner_pb2
+from services.common.metrics_address import runner_metrics_address
 from services.scheduler import metric
 from services.scheduler.clock import AgentClock
 from services.scheduler.estimate import Progress
+from services.scheduler.plausible import Screening
 from services.scheduler.records import Change
 from services.scheduler.session import Session, Sessions
 from services.scheduler.store import Store, Transition
@@ -45,17 +48,20 @@ PROGRESS_SECONDS = 30.0
 class Intake:
     """progress_by_trial: of running trials."""
 
-    def __init__(self, store: Store, sessions: Sessions, rules: Rules) -> None:
+    def __init__(self, store: Store, sessions: Sessions, rules: Rules, storage_url: str) -> None:
+        """storage_url: the cluster's."""
         self.progress_by_trial: dict[str, Progress] = {}
         self._store = store
         self._sessions = sessions
         self._rules = rules
+        self._screening = Screening(storage_url)
         self._written_at: dict[str, float] = {}
         self._newest_sequence: dict[tuple[str, int], int] = {}
 
     async def accept(self, session: Session, allocation_id: str, accepted_at: float) -> None:
         """An agent has accepted. The last one of a gang starts the wait for its runners."""
-        session.accepted_at_by_id.setdefault(allocation_id, accepted_at or time.time())
+        accepted_at = self._screening.time(allocation_id, "accepted", accepted_at or time.time(), time.time())
+        session.accepted_at_by_id.setdefault(allocation_id, accepted_at)
         before = self._store.state.find(Allocation, allocation_id)
         if before is None or before.timeline.accepted_at:
             return
@@ -72,6 +78,7 @@ class Intake:
 
         still_holds: asked again when it is written, after everything that came before it.
         """
+        report = self._screening.exit(allocation_id, report, time.time())
         await self._write_progress(parse_allocation_id(allocation_id)[0])
         change = await self._store.commit(
             lambda records: (
@@ -106,6 +113,7 @@ class Intake:
         return reason
 
     async def _take(self, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> None:
+        report = self._screening.report(allocation_id, report, time.time())
         match report.WhichOneof("report"):
             case "running":
                 await self._came_up(allocation_id, node_rank, report.running)
@@ -131,15 +139,17 @@ class Intake:
                 trial_id = parse_allocation_id(str(allocation_id))[0]
                 self.progress_by_trial.pop(trial_id, None)
                 self._written_at.pop(trial_id, None)
+                self._screening.forget(str(allocation_id))
                 for key in [key for key in self._newest_sequence if key[0] == allocation_id]:
                     del self._newest_sequence[key]
 
     async def _came_up(self, allocation_id: str, node_rank: int, report: runner_pb2.RunningReport) -> None:
         before = self._store.state.find(Allocation, allocation_id)
         timeline = wire.from_proto(Timeline, report.timeline)
+        address = runner_metrics_address(self._agent_of(allocation_id, node_rank), report.metrics_address)
         await self._store.commit(
             lambda records: came_up(
-                records, allocation_id, node_rank, timeline, metrics_address=report.metrics_address, now=time.time()
+                records, allocation_id, node_rank, timeline, metrics_address=address, now=time.time()
             )
         )
         if before is not None:
@@ -173,20 +183,21 @@ class Intake:
         )
 
     async def _checkpointed(self, allocation_id: str, node_rank: int, checkpoint: Checkpoint) -> None:
-        """A runner speaks for its own trial only, whatever the report says. Raises GanglineError `checkpoint.id`."""
+        """A runner speaks for its own trial only, whatever the report says. Raises GanglineError as Screening does."""
         trial_id = parse_allocation_id(allocation_id)[0]
         trial = self._store.state.find(Trial, trial_id)
         if trial is None:
             return
-        check_checkpoint_id(checkpoint.id)
+        self._screening.check_checkpoint(checkpoint)
         if checkpoint.state is CheckpointState.DELETING:
             await self._unneeded(allocation_id, trial, checkpoint.id)
             return
+        created_at = self._clock_of(allocation_id, node_rank).to_ours(checkpoint.created_at)
         own = replace(
             checkpoint,
             trial_id=trial_id,
             experiment_id=trial.experiment_id,
-            created_at=self._clock_of(allocation_id, node_rank).to_ours(checkpoint.created_at),
+            created_at=self._screening.time(allocation_id, "checkpoint", created_at, time.time()),
             delete_request_id="",
         )
         await self._store.commit(
@@ -196,11 +207,16 @@ class Intake:
         )
 
     def _clock_of(self, allocation_id: str, node_rank: int) -> AgentClock:
+        return self._sessions.clock_of(self._agent_id_of(allocation_id, node_rank))
+
+    def _agent_of(self, allocation_id: str, node_rank: int) -> Agent | None:
+        return self._store.state.find(Agent, self._agent_id_of(allocation_id, node_rank))
+
+    def _agent_id_of(self, allocation_id: str, node_rank: int) -> str:
+        """Empty where there is no such member."""
         allocation = self._store.state.find(Allocation, allocation_id)
-        agents = (
-            [member.agent_id for member in allocation.members if member.node_rank == node_rank] if allocation else []
-        )
-        return self._sessions.clock_of(agents[0] if agents else "")
+        members = allocation.members if allocation else ()
+        return next((member.agent_id for member in members if member.node_rank == node_rank), "")
 
     async def _unneeded(self, allocation_id: str, trial: Trial, checkpoint_id: str) -> None:
         """A script has no use for a checkpoint any more. A refusal must not hold up what it reports next."""

@@ -31,6 +31,9 @@ START_SECONDS = Histogram(
     ["phase"],
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
 )
+IMPLAUSIBLE_VALUES = Counter(
+    "gangline_scheduler_implausible_values_total", "Reported times and counts that were replaced", ["kind"]
+)
 EXITS = Counter("gangline_scheduler_member_exits_total", "Members of allocations that ended", ["kind"])
 FENCED_REPORTS = Counter("gangline_scheduler_fenced_reports_total", "Reports and renewals of attempts that are over")
 HELD_MEMBERS = Gauge(

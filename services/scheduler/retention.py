@@ -7,12 +7,12 @@ more are made; so it may go while the experiment still runs.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gangline.domain.document import read_document
 from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint
 
 
@@ -64,7 +64,8 @@ def _latest(checkpoints: Sequence[Checkpoint], count: int) -> list[str]:
 # Each checkpoint that comes has those beside it looked at again.
 @lru_cache(maxsize=1 << 14)
 def _value_of(metadata_json: str, metric: str) -> float | None:
-    found = json.loads(metadata_json or "{}").get(VALIDATION_METRICS)
+    metadata = read_document(metadata_json)
+    found = metadata.get(VALIDATION_METRICS) if isinstance(metadata, dict) else None
     value = found.get(metric) if isinstance(found, dict) else None
     # Compared, because a whole number may be too large to be made a float.
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:

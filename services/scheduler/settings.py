@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from services.common.settings import ServiceSettings
+from services.common.settings import ServiceSettings, check_names, check_own_storage
 from services.scheduler.facts import DEFAULT_POOL
 from services.scheduler.placement import PoolConfig
 from services.scheduler.placement.snapshot import (
@@ -106,10 +106,23 @@ class SchedulerSettings(ServiceSettings):
     network_interface: str = Field(default="", description="the one interface that gangs use; empty chooses by itself")
     resource_pools: list[ResourcePool] = Field(default=[ResourcePool(pool_name=DEFAULT_POOL)])
 
+    @field_validator("storage_url")
+    @classmethod
+    def _is_one_storage(cls, value: str) -> str:
+        check_own_storage(value)
+        return value
+
+    @field_validator("id")
+    @classmethod
+    def _check_id(cls, value: str) -> str:
+        check_names([value])
+        return value
+
     @field_validator("resource_pools")
     @classmethod
     def _are_distinct(cls, pools: list[ResourcePool]) -> list[ResourcePool]:
         names = [pool.pool_name for pool in pools]
+        check_names(names)
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"pool {twice!r} is defined twice")

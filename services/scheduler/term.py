@@ -75,7 +75,7 @@ class Term:
         self.leadership = leadership
         self.sessions = Sessions()
         self.store = Store(leadership, state, self._on_committed, self._on_stalled)
-        self.intake = Intake(self.store, self.sessions, conditions.rules)
+        self.intake = Intake(self.store, self.sessions, conditions.rules, conditions.storage_url)
         self.traces = TraceOrders(conditions.storage_url)
         self.experience = Experience()
         self.experience.learn(state, newest_ended(state.all_of(Trial)))

@@ -6,7 +6,6 @@ camel case. Answers are read off the records' attributes; times are RFC 3339, nu
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from gangline.domain import state as domain
+from gangline.domain.document import read_document
 from gangline.domain.state import (
     AgentState,
     CheckpointState,
@@ -31,15 +31,15 @@ Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 
 def _instant(seconds: Any) -> datetime | None:
-    """None as well for what no calendar has: times come from other hosts."""
+    """None also for a number that is no time, which earlier versions stored as a trial reported it."""
     try:
         return datetime.fromtimestamp(seconds, UTC) if seconds else None
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         return None
 
 
 def _document(text: Any) -> Any:
-    return json.loads(text) if text else None
+    return read_document(text) if text else None
 
 
 Instant = Annotated[datetime | None, BeforeValidator(_instant)]

@@ -5,7 +5,6 @@ A job is one trial that holds slots or waits for them, under the names that Dete
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -95,7 +94,7 @@ class Job(Answer):
     submission_time: Instant
     queue_place: int
     reason: Reason | None
-    eta_time: datetime | None
+    eta_time: Instant
 
 
 class JobList(Answer):

@@ -6,9 +6,12 @@ stored without it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import structlog
 
 from gangline.domain.id import parse_trial_id
 from gangline.errors import invalid
@@ -17,12 +20,15 @@ from services.gateway import metric
 from services.gateway.auth import check_trial
 from services.gateway.bell import BellBoard
 from services.gateway.fence import admitted, why_over
+from services.gateway.history.plausible import plausible_record
 from services.gateway.history.writer import Writer
 from services.gateway.mirror import Watched
 from services.gateway.record import IngestBatch, IngestRecord
 
-# The end of the year 9999: what comes later is in no calendar.
-_LATEST_AT = 253_402_300_799.0
+# One warning a spool; the oldest of them are forgotten.
+MAX_WARNED_SPOOLS = 1000
+
+log = structlog.get_logger(__name__)
 
 
 class Ingest:
@@ -32,6 +38,7 @@ class Ingest:
         self._writer = writer
         self._mirror = mirror
         self._news = news
+        self._warned_spool_ids: dict[str, None] = {}
         self._streams_by_experiment_id: Counter[int] = Counter()
 
     def has_stream(self, experiment_id: int) -> bool:
@@ -44,6 +51,7 @@ class Ingest:
         allocation_id = spool_id.partition("/")[0]
         check_trial(principal, trial_id, allocation_id)
         _check_sequences(spool_id, records)
+        records = self._screened(spool_id, records)
         kept = admitted(self._mirror.state, allocation_id, records)
         metric.INGEST_FENCED_ROWS.inc(len(records) - len(kept))
         last_sequence = records[-1].sequence if records else 0
@@ -54,6 +62,20 @@ class Ingest:
     def why_over(self, spool_id: str) -> str:
         """Why the attempt that fills this spool is over; "" while it is live."""
         return why_over(self._mirror.state, spool_id.partition("/")[0])
+
+    def _screened(self, spool_id: str, records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
+        """With plausible numbers: a rate that is no number would make the database refuse the whole batch for ever."""
+        now = time.time()
+        screened = tuple(plausible_record(record, now) for record in records)
+        num_replaced = sum(after is not before for after, before in zip(screened, records, strict=True))
+        if num_replaced:
+            metric.INGEST_IMPLAUSIBLE_VALUES.inc(num_replaced)
+            if spool_id not in self._warned_spool_ids:
+                self._warned_spool_ids[spool_id] = None
+                log.warning("records have implausible numbers, which are replaced", spool_id=spool_id)
+            while len(self._warned_spool_ids) > MAX_WARNED_SPOOLS:
+                del self._warned_spool_ids[next(iter(self._warned_spool_ids))]
+        return screened
 
     @contextmanager
     def connected(self, experiment_id: int) -> Iterator[None]:
@@ -81,10 +103,5 @@ def _check_sequences(spool_id: str, records: tuple[IngestRecord, ...]) -> None:
             raise invalid(
                 "ingest.order",
                 f"spool {spool_id}: record {record.sequence} follows {previous}; number them from 1 upwards",
-            )
-        if not 0 <= record.at <= _LATEST_AT:
-            raise invalid(
-                "ingest.time",
-                f"spool {spool_id}: record {record.sequence} has the time {record.at}; is the host's clock right?",
             )
         previous = record.sequence

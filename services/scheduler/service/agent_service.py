@@ -19,6 +19,7 @@ from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import State
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
+from gangline.printable import find_unprintable
 from gangline.v1 import agent_pb2, agent_pb2_grpc, runner_pb2
 from services.scheduler.reconcile import Difference, Reported, compare
 from services.scheduler.seat import Seat
@@ -95,7 +96,17 @@ async def _read_greeting(requests: Requests) -> agent_pb2.ConnectRequest:
     first = await anext(aiter(requests), None)
     if first is None or not first.HasField("hello") or not first.hello.agent.id:
         raise invalid("agent.no_hello", "an agent's stream starts with its hello, which names the agent")
+    letter = next(filter(None, map(find_unprintable, _names_of(first.hello.agent))), None)
+    if letter is not None:
+        raise invalid(
+            "agent.name", f"a name of this agent has the control character {letter}; change its id, pool or labels"
+        )
     return first
+
+
+def _names_of(agent: Any) -> list[str]:
+    """Those that an operator has chosen."""
+    return [agent.id, agent.pool, *agent.labels, *agent.labels.values()]
 
 
 def _with_state(agent: Any) -> Any:

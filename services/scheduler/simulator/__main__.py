@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from gangline.cli.terminal import clean_output
 from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.printable import to_line
 from services.scheduler.placement import plan
 from services.scheduler.placement.simulation_file import dump_plan, parse_simulation
 from services.scheduler.simulator.cluster_size import agents_of_slots, parse_agents
@@ -42,9 +44,11 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
     try:
-        _run(_parser().parse_args(arguments))
+        # A snapshot and a trace may hold names that others chose.
+        with clean_output():
+            _run(_parser().parse_args(arguments))
     except GanglineError as error:
-        print(f"{PROGRAM}: {error.message}", file=sys.stderr)
+        print(to_line(f"{PROGRAM}: {error.message}"), file=sys.stderr)
         return 2 if error.kind is ErrorKind.INVALID else 1
     except BrokenPipeError:
         # Whoever reads has seen enough; nothing more may be written at the end either.

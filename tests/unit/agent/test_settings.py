@@ -35,6 +35,8 @@ def test_defaults() -> None:
         (["--health-confirmations", "1"], "health_confirmations"),
         (["--health-good-checks", "0"], "health_good_checks"),
         (["--slot", "2"], "did you mean --slots?"),
+        (["--pool", "a\x1b[2J"], "it has the control character"),
+        (["--labels", "zone=a\nb"], "it has the control character"),
     ],
 )
 def test_refused(arguments: list[str], words: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gangline import core
 from gangline.core import TensorboardMode
+from gangline.core import context as context_module
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.errors import GanglineError
 from gangline.pytorch.writer import TorchWriter
@@ -44,8 +45,10 @@ def test_other_storage_gets_what_has_changed(tmp_path: Path) -> None:
     assert not temporary.exists()
 
 
-def test_manual_mode_sends_what_the_script_chooses(tmp_path: Path) -> None:
+def test_manual_mode_sends_what_the_script_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"memory://{tmp_path.name}"
+    # In the place of an object store, which is copied to as well.
+    monkeypatch.setattr(context_module, "check_storage_url", lambda url, cluster_url: None)
     with core.init(checkpoint_storage=url, tensorboard_mode=TensorboardMode.MANUAL) as context:
         for name in ("keep.txt", "drop.txt"):
             (context.train.get_tensorboard_path() / name).write_text(name)

@@ -70,8 +70,7 @@ def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptur
 
 
 def test_checkpoints_carry_the_newest_validation_up_to_their_steps(tmp_path: Path) -> None:
-    url = f"memory://{tmp_path.name}"
-    with core.init(checkpoint_storage=url) as context:
+    with core.init(checkpoint_storage=str(tmp_path)) as context:
 
         def metrics_at(steps: int, **metadata: object) -> object:
             with context.checkpoint.store_path({"steps_completed": steps, **metadata}) as (path, storage_id):

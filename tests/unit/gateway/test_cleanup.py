@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -23,7 +26,7 @@ from gangline.domain.state import CheckpointState
 from gangline.errors import GanglineError, unavailable
 from gangline.v1 import scheduler_pb2
 from services.common import keys
-from services.gateway import cleanup
+from services.gateway import cleanup, metric
 from services.gateway.cleanup import Cleanup, clear
 from services.gateway.mirror import CLEANUP_BELL
 from services.gateway.storage import Storage
@@ -175,6 +178,64 @@ async def test_storage_that_fails_is_tried_again_and_holds_nobody_up(
     async with _running(mirror, storage) as heard:
         await until(lambda: heard.deleted == [["good"], ["bad"]], "both deletions")
     assert tries.count("checkpoints/bad") == 3
+
+
+async def test_storage_that_hangs_keeps_only_what_it_hangs_on(
+    tmp_path: Path, mirror: StandInMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More calls hang than there are threads. What hung is tried again, and is deleted once the storage answers."""
+    monkeypatch.setattr(cleanup, "DELETE_SECONDS", 0.1)
+    monkeypatch.setattr(cleanup, "LONGEST_BACKOFF_SECONDS", 0.2)
+    storage = Storage(str(tmp_path / "storage"))
+    bad = [_save(storage.url, tmp_path, f"bad{number}") for number in range(cleanup.NUM_THREADS + 1)]
+    good = _save(storage.url, tmp_path, "good")
+    answers, remove = threading.Event(), storage.remove_folder
+
+    def hang(path: str, aside: str = "", first: str = "") -> None:
+        if "bad" in path:
+            answers.wait(60)
+        remove(path, aside, first)
+
+    monkeypatch.setattr(storage, "remove_folder", hang)
+    for checkpoint in [*bad, good]:
+        _mark(mirror, checkpoint)
+    try:
+        async with _running(mirror, storage) as heard:
+            await until(lambda: heard.deleted == [["good"]], "the deletion of what does not hang")
+            await until(lambda: metric.HUNG_DELETIONS._value.get() >= cleanup.MOST_HUNG, "the most hung calls")
+            assert _cleanup_threads() <= cleanup.MOST_HUNG + cleanup.NUM_THREADS
+            late = _save(storage.url, tmp_path, "late")
+            _mark(mirror, late)
+            await until(lambda: "late" in {one for told in heard.deleted for one in told}, "another deletion")
+            answers.set()
+            await until(lambda: not mirror.state.marked, "the end of all deletions")
+            await until(lambda: metric.HUNG_DELETIONS._value.get() == 0, "the return of what hung")
+    finally:
+        answers.set()
+    assert _names(storage.url) == []
+
+
+def _cleanup_threads() -> int:
+    threads = [thread for thread in threading.enumerate() if thread.name == "cleanup"]
+    assert all(thread.daemon for thread in threads), "a hung thread would keep the gateway from ending"
+    return len(threads)
+
+
+@pytest.mark.parametrize(
+    "url", ["memory://x", "http://127.0.0.1:9/checkpoints/c", "simplecache::file:///x", "zip://a::http://h/x"]
+)
+async def test_foreign_url_is_not_opened(
+    tmp_path: Path, mirror: StandInMirror, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    storage = Storage(str(tmp_path / "storage"))
+    opened: list[str] = []
+    monkeypatch.setattr(fsspec.core, "url_to_fs", opened.append)
+    _mark(mirror, Checkpoint("forged", "7.1", 7, 1, url))
+    async with _running(mirror, storage) as heard:
+        await until(lambda: heard.deleted == [["forged"]], "the record being dropped")
+    with pytest.raises(GanglineError, match=re.escape(url)):
+        storage.locate(url)
+    assert opened == []
 
 
 @pytest.mark.parametrize(

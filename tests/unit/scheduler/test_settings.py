@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from services.scheduler.settings import PoolScheduler, ResourcePool
+from services.scheduler.settings import PoolScheduler, ResourcePool, SchedulerSettings
 
 
 def _backfill(**fields: object) -> object:
@@ -40,3 +40,14 @@ def test_backfill_can_be_chosen() -> None:
 def test_on_call_is_refused_where_nobody_can_be_called(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="backfill: 'on_call' needs a pool of type priority whose preemption"):
         _backfill(backfill="on_call", **fields)
+
+
+def test_storage_is_no_chain() -> None:
+    assert SchedulerSettings(storage_url="hdfs://namenode/x").storage_url == "hdfs://namenode/x"
+    with pytest.raises(ValidationError, match="chains file systems with '::'"):
+        SchedulerSettings(storage_url="simplecache::s3://bucket")
+
+
+def test_name_of_a_pool_can_be_printed() -> None:
+    with pytest.raises(ValidationError, match="it has the control character"):
+        SchedulerSettings(storage_url="/x", resource_pools=[ResourcePool(pool_name="a\x9b")])

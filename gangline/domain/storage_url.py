@@ -1,0 +1,50 @@
+"""PURE: which storage URLs that users and trials name may be opened.
+
+fsspec opens web servers, archives and chains of file systems by URL alone. A URL that a trial reported is opened later
+by the gateway and by other trials, with their rights; so only storage protocols pass, and no chains.
+"""
+
+from __future__ import annotations
+
+from gangline.errors import GanglineError, invalid
+
+# A directory, S3, Google Cloud Storage and Azure Blob Storage, as in docs/checkpoints.md.
+_DOCUMENTED = ("file", "s3", "gs", "az")
+_SAME = {"local": "file", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+
+
+def protocol_of(url: str) -> str:
+    """ "file" for a path; one name where fsspec has several."""
+    protocol, separator, _ = url.partition("://")
+    if not separator:
+        # The one protocol that fsspec finds without slashes.
+        protocol = "data" if url.startswith("data:") else "file"
+    return _SAME.get(protocol.lower(), protocol.lower())
+
+
+def check_storage_url(url: str, cluster_url: str = "") -> None:
+    """cluster_url: the cluster's own storage, whose protocol passes as well. Raises GanglineError `storage.chain` or
+    `storage.protocol`, before anything is opened."""
+    if "::" in url:
+        raise invalid(
+            "storage.chain",
+            f"{url!r} chains file systems with '::'; give the URL of the storage itself, as s3://bucket",
+        )
+    protocol = protocol_of(url)
+    allowed = dict.fromkeys([*_DOCUMENTED, *([protocol_of(cluster_url)] if cluster_url else [])])
+    if protocol not in allowed:
+        raise _refused(url, protocol, allowed)
+
+
+def check_same_protocol(url: str, cluster_url: str) -> None:
+    """For what is in the cluster's storage or nowhere. Raises GanglineError as check_storage_url."""
+    check_storage_url(url, cluster_url)
+    if protocol_of(url) != protocol_of(cluster_url):
+        raise _refused(url, protocol_of(url), [protocol_of(cluster_url)])
+
+
+def _refused(url: str, protocol: str, allowed: object) -> GanglineError:
+    known = ", ".join(map(str, allowed))  # type: ignore[call-overload]  # an iterable of names
+    return invalid(
+        "storage.protocol", f"{url!r} has the protocol {protocol!r}, which is no checkpoint storage; use one of {known}"
+    )
