@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gangline.cli.shared import Json, connect
-from gangline.cli.text import count, format_table, to_json
+from gangline.cli.text import count, format_duration, format_table, to_json
 from gangline.errors import ErrorKind, GanglineError, invalid
 
 if TYPE_CHECKING:
-    from gangline.client import ClusterView
+    from gangline.client import ClusterView, EtcdHealth
     from gangline.local.layout import Layout
     from gangline.local.process_table import ProcessTable
     from gangline.local.up import Running
@@ -191,6 +192,7 @@ def _cluster_text(cluster: ClusterView) -> str:
     leader = f"{found.id} at {found.grpc_address}" if found else "none, so nothing new starts"
     return "\n".join(
         [
+            *([f"etcd:    {_etcd_text(cluster.etcd)}"] if cluster.etcd else []),
             f"leader:  {leader}",
             f"agents:  {cluster.num_agents}",
             f"slots:   {cluster.num_slots_used} of {cluster.num_slots} used",
@@ -198,3 +200,11 @@ def _cluster_text(cluster: ClusterView) -> str:
             f"version: {cluster.version}",
         ]
     )
+
+
+def _etcd_text(etcd: EtcdHealth) -> str:
+    """As the gateway sees it."""
+    if not etcd.problem:
+        return f"{etcd.num_answering} of {count(etcd.num_members, 'member')} answer" if etcd.num_members else "answers"
+    since = f", for {format_duration(max(0.0, time.time() - etcd.since))}" if etcd.since else ""
+    return f"{etcd.problem}{since}"

@@ -26,6 +26,8 @@ class StandInLeadership:
     def __init__(self, *errors: Exception) -> None:
         self.transactions: list[Sequence[Put | Delete]] = []
         self._errors = list(errors)
+        self.is_unsettled = False
+        self.silent_seconds = 0.0
 
     async def commit(self, operations: Sequence[Put | Delete]) -> int:
         await asyncio.sleep(0)
