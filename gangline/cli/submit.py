@@ -27,25 +27,24 @@ if TYPE_CHECKING:
 def submit(
     client: Client, submission: Submission, *, request_id: str = "", is_again: bool = False, is_quiet: bool = False
 ) -> Created:
-    """request_id: the user's own, of which nothing is remembered; empty for one that is made or taken over.
+    """request_id: the user's own, which is never asked about; empty for one that is made or taken over.
 
-    is_again: makes another experiment without asking. is_quiet: never asks. Raises GanglineError: `experiment.repeated`,
-    or what the client raises, with the command to find out where the outcome is not known.
+    is_again: makes another experiment without asking. is_quiet: never asks. Raises GanglineError:
+    `experiment.repeated`, or what the client raises, with the command to find out where the outcome is not known.
     """
-    if request_id:
-        return _send(client, submission, request_id, f"repeat it with --request-id {request_id}", is_open=False)
-    memory, digest = SubmitMemory(), submission.digest(client.login.token)
-    cluster, own_id = _find_cluster(client, memory, digest), new_request_id()
+    memory, digest = SubmitMemory(), submission.digest(client.login.token, request_id)
+    cluster, own_id = _find_cluster(client, memory, digest), request_id or new_request_id()
     allowed = None if is_again else 0
     try:
         while (entry := memory.begin(digest, cluster, own_id, allowed=allowed)).experiment_id:
-            if not _may_repeat(client, entry, is_quiet):
+            if not request_id and not _may_repeat(client, entry, is_quiet):
+                sys.stderr.write("nothing was created\n")
                 raise typer.Exit(1)
             allowed = entry.experiment_id
     except OSError as failure:
         warn(f"the request id cannot be kept ({failure}), so a repeated command would not know of this one")
         return _send(client, submission, own_id, f"repeat it with --request-id {own_id}", is_open=False)
-    is_open = entry.request_id != own_id
+    is_open = entry.num_commands > 1
     if is_open:
         at = time.strftime("%H:%M:%S", time.localtime(entry.wall))
         sys.stderr.write(f"note: goes on with request {entry.request_id} of {at}, whose outcome is not known\n")

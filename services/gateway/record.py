@@ -13,7 +13,7 @@ from gangline.domain.allocation import Allocation, Reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Cluster, ServiceInstance
 from gangline.domain.search import Search
-from services.common.etcd.health import EtcdHealth
+from services.common.etcd.record import EtcdHealth
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,11 @@ from types import TracebackType
 
 
 class Proxy:
-    """Forwards to `target`. Held bytes are kept in `held` until released."""
+    """Forwards to `target`. Held bytes are kept in `held` until released. A connection that the target refuses or breaks
+    is closed towards the caller as well.
+
+    hold_after: once a request with these bytes has been forwarded, every answer is held back, also to that request.
+    """
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -19,6 +23,7 @@ class Proxy:
         self.is_holding_requests = False
         self.is_holding_answers = False
         self.held: list[bytes] = []
+        self.hold_after: bytes | None = None
         self.num_answer_bytes = 0
         self.address = ""
 
@@ -46,7 +51,11 @@ class Proxy:
         await self._upstream.drain()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(*self._target)
+        try:
+            up_reader, up_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
         self._upstream = up_writer
         for task in (
             asyncio.create_task(self._forward_requests(reader, up_writer)),
@@ -58,6 +67,8 @@ class Proxy:
     async def _forward_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(65536):
+                if self.hold_after is not None and self.hold_after in chunk:
+                    self.is_holding_answers, self.hold_after = True, None
                 if self.is_holding_requests:
                     self.held.append(chunk)
                 else:

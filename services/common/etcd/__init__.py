@@ -4,12 +4,13 @@ See `client.py` for the calls and `record.py` for what they exchange. Owns no co
 """
 
 from services.common.etcd.client import EtcdClient
-from services.common.etcd.health import EtcdHealth, HealthWatch
+from services.common.etcd.health import HealthWatch
 from services.common.etcd.lease import Lease
 from services.common.etcd.record import (
     Committed,
     Compacted,
     Delete,
+    EtcdHealth,
     Event,
     Guard,
     KeyValue,

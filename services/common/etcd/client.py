@@ -16,13 +16,14 @@ import structlog
 
 from gangline.errors import GanglineError, unavailable
 from services.common.etcd.failure import TryFailed
-from services.common.etcd.health import EtcdHealth, examine
+from services.common.etcd.health import examine
 from services.common.etcd.lease import Lease, keep_lease
 from services.common.etcd.list_watch import list_watch
 from services.common.etcd.record import (
     Committed,
     Compacted,
     Delete,
+    EtcdHealth,
     Guard,
     KeyValue,
     Listing,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import grpc
 import structlog
 
 from gangline.errors import GanglineError
 from services.common.etcd.connection import Connection
+from services.common.etcd.record import EtcdHealth
 from services.common.etcd.session import Session
 from services.common.etcd.stub import Operation, messages
 
@@ -25,20 +25,6 @@ PROBE_SECONDS = 0.75
 WATCH_SECONDS = 1.0
 # Never written. It lies where a user of etcd that is restricted to Gangline's keys may read.
 _PROBE_KEY = b"/gangline/v1/probe"
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdHealth:
-    """is_available: a linearizable read was answered. num_members: of the configured endpoints.
-
-    problem: one sentence while it is not available. since: wall-clock time at which this state began, 0 for the start.
-    """
-
-    is_available: bool = True
-    num_members: int = 0
-    num_answering: int = 0
-    problem: str = ""
-    since: float = 0.0
 
 
 async def examine(session: Session, seconds: float = PROBE_SECONDS) -> EtcdHealth:
@@ -66,8 +52,8 @@ def word_problem(endpoints: list[str], num_answering: int) -> str:
     if count == 1:
         return f"etcd at {endpoints[0]} answers but serves no reads, so it has no quorum; {ending} until it has one"
     if num_answering < quorum:
-        verb = "member answers" if num_answering == 1 else "members answer"
-        return f"etcd has no quorum: {num_answering} of {count} {verb}; {ending} until {quorum} do"
+        verb = "answers" if num_answering == 1 else "answer"
+        return f"etcd has no quorum: {num_answering} of {count} members {verb}; {ending} until {quorum} do"
     return f"etcd has no leader, though {num_answering} of {count} members answer; {ending} until they have elected one"
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from gangline.cli import live
 from gangline.config import parse_config
-from gangline.errors import conflict, unavailable
+from gangline.errors import Effect, conflict, unavailable
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
 from tests.integration.cli.conftest import Cli
@@ -250,10 +250,10 @@ def test_status_of_a_cluster_elsewhere(cli: Cli, gateway: StandInGateway) -> Non
 def test_wrong_token_is_the_users_and_an_absent_cluster_is_not(
     cli: Cli, gateway: StandInGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway.failures = [unavailable("scheduler.away", "no scheduler leads")] * 100
-    monkeypatch.setattr("gangline.client.Client.__init__.__kwdefaults__", {"call_seconds": 5, "retry_seconds": 0.1})
+    monkeypatch.setenv("GANGLINE_RETRY_SECONDS", "0.1")
+    gateway.failures = [unavailable("scheduler.away", "no scheduler leads", Effect.NONE)] * 100
     ran = cli("experiment", "kill", "1")
-    assert (ran.status, ran.err) == (1, "error: no scheduler leads\n")
+    assert (ran.status, ran.err) == (1, "error: nothing was changed: no scheduler leads\n")
     gateway.failures = []
     monkeypatch.setenv("GANGLINE_TOKEN", "wrong")
     ran = cli("experiment", "list")
