@@ -124,6 +124,9 @@ class Bench:
             answer = await client.get(f"http://{self.gateways[0].addresses['http']}{path}")
         return answer.status_code, answer.json(), time.monotonic() - started
 
+    async def is_ready(self) -> bool:
+        return (await self.http("/readyz"))[0] == 200
+
     async def is_unavailable(self) -> bool:
         """Whether the gateway has noticed that etcd is away, and the leader for long enough to be sure."""
         status, body, _ = await self.http("/readyz")
@@ -206,11 +209,7 @@ async def test_a_change_without_a_quorum_is_certainly_not_made_and_status_names_
     await _settled(bench)
     assert await bench.experiments() == before
     assert (await bench.cli("experiment", "find", before[0].request_id)).out.startswith("experiment 1 ")
-    await until_async(lambda: _is_ready(bench), "the gateway being ready again")
-
-
-async def _is_ready(bench: Bench) -> bool:
-    return (await bench.http("/readyz"))[0] == 200
+    await until_async(bench.is_ready, "the gateway being ready again")
 
 
 async def test_a_submit_in_the_moment_of_the_loss_tells_the_truth_and_makes_no_twin(bench: Bench) -> None:
@@ -218,7 +217,7 @@ async def test_a_submit_in_the_moment_of_the_loss_tells_the_truth_and_makes_no_t
     await bench.scheduler("s1", bench.members.settings)
     await bench.gateway("g1")
     creating = asyncio.create_task(bench.create("--retry-seconds", "3"))
-    await until(lambda: (bench.folder / "home" / "submits.json").exists(), "the submit", 20)
+    await until((bench.folder / "home" / "submits.json").exists, "the submit", 20)
     bench.lose_quorum(signal.SIGSTOP)
     ran = await creating
     bench.regain_quorum()

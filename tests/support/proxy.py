@@ -8,13 +8,15 @@ from types import TracebackType
 
 
 class Proxy:
-    """Forwards to `target`. Held bytes are kept in `held` until released. A connection that the target refuses or breaks
-    is closed towards the caller as well.
+    """Forwards to `target`. Held bytes are kept in `held` until released. A connection that the target refuses or
+    breaks is closed towards the caller as well.
 
     hold_after: once a request with these bytes has been forwarded, every answer is held back, also to that request.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, port: int = 0) -> None:
+        """port: where to listen, 0 for a free one."""
+        self._port = port
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._server: asyncio.Server | None = None
@@ -28,7 +30,7 @@ class Proxy:
         self.address = ""
 
     async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
