@@ -216,20 +216,30 @@ def schema() -> None:
 
 
 def _change_each(numbers: list[int], change: Callable[[int], Experiment], is_json: bool) -> None:
-    """One that is refused does not keep the others from being changed; the exit status says that there was one."""
+    """One that is refused does not keep the others from being changed; the exit status says that there was one. After a
+    failure no other is tried, and what was done before it is printed all the same."""
     changed: list[Experiment] = []
     refused: list[GanglineError] = []
-    for number in dict.fromkeys(numbers):
+    failure: GanglineError | None = None
+    waiting = list(dict.fromkeys(numbers))
+    while waiting and failure is None:
+        number = waiting.pop(0)
         try:
             changed.append(change(number))
         except GanglineError as error:
-            if len(numbers) == 1 or error.kind not in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT, ErrorKind.INVALID):
+            if len(numbers) == 1:
                 raise
-            refused.append(error)
+            if error.kind in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT, ErrorKind.INVALID):
+                refused.append(error)
+            else:
+                left = f"; not tried: {' '.join(map(str, waiting))}" if waiting else ""
+                failure = error.reworded(f"experiment {number}: {error.message}{left}")
     if changed or is_json:
         show(changed[0] if len(numbers) == 1 else changed, is_json, lambda: "\n".join(map(_state_line, changed)))
     for refusal in refused:
         sys.stderr.write(f"error: {refusal.message}\n")
+    if failure is not None:
+        raise failure
     if refused:
         raise typer.Exit(2)
 

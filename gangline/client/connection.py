@@ -113,8 +113,10 @@ class Connection:
             # A refusal takes into account what earlier attempts have changed; a failure does not.
             error.effect = Effect.UNKNOWN if Effect.UNKNOWN in effects and error.kind in _FAILURES else error.effect
             error.request_id = request.request_id
-            is_create = isinstance(request, gateway_pb2.CreateExperimentRequest)
-            raise error.reworded(say_create(error) if is_create else say_effect(error)) from error
+            if isinstance(request, gateway_pb2.CreateExperimentRequest):
+                raise error.reworded(say_create(error)) from error
+            advice = "; repeat it, which is safe" if error.effect is Effect.UNKNOWN else ""
+            raise error.reworded(say_effect(error) + advice) from error
 
     def _repeat(self, attempt: Callable[[], T], effects: list[Effect] | None = None) -> T:
         """effects: takes the effect of every attempt that failed; None for a read."""
