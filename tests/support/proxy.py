@@ -16,9 +16,9 @@ class Proxy:
 
     def __init__(self, target: str, port: int = 0) -> None:
         """port: where to listen, 0 for a free one."""
+        host, _, target_port = target.rpartition(":")
         self._port = port
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self._target = (host, int(target_port))
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._upstream: asyncio.StreamWriter | None = None

@@ -12,6 +12,7 @@ import pytest
 
 from gangline.cli.repetition import CREATED_SECONDS
 from gangline.errors import Effect, invalid, unavailable
+from gangline.v1 import types_pb2
 from tests.integration.cli.conftest import Cli, Ran
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
 
@@ -60,7 +61,8 @@ def test_another_content_user_or_cluster_is_no_repetition(create: Cli, code: Pat
 
 def test_one_that_has_failed_or_is_gone_may_be_repeated(create: Cli, gateway: StandInGateway) -> None:
     assert create().status == 0
-    gateway.experiments[1].state, gateway.experiments[1].outcome = 5, 2
+    gateway.experiments[1].state = types_pb2.STATE_TERMINAL
+    gateway.experiments[1].outcome = types_pb2.OUTCOME_FAILED
     assert create().status == 0, "the first one has failed"
     assert create().status == 2
     del gateway.experiments[2]
