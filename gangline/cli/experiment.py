@@ -56,11 +56,13 @@ def create(
     With --follow, the exit status is 0 only if the experiment is COMPLETED. Exit status 3: it is not known whether it
     was created; the same command goes on with the same request and makes no second one.
     """
-    from gangline.cli.submit import submit  # noqa: PLC0415 - loads the client
-    from gangline.client.submission import prepare_submission  # noqa: PLC0415 - loads pydantic
-
-    submission = prepare_submission(read_text(config), code or config.resolve().parent)
+    text = read_text(config)
     with connect(retry_seconds) as client:
+        # After `connect`, which has to come before the first import of grpc.
+        from gangline.cli.submit import submit  # noqa: PLC0415
+        from gangline.client import prepare_submission  # noqa: PLC0415
+
+        submission = prepare_submission(text, code or config.resolve().parent)
         created = submit(client, submission, request_id=request_id, is_again=again, is_quiet=is_json)
         for warning in created.warnings:
             warn(warning)

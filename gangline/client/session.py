@@ -104,7 +104,11 @@ class Client:
         so far, and one of kind UNAVAILABLE or TIMEOUT while that cannot be known."""
         request = pb.ListExperimentsRequest(request_id=request_id)
         answer = self._connection.call(self._stub.ListExperiments, request)
-        return from_proto(Experiment, answer.experiments[0])
+        found = [message for message in answer.experiments if message.request_id == request_id]
+        if not found:
+            text = "this gateway is too old to find requests; look with: gangline experiment list"
+            raise GanglineError("request.unanswered", text, ErrorKind.UNAVAILABLE)
+        return from_proto(Experiment, found[0])
 
     def upload_code(self, archive: CodeArchive) -> None:
         def chunks() -> Iterator[pb.UploadCodeRequest]:

@@ -241,7 +241,7 @@ def test_folder_with_something_in_it_is_refused(client: Client, checkpoint: Stan
 
 def test_a_change_that_failed_says_what_is_known_over_all_its_attempts(gateway: StandInGateway, code: Path) -> None:
     lost, none = (unavailable("state.unwritable", "away", effect) for effect in (Effect.UNKNOWN, Effect.NONE))
-    with Client(gateway.address, TOKEN, retry_seconds=0.2) as client:
+    with Client(gateway.address, TOKEN, retry_seconds=0.8) as client:
         for failures, effect, message in (
             ([none] * 9, Effect.NONE, "nothing was created: away"),
             ([none, lost, *[none] * 9], Effect.UNKNOWN, "it is not known whether the experiment was created: away"),
