@@ -19,7 +19,18 @@ from gangline import wire
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import GanglineError, unavailable
 from services.common import keys
-from services.common.etcd import Committed, Delete, EtcdClient, Guard, KeyValue, Lease, Listing, Put, Unsure
+from services.common.etcd import (
+    Committed,
+    Delete,
+    EtcdClient,
+    EtcdHealth,
+    Guard,
+    KeyValue,
+    Lease,
+    Listing,
+    Put,
+    Unsure,
+)
 from services.common.tether import leader_died
 
 _log = structlog.get_logger(__name__)
@@ -59,6 +70,7 @@ class Leadership:
         self._fence_revision = epoch
         # Whether a write whose answer was lost may still be applied: only `_settle` rules that out.
         self.is_unsettled = False
+        self._examining: asyncio.Task[EtcdHealth] | None = None
         self._watching = asyncio.create_task(self._watch(), name="leadership")
 
     @property
@@ -84,8 +96,11 @@ class Leadership:
         return True
 
     async def explain_silence(self) -> str:
-        """In one sentence why etcd takes no write; empty when it answers. Takes 1.5 s at most."""
-        return (await self._client.examine()).problem
+        """In one sentence why etcd takes no write; empty when it answers. Takes 1.5 s at most. Callers that come
+        meanwhile share one examination."""
+        if self._examining is None or self._examining.done():
+            self._examining = asyncio.create_task(self._client.examine(), name="etcd examination")
+        return (await asyncio.shield(self._examining)).problem
 
     async def commit(self, operations: Sequence[Put | Delete], guards: Sequence[Guard] = ()) -> int:
         """Writes all of it in one transaction, if this leader still leads, and returns the revision.
