@@ -28,20 +28,46 @@ _MOST_CHARACTERS = 1200
 _CUT = " [...] "
 
 
+class Effect(StrEnum):
+    """What a change that failed has done: certainly nothing, or it may have been made or may still be made."""
+
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
+_OPEN_KINDS = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
+
+
 class GanglineError(Exception):
     """An error with a stable code.
 
     code: dotted, stable over releases, as in "config.unknown_key"; scripts may compare it.
     message: one line that says what, where, and what to do instead. It may quote input: what is no text in it is
     replaced, and what is too long is cut in its middle.
+    effect: of the change that was asked for, meaningless for reads. None takes what the kind implies: a refusal
+    changes nothing, a failure may have changed something.
+    request_id: of the change, where the one who raises knows it. Sending the same id again makes no second change.
     """
 
-    def __init__(self, code: str, message: str, kind: ErrorKind = ErrorKind.INVALID) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        kind: ErrorKind = ErrorKind.INVALID,
+        effect: Effect | None = None,
+        request_id: str = "",
+    ) -> None:
         message = _one_line(message)
         super().__init__(message)
         self.code = code
         self.message = message
         self.kind = kind
+        self.effect = effect or (Effect.UNKNOWN if kind in _OPEN_KINDS else Effect.NONE)
+        self.request_id = request_id
+
+    def reworded(self, message: str) -> GanglineError:
+        """The same failure with another message."""
+        return GanglineError(self.code, message, self.kind, self.effect, self.request_id)
 
     def __repr__(self) -> str:
         return f"GanglineError({self.code!r}, {self.message!r}, {self.kind!r})"
@@ -62,6 +88,13 @@ class InvalidHP(GanglineError):
         super().__init__("trial.invalid_hp", message)
 
 
+def say_effect(error: GanglineError, done: str = "this was done", not_done: str = "nothing was changed") -> str:
+    """The message of a change that failed, after what is known of its effect. done, not_done: clauses that name it."""
+    if error.effect is Effect.UNKNOWN:
+        return f"it is not known whether {done}: {error.message}"
+    return f"{not_done}: {error.message}" if error.kind in _OPEN_KINDS else error.message
+
+
 def invalid(code: str, message: str) -> GanglineError:
     """Input that cannot be accepted as it is."""
     return GanglineError(code, message, ErrorKind.INVALID)
@@ -77,9 +110,9 @@ def conflict(code: str, message: str) -> GanglineError:
     return GanglineError(code, message, ErrorKind.CONFLICT)
 
 
-def unavailable(code: str, message: str) -> GanglineError:
+def unavailable(code: str, message: str, effect: Effect | None = None) -> GanglineError:
     """Something that others must do first; trying again later may work."""
-    return GanglineError(code, message, ErrorKind.UNAVAILABLE)
+    return GanglineError(code, message, ErrorKind.UNAVAILABLE, effect)
 
 
 def unauthenticated(code: str, message: str) -> GanglineError:

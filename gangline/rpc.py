@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import grpc
 
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.v1 import types_pb2
 
 AUTHORIZATION_KEY = "authorization"
@@ -69,6 +69,10 @@ _STATUS_BY_KIND = {
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 _KIND_BY_STATUS = {status: kind for kind, status in _STATUS_BY_KIND.items()}
+_NUMBER_BY_EFFECT = {Effect.NONE: types_pb2.EFFECT_NONE, Effect.UNKNOWN: types_pb2.EFFECT_UNKNOWN}
+_EFFECT_BY_NUMBER = {number: effect for effect, number in _NUMBER_BY_EFFECT.items()}
+# grpc's own words for a call that found no connection, so that no byte of it was sent.
+_NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed")
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
@@ -86,7 +90,7 @@ def find_token(metadata: Iterable[tuple[str, Any]] | None) -> str | None:
 
 def status_of(error: GanglineError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """What a server aborts a call with: status, message, trailing metadata."""
-    detail = types_pb2.ErrorDetail(code=error.code, message=error.message)
+    detail = types_pb2.ErrorDetail(code=error.code, message=error.message, effect=_NUMBER_BY_EFFECT[error.effect])
     return _STATUS_BY_KIND[error.kind], error.message, ((ERROR_KEY, detail.SerializeToString()),)
 
 
@@ -100,11 +104,13 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
         if key == ERROR_KEY:
             detail = types_pb2.ErrorDetail.FromString(value)
             kind = _KIND_BY_STATUS.get(failure.code(), ErrorKind.INTERNAL)
-            return GanglineError(detail.code, detail.message, kind)
+            return GanglineError(detail.code, detail.message, kind, _EFFECT_BY_NUMBER.get(detail.effect))
     status = failure.code()
     kind = _KIND_BY_STATUS.get(status, ErrorKind.INTERNAL)
     if kind is ErrorKind.UNAVAILABLE:
-        return GanglineError("rpc.unreachable", f"cannot reach {target}: {failure.details()}", kind)
+        is_sent = not any(text in (failure.details() or "") for text in _NEVER_SENT)
+        effect = Effect.UNKNOWN if is_sent else Effect.NONE
+        return GanglineError("rpc.unreachable", f"cannot reach {target}: {failure.details()}", kind, effect)
     if kind is ErrorKind.TIMEOUT:
         return GanglineError("rpc.timeout", f"{target} did not answer in time", kind)
     return GanglineError("rpc.failed", f"{target} answered {status.name}: {failure.details()}", kind)

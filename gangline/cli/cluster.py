@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +11,11 @@ import typer
 
 from gangline.cli.shared import Json, connect, show
 from gangline.cli.terminal import mention, say, say_document, say_json
-from gangline.cli.text import count, format_table
+from gangline.cli.text import count, format_duration, format_table
 from gangline.errors import ErrorKind, GanglineError, invalid
 
 if TYPE_CHECKING:
-    from gangline.client import ClusterView
+    from gangline.client import ClusterView, EtcdHealth
     from gangline.local.layout import Layout
     from gangline.local.process_table import ProcessTable
     from gangline.local.up import Running
@@ -184,9 +185,18 @@ def _cluster_lines(cluster: ClusterView) -> list[str]:
     found = cluster.leader
     leader = f"{found.id} at {found.grpc_address}" if found else "none, so nothing new starts"
     return [
+        *([f"etcd:    {_etcd_text(cluster.etcd)}"] if cluster.etcd else []),
         f"leader:  {leader}",
         f"agents:  {cluster.num_agents}",
         f"slots:   {cluster.num_slots_used} of {cluster.num_slots} used",
         f"pending: {cluster.num_pending}",
         f"version: {cluster.version}",
     ]
+
+
+def _etcd_text(etcd: EtcdHealth) -> str:
+    """As the gateway sees it."""
+    if not etcd.problem:
+        return f"{etcd.num_answering} of {count(etcd.num_members, 'member')} answer" if etcd.num_members else "answers"
+    since = f", for {format_duration(max(0.0, time.time() - etcd.since))}" if etcd.since else ""
+    return f"{etcd.problem}{since}"

@@ -39,16 +39,30 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the ex
 def create(
     config: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
     code: Annotated[Path | None, typer.Argument(help="The folder of its code; default: that of the YAML.")] = None,
+    *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show it until it has ended.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Make another one, even if it was just created.")] = False,
+    request_id: Annotated[
+        str, typer.Option(help="An id of your own; a second create with it returns the same experiment.")
+    ] = "",
+    retry_seconds: Annotated[
+        float | None, typer.Option(help="How long to try again while the cluster cannot take it; default: 10.", min=0)
+    ] = None,
     is_json: Json = False,
 ) -> None:
     """Check a configuration and its code, upload both and submit them.
 
-    With --follow, the exit status is 0 only if the experiment is COMPLETED.
+    With --follow, the exit status is 0 only if the experiment is COMPLETED. Exit status 3: it is not known whether it
+    was created; the same command goes on with the same request and makes no second one.
     """
     text = read_text(config)
-    with connect() as client:
-        created = client.create_experiment(text, code or config.resolve().parent)
+    with connect(retry_seconds) as client:
+        # After `connect`, which has to come before the first import of grpc.
+        from gangline.cli.submit import submit  # noqa: PLC0415
+        from gangline.client import prepare_submission  # noqa: PLC0415
+
+        submission = prepare_submission(text, code or config.resolve().parent)
+        created = submit(client, submission, request_id=request_id, is_again=again, is_quiet=is_json)
         for warning in created.warnings:
             warn(warning)
         number = created.experiment.id
@@ -84,6 +98,17 @@ def list_experiments(
     ]
     headings = ("ID", "NAME", "STATE", "OWNER", "AGE", "TOOK")
     show_table(experiments, is_json, headings, rows, "no experiments yet; create one with gangline experiment create")
+
+
+@app.command()
+def find(
+    request_id: Annotated[str, typer.Argument(metavar="REQUEST", help="The id that a create has named.")],
+    is_json: Json = False,
+) -> None:
+    """Show which experiment a request has made. Exit status 2: certainly none so far; 1: that cannot be known now."""
+    with connect() as client:
+        experiment = client.find_experiment(request_id)
+    show(experiment, is_json, lambda: _state_line(experiment))
 
 
 @app.command()
@@ -193,20 +218,30 @@ def schema() -> None:
 
 
 def _change_each(numbers: list[int], change: Callable[[int], Experiment], is_json: bool) -> None:
-    """One that is refused does not keep the others from being changed; the exit status says that there was one."""
+    """One that is refused does not keep the others from being changed; the exit status says that there was one. After a
+    failure no other is tried, and what was done before it is printed all the same."""
     changed: list[Experiment] = []
     refused: list[GanglineError] = []
-    for number in dict.fromkeys(numbers):
+    failure: GanglineError | None = None
+    waiting = list(dict.fromkeys(numbers))
+    while waiting and failure is None:
+        number = waiting.pop(0)
         try:
             changed.append(change(number))
         except GanglineError as error:
-            if len(numbers) == 1 or error.kind not in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT, ErrorKind.INVALID):
+            if len(numbers) == 1:
                 raise
-            refused.append(error)
+            if error.kind in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT, ErrorKind.INVALID):
+                refused.append(error)
+            else:
+                left = f"; not tried: {' '.join(map(str, waiting))}" if waiting else ""
+                failure = error.reworded(f"experiment {number}: {error.message}{left}")
     if changed or is_json:
         show(changed[0] if len(numbers) == 1 else changed, is_json, lambda: map(_state_line, changed))
     for refusal in refused:
         complain("error", refusal.message)
+    if failure is not None:
+        raise failure
     if refused:
         raise typer.Exit(2)
 

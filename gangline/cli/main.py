@@ -1,7 +1,8 @@
 """The program `gangline`: puts the groups of commands together and turns errors into one line and an exit status.
 
 Exit status: 0 for success; 2 for something the user can correct (arguments, configuration, an id that does not exist,
-a wrong token); 1 for something that failed (the cluster is away, the experiment did not complete); 130 for Ctrl-C.
+a wrong token); 1 for something that failed (the cluster is away, the experiment did not complete); 3 for a change of
+which it is not known whether it was made; 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import typer
 import gangline
 from gangline.cli import agent, checkpoint, cluster, experiment, fusion, job, search, setting, simulate, task, trial
 from gangline.cli.terminal import clean_output, complain, say
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import Effect, ErrorKind, GanglineError
 
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
 
 app = typer.Typer(
     name="gangline",
-    epilog="Exit status: 0 success, 1 failure, 2 something to correct in what was asked, 130 interrupted.",
+    epilog="Exit status: 0 success, 1 failure, 2 something to correct in what was asked, 3 not known whether it was "
+    "done, 130 interrupted.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -73,6 +75,8 @@ def run(arguments: Sequence[str]) -> int:
             app(args=list(arguments), prog_name="gangline")
     except GanglineError as error:
         complain("error", error.message)
+        if error.request_id and error.effect is Effect.UNKNOWN:
+            return 3
         return 1 if error.kind in _FAILURES else 2
     except KeyboardInterrupt:
         return 130

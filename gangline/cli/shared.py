@@ -26,13 +26,13 @@ def new_group(help_text: str) -> typer.Typer:
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 
-def connect() -> Client:
-    """A client for the cluster that the environment or the login file names."""
+def connect(retry_seconds: float | None = None) -> Client:
+    """A client for the cluster that the environment or the login file names. retry_seconds: as the client's."""
     # Else a connection that the gateway's death breaks writes grpc's own lines between ours.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gangline.client import Client  # noqa: PLC0415 - grpc takes a quarter of a second to load
 
-    return Client()
+    return Client(retry_seconds=retry_seconds)
 
 
 def show(records: Any, is_json: bool, lines: Callable[[], Iterable[str]], *, flush: bool = False) -> None:

@@ -88,6 +88,11 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def can_ask() -> bool:
+    """Whether a person is there to answer a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def raw_output() -> TextIO:
     """For a program that draws on the terminal with escape sequences of its own."""
     return sys.stdout.raw if isinstance(sys.stdout, CleanStream) else sys.stdout

@@ -7,6 +7,7 @@ from gangline.client.record import (
     AgentView,
     ClusterView,
     Created,
+    EtcdHealth,
     ExperimentView,
     LogEntry,
     Metrics,
@@ -15,6 +16,7 @@ from gangline.client.record import (
     TrialView,
 )
 from gangline.client.session import Client
+from gangline.client.submission import Submission, prepare_submission
 from gangline.domain.explanation import Blocker, Explanation, TaskExplanation
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder
@@ -26,6 +28,7 @@ __all__ = [
     "ClusterView",
     "CodeArchive",
     "Created",
+    "EtcdHealth",
     "ExperimentView",
     "Explanation",
     "LogEntry",
@@ -33,6 +36,7 @@ __all__ = [
     "Metrics",
     "MetricsEntry",
     "Progress",
+    "Submission",
     "Task",
     "TaskExplanation",
     "TraceOrder",
@@ -41,4 +45,5 @@ __all__ = [
     "load_login",
     "new_request_id",
     "pack_code",
+    "prepare_submission",
 ]

@@ -7,6 +7,7 @@ In this order: what the caller gives, the environment (GANGLINE_GATEWAY, GANGLIN
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from gangline.errors import ErrorKind, GanglineError
 ADDRESS_VARIABLE = "GANGLINE_GATEWAY"
 TOKEN_VARIABLE = "GANGLINE_TOKEN"  # noqa: S105 - the name of a variable, no token
 HOME_VARIABLE = "GANGLINE_HOME"
+RETRY_VARIABLE = "GANGLINE_RETRY_SECONDS"
 DEFAULT_PORT = 8081
 
 
@@ -33,6 +35,20 @@ def home() -> Path:
     """Where this user's own files of Gangline lie."""
     configured = os.environ.get(HOME_VARIABLE)
     return Path(configured) if configured else Path.home() / ".config" / "gangline"
+
+
+def find_retry_seconds() -> float | None:
+    """For how long a call is tried again, where the environment says so. Raises GanglineError `login.retry_seconds`."""
+    text = os.environ.get(RETRY_VARIABLE, "")
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise GanglineError("login.retry_seconds", f"{RETRY_VARIABLE} is {text!r}; give a number of seconds, 0 or more")
+    return seconds
 
 
 def find_login(address: str | None = None, token: str | None = None) -> Login:

@@ -90,8 +90,20 @@ class AgentView:
 
 
 @dataclass(frozen=True, slots=True)
+class EtcdHealth:
+    """num_members: of the endpoints that the gateway knows. problem: one sentence while etcd is not available. since:
+    when that began, or when it ended last; 0 when it has been so since the gateway started."""
+
+    is_available: bool
+    num_members: int
+    num_answering: int
+    problem: str = ""
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
-    """leader: None while no scheduler leads."""
+    """leader: None while no scheduler leads. etcd: None from gateways of older versions."""
 
     cluster: Cluster
     version: str
@@ -101,3 +113,4 @@ class ClusterView:
     num_slots: int
     num_slots_used: int
     num_pending: int
+    etcd: EtcdHealth | None = None

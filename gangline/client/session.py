@@ -13,10 +13,10 @@ from types import TracebackType
 
 from gangline.client import change, view
 from gangline.client.change import new_request_id
-from gangline.client.connection import Connection
+from gangline.client.connection import Connection, say_create
 from gangline.client.download import check_target, write_files
-from gangline.client.login import Login, find_login
-from gangline.client.packing import CodeArchive, pack_code
+from gangline.client.login import Login, find_login, find_retry_seconds
+from gangline.client.packing import CodeArchive
 from gangline.client.record import (
     AgentView,
     ClusterView,
@@ -25,7 +25,8 @@ from gangline.client.record import (
     LogEntry,
     MetricsEntry,
 )
-from gangline.config import check_code, parse_config, parse_entrypoint
+from gangline.client.submission import Submission, prepare_submission
+from gangline.config import parse_config
 from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation, explain
 from gangline.domain.fusion import FusionRecord
@@ -35,7 +36,7 @@ from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, ExperimentAction, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.rpc import CHUNK_BYTES
 from gangline.v1 import gateway_pb2 as pb
 from gangline.wire import from_proto
@@ -44,8 +45,12 @@ from gangline.wire import from_proto
 class Client:
     """A user's connection to a cluster.
 
-    address and token: see gangline.client.login for what stands in when they are None. Every method raises
-    GanglineError, with the cluster's own code and message where it has one.
+    address and token: see gangline.client.login for what stands in when they are None. retry_seconds: how long a call
+    is tried again while the cluster cannot take it; None takes GANGLINE_RETRY_SECONDS, else 10.
+
+    Every method raises GanglineError, with the cluster's own code and message where it has one. After a change that
+    failed, its `effect` tells whether it is certain that nothing was changed, and its `request_id` makes another call
+    safe: a change is made once for each id.
     """
 
     def __init__(
@@ -54,10 +59,11 @@ class Client:
         token: str | None = None,
         *,
         call_seconds: float = 60,
-        retry_seconds: float = 10,
+        retry_seconds: float | None = None,
     ) -> None:
         self.login: Login = find_login(address, token)
-        self._connection = Connection(self.login, call_seconds, retry_seconds)
+        seconds = find_retry_seconds() if retry_seconds is None else retry_seconds
+        self._connection = Connection(self.login, call_seconds, seconds)
         self._stub = self._connection.stub
 
     def __enter__(self) -> Client:
@@ -77,12 +83,32 @@ class Client:
 
         A call with a request_id that was used before returns the experiment that it made then.
         """
-        config, warnings = parse_config(config_text)
-        archive = pack_code(code)
-        check_code(code, parse_entrypoint(config.entrypoint))
-        self.upload_code(archive)
-        created = self.submit_experiment(config.model_dump_json(), archive.sha256, request_id)
-        return Created(created.experiment, tuple(dict.fromkeys([*warnings, *created.warnings])))
+        return self.create_prepared(prepare_submission(config_text, code), request_id)
+
+    def create_prepared(
+        self, submission: Submission, request_id: str | None = None, *, is_open: bool = False
+    ) -> Created:
+        """Uploads and submits. request_id: as for `create_experiment`. is_open: an earlier call with this id may have
+        created the experiment, so a failure of this call does not prove that there is none."""
+        request_id = request_id or new_request_id()
+        try:
+            self.upload_code(submission.archive)
+        except GanglineError as error:
+            error.effect, error.request_id = Effect.UNKNOWN if is_open else Effect.NONE, request_id
+            raise error.reworded(say_create(error)) from error
+        created = self._submit(submission.config_json, submission.archive.sha256, request_id, is_open)
+        return Created(created.experiment, tuple(dict.fromkeys([*submission.warnings, *created.warnings])))
+
+    def find_experiment(self, request_id: str) -> Experiment:
+        """The experiment that this request made. Raises GanglineError `request.not_found` when it certainly made none
+        so far, and one of kind UNAVAILABLE or TIMEOUT while that cannot be known."""
+        request = pb.ListExperimentsRequest(request_id=request_id)
+        answer = self._connection.call(self._stub.ListExperiments, request)
+        found = [message for message in answer.experiments if message.request_id == request_id]
+        if not found:
+            text = "this gateway is too old to find requests; look with: gangline experiment list"
+            raise GanglineError("request.unanswered", text, ErrorKind.UNAVAILABLE)
+        return from_proto(Experiment, found[0])
 
     def upload_code(self, archive: CodeArchive) -> None:
         def chunks() -> Iterator[pb.UploadCodeRequest]:
@@ -94,11 +120,7 @@ class Client:
 
     def submit_experiment(self, config_json: str, code_sha256: str, request_id: str | None = None) -> Created:
         """Without checks of its own; the code must be uploaded already."""
-        request = pb.CreateExperimentRequest(
-            request_id=request_id or new_request_id(), config_json=config_json, code_sha256=code_sha256
-        )
-        answer = self._connection.call(self._stub.CreateExperiment, request)
-        return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))
+        return self._submit(config_json, code_sha256, request_id or new_request_id(), is_open=False)
 
     def list_experiments(self, limit: int = 50, before_id: int = 0) -> list[Experiment]:
         """Newest first. before_id: only those with a smaller id; 0 begins with the newest."""
@@ -302,6 +324,11 @@ class Client:
 
     def get_cluster(self) -> ClusterView:
         return view.cluster_view(self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
+
+    def _submit(self, config_json: str, code_sha256: str, request_id: str, is_open: bool) -> Created:
+        request = pb.CreateExperimentRequest(request_id=request_id, config_json=config_json, code_sha256=code_sha256)
+        answer = self._connection.call(self._stub.CreateExperiment, request, is_open=is_open)
+        return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))
 
     def _update(self, request: pb.UpdateExperimentRequest) -> Experiment:
         return from_proto(Experiment, self._connection.call(self._stub.UpdateExperiment, request).experiment)

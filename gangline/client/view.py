@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from gangline.client.record import (
     AgentView,
     ClusterView,
+    EtcdHealth,
     ExperimentView,
     LogEntry,
     Metrics,
@@ -90,7 +91,12 @@ def cluster_view(message: gateway_pb2.GetClusterResponse) -> ClusterView:
         num_slots=message.num_slots,
         num_slots_used=message.num_slots_used,
         num_pending=message.num_pending,
+        etcd=etcd_health(message.etcd) if message.HasField("etcd") else None,
     )
+
+
+def etcd_health(message: gateway_pb2.EtcdHealth) -> EtcdHealth:
+    return EtcdHealth(message.is_available, message.num_members, message.num_answering, message.problem, message.since)
 
 
 def _optional(record_type: type[T], message: Any, name: str) -> T | None:

@@ -103,17 +103,21 @@ class ListExperimentsRequest(google.protobuf.message.Message):
 
     LIMIT_FIELD_NUMBER: builtins.int
     BEFORE_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """0 means 50; at most 1000."""
     before_id: builtins.int
     """Only experiments with a smaller id; 0 means from the newest on."""
+    request_id: builtins.str
+    """Only the experiment that this request made. Fails as unavailable while that cannot be known."""
     def __init__(
         self,
         *,
         limit: builtins.int = ...,
         before_id: builtins.int = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["before_id", b"before_id", "limit", b"limit"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["before_id", b"before_id", "limit", b"limit", "request_id", b"request_id"]) -> None: ...
 
 Global___ListExperimentsRequest: typing_extensions.TypeAlias = ListExperimentsRequest
 
@@ -915,6 +919,7 @@ class GetClusterResponse(google.protobuf.message.Message):
     NUM_SLOTS_FIELD_NUMBER: builtins.int
     NUM_SLOTS_USED_FIELD_NUMBER: builtins.int
     NUM_PENDING_FIELD_NUMBER: builtins.int
+    ETCD_FIELD_NUMBER: builtins.int
     version: builtins.str
     num_agents: builtins.int
     num_slots: builtins.int
@@ -928,6 +933,10 @@ class GetClusterResponse(google.protobuf.message.Message):
 
     @property
     def services(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.ServiceInstance]: ...
+    @property
+    def etcd(self) -> Global___EtcdHealth:
+        """Absent from older versions."""
+
     def __init__(
         self,
         *,
@@ -939,11 +948,45 @@ class GetClusterResponse(google.protobuf.message.Message):
         num_slots: builtins.int = ...,
         num_slots_used: builtins.int = ...,
         num_pending: builtins.int = ...,
+        etcd: Global___EtcdHealth | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cluster", b"cluster", "leader", b"leader"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cluster", b"cluster", "leader", b"leader", "num_agents", b"num_agents", "num_pending", b"num_pending", "num_slots", b"num_slots", "num_slots_used", b"num_slots_used", "services", b"services", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cluster", b"cluster", "etcd", b"etcd", "leader", b"leader"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cluster", b"cluster", "etcd", b"etcd", "leader", b"leader", "num_agents", b"num_agents", "num_pending", b"num_pending", "num_slots", b"num_slots", "num_slots_used", b"num_slots_used", "services", b"services", "version", b"version"]) -> None: ...
 
 Global___GetClusterResponse: typing_extensions.TypeAlias = GetClusterResponse
+
+@typing.final
+class EtcdHealth(google.protobuf.message.Message):
+    """How etcd is, as the answering gateway sees it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IS_AVAILABLE_FIELD_NUMBER: builtins.int
+    NUM_MEMBERS_FIELD_NUMBER: builtins.int
+    NUM_ANSWERING_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    is_available: builtins.bool
+    """Whether a linearizable read was answered."""
+    num_members: builtins.int
+    """Of the endpoints that the gateway knows."""
+    num_answering: builtins.int
+    problem: builtins.str
+    """One sentence while it is not available."""
+    since: builtins.float
+    """When this state began; 0 when it has been so since the gateway started."""
+    def __init__(
+        self,
+        *,
+        is_available: builtins.bool = ...,
+        num_members: builtins.int = ...,
+        num_answering: builtins.int = ...,
+        problem: builtins.str = ...,
+        since: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_available", b"is_available", "num_answering", b"num_answering", "num_members", b"num_members", "problem", b"problem", "since", b"since"]) -> None: ...
+
+Global___EtcdHealth: typing_extensions.TypeAlias = EtcdHealth
 
 @typing.final
 class GatewayServiceGetSnapshotRequest(google.protobuf.message.Message):

@@ -71,6 +71,43 @@ class SubmitExperimentResponse(google.protobuf.message.Message):
 Global___SubmitExperimentResponse: typing_extensions.TypeAlias = SubmitExperimentResponse
 
 @typing.final
+class FindExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+
+Global___FindExperimentRequest: typing_extensions.TypeAlias = FindExperimentRequest
+
+@typing.final
+class FindExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment:
+        """Absent when the request has made none."""
+
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision"]) -> None: ...
+
+Global___FindExperimentResponse: typing_extensions.TypeAlias = FindExperimentResponse
+
+@typing.final
 class EndExperimentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -39,6 +39,11 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentResponse.FromString,
                 _registered_method=True)
+        self.FindExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/FindExperiment',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentResponse.FromString,
+                _registered_method=True)
         self.EndExperiment = channel.unary_unary(
                 '/gangline.v1.SchedulerService/EndExperiment',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentRequest.SerializeToString,
@@ -96,6 +101,13 @@ class SchedulerServiceServicer(object):
 
     def SubmitExperiment(self, request, context):
         """Creates an experiment with its first trials, or returns the one that this request id made before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindExperiment(self, request, context):
+        """The experiment that a request made. The answer takes into account what is being written at the time of the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +194,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentResponse.SerializeToString,
             ),
+            'FindExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindExperiment,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentResponse.SerializeToString,
+            ),
             'EndExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.EndExperiment,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentRequest.FromString,
@@ -260,6 +277,33 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/SubmitExperiment',
             gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/FindExperiment',
+            gangline_dot_v1_dot_scheduler__pb2.FindExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.FindExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,22 @@ _SchedulerServiceSubmitExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceFindExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceFindExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.FindExperimentRequest,
+        gangline.v1.scheduler_pb2.FindExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.FindExperimentRequest,
+        gangline.v1.scheduler_pb2.FindExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.FindExperimentRequest,
+        gangline.v1.scheduler_pb2.FindExperimentResponse,
+    ],
+)
+
 _SchedulerServiceEndExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceEndExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -203,12 +219,16 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceFindExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SubmitExperimentRequest,
             gangline.v1.scheduler_pb2.SubmitExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.FindExperimentRequest,
+            gangline.v1.scheduler_pb2.FindExperimentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -259,6 +279,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.SubmitExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.FindExperimentRequest,
+            gangline.v1.scheduler_pb2.FindExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
             gangline.v1.scheduler_pb2.EndExperimentResponse,
         ],
@@ -303,6 +327,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     SubmitExperiment: _SchedulerServiceSubmitExperimentType
     """Creates an experiment with its first trials, or returns the one that this request id made before."""
 
+    FindExperiment: _SchedulerServiceFindExperimentType
+    """The experiment that a request made. The answer takes into account what is being written at the time of the call."""
+
     EndExperiment: _SchedulerServiceEndExperimentType
     """Ends an experiment at once. Ending an ended one changes nothing."""
 
@@ -343,6 +370,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SubmitExperimentRequest,
         gangline.v1.scheduler_pb2.SubmitExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.FindExperimentRequest,
+        gangline.v1.scheduler_pb2.FindExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -394,6 +425,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.SubmitExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SubmitExperimentResponse]]:
         """Creates an experiment with its first trials, or returns the one that this request id made before."""
+
+    @abc.abstractmethod
+    def FindExperiment(
+        self,
+        request: gangline.v1.scheduler_pb2.FindExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.FindExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.FindExperimentResponse]]:
+        """The experiment that a request made. The answer takes into account what is being written at the time of the call."""
 
     @abc.abstractmethod
     def EndExperiment(

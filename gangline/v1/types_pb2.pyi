@@ -301,6 +301,30 @@ CHECKPOINT_STATE_DELETING: CheckpointState.ValueType  # 2
 """Nobody needs it: gateways delete its files, and then its record goes. It names no files and has no metadata."""
 Global___CheckpointState: typing_extensions.TypeAlias = CheckpointState
 
+class _Effect:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _EffectEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Effect.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    EFFECT_UNSPECIFIED: _Effect.ValueType  # 0
+    EFFECT_NONE: _Effect.ValueType  # 1
+    """Nothing, and it never will."""
+    EFFECT_UNKNOWN: _Effect.ValueType  # 2
+    """It may have been made, or may still be made."""
+
+class Effect(_Effect, metaclass=_EffectEnumTypeWrapper):
+    """Why a pending request waits.
+    What a change that failed has done.
+    """
+
+EFFECT_UNSPECIFIED: Effect.ValueType  # 0
+EFFECT_NONE: Effect.ValueType  # 1
+"""Nothing, and it never will."""
+EFFECT_UNKNOWN: Effect.ValueType  # 2
+"""It may have been made, or may still be made."""
+Global___Effect: typing_extensions.TypeAlias = Effect
+
 class _ReasonCode:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -320,8 +344,7 @@ class _ReasonCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     REASON_CODE_SEARCH_WAITING: _ReasonCode.ValueType  # 10
     REASON_CODE_NO_MATCHING_POOL: _ReasonCode.ValueType  # 11
 
-class ReasonCode(_ReasonCode, metaclass=_ReasonCodeEnumTypeWrapper):
-    """Why a pending request waits."""
+class ReasonCode(_ReasonCode, metaclass=_ReasonCodeEnumTypeWrapper): ...
 
 REASON_CODE_UNSPECIFIED: ReasonCode.ValueType  # 0
 REASON_CODE_NEVER_FITS: ReasonCode.ValueType  # 1
@@ -1507,14 +1530,18 @@ class ErrorDetail(google.protobuf.message.Message):
 
     CODE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    EFFECT_FIELD_NUMBER: builtins.int
     code: builtins.str
     message: builtins.str
+    effect: Global___Effect.ValueType
+    """Of the change that the call asked for. Unspecified from older versions."""
     def __init__(
         self,
         *,
         code: builtins.str = ...,
         message: builtins.str = ...,
+        effect: Global___Effect.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code", b"code", "message", b"message"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "effect", b"effect", "message", b"message"]) -> None: ...
 
 Global___ErrorDetail: typing_extensions.TypeAlias = ErrorDetail

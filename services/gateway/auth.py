@@ -7,7 +7,7 @@ an allocation (for its trial runners). Tokens are compared in constant time and 
 from __future__ import annotations
 
 from gangline.domain.id import parse_allocation_id
-from gangline.errors import ErrorKind, GanglineError, unauthenticated, unavailable
+from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, unavailable
 from services.common.security import check_allocation_token, hash_token, is_allocation_token, is_same_token
 from services.common.server import Principal
 from services.gateway.mirror import Watched
@@ -50,6 +50,7 @@ class Authenticator:
             raise unavailable(
                 "auth.no_users",
                 "this cluster has no users yet because no scheduler has ever led it; start gangline-scheduler",
+                Effect.NONE,
             )
         raise unauthenticated("auth.wrong_token", "this token belongs to no user of this cluster; check GANGLINE_TOKEN")
 

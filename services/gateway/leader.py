@@ -1,8 +1,9 @@
 """Calls of the gateway to the scheduler that leads.
 
 Who leads comes from the mirror. Every call here is idempotent (a request id or an end that changes nothing twice), so
-one that fails because leadership moves is repeated against the next leader until its patience ends. It keeps one
-channel, to the newest leader, and changes no state by itself.
+one that fails because leadership moves is repeated against the next leader until its patience ends. The error of a call
+that failed in the end says whether any of its tries may have changed something. It keeps one channel, to the newest
+leader, and changes no state by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import grpc
 
 from gangline import rpc
 from gangline.domain.resource import ServiceInstance
-from gangline.errors import ErrorKind, GanglineError, unavailable
+from gangline.errors import Effect, ErrorKind, GanglineError, unavailable
 from gangline.v1 import scheduler_pb2_grpc
 from services.gateway.mirror import LEADER_BELL, Watched
 
@@ -26,6 +27,10 @@ TRY_SECONDS = 5.0
 REDIAL_SECONDS = 0.25
 # What a scheduler answers that does not lead (any more).
 NOT_LEADING_CODES = frozenset({"scheduler.not_leader"})
+# What a leader answers that etcd lets write nothing.
+UNWRITABLE_CODE = "state.unwritable"
+# Failures that say less than etcd's own trouble does, while it has one.
+_VAGUE_CODES = frozenset({"rpc.timeout", "rpc.unreachable", "gateway.no_leader", "scheduler.not_leader"})
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -33,12 +38,22 @@ Choose = Callable[["SchedulerServiceAsyncStub"], "grpc.aio.UnaryUnaryMultiCallab
 
 
 class Leader:
-    """patience_seconds: for how long a change may wait for a leader that answers. Longer than a fail-over by lease."""
+    """patience_seconds: for how long a change may wait for a leader that answers. Longer than a fail-over by lease.
 
-    def __init__(self, mirror: Watched, cluster_token: str, patience_seconds: float = 12.0) -> None:
+    etcd_problem: one sentence while etcd can be seen not to work, else empty.
+    """
+
+    def __init__(
+        self,
+        mirror: Watched,
+        cluster_token: str,
+        patience_seconds: float = 12.0,
+        etcd_problem: Callable[[], str] = lambda: "",
+    ) -> None:
         self._mirror = mirror
         self._metadata = rpc.token_metadata(cluster_token)
         self._patience_seconds = patience_seconds
+        self._etcd_problem = etcd_problem
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -49,16 +64,22 @@ class Leader:
         clock = asyncio.get_running_loop().time
         # Who asks long after the last leader went is told so at once.
         give_up_at = clock() + self._patience_seconds - min(self._patience_seconds, self._mirror.leaderless_seconds())
+        effect = Effect.NONE
         with self._mirror.changes.listen(LEADER_BELL) as leader_changed:
             while True:
                 leader_changed.clear()
                 try:
-                    seconds = min(TRY_SECONDS, max(0.1, give_up_at - clock()))
-                    return await self._call_while_leading(choose, request, seconds)
+                    # A shorter last try would leave open what a leader could still have said for certain.
+                    return await self._call_while_leading(choose, request, TRY_SECONDS)
                 except GanglineError as error:
-                    left = give_up_at - clock()
-                    if not _may_pass(error) or left <= 0:
+                    if not _may_pass(error):
                         raise
+                    if error.effect is Effect.UNKNOWN:
+                        effect = Effect.UNKNOWN
+                    left = give_up_at - clock()
+                    is_futile = error.code == UNWRITABLE_CODE and bool(self._etcd_problem())
+                    if is_futile or left <= 0:
+                        raise self._final(error, effect) from error
                 # Without a leader only a change helps; with one that does not answer, dialling again may.
                 await leader_changed.wait(min(REDIAL_SECONDS, left) if self._mirror.state.leader else left)
 
@@ -93,6 +114,15 @@ class Leader:
         except grpc.aio.AioRpcError as failure:
             raise rpc.error_of(failure, f"the leading scheduler at {leader.grpc_address}") from failure
 
+    def _final(self, error: GanglineError, effect: Effect) -> GanglineError:
+        """The error of the last try, with the effect of all of them."""
+        problem = self._etcd_problem() if error.code in _VAGUE_CODES else ""
+        if problem:
+            return unavailable("gateway.no_etcd", f"{problem} ({error.message})", effect)
+        # A scheduler that did not lead is no conflict with what was asked: the next leader may take it.
+        kind = ErrorKind.UNAVAILABLE if error.kind is ErrorKind.CONFLICT else error.kind
+        return GanglineError(error.code, error.message, kind, effect)
+
     async def close(self) -> None:
         if self._channel is not None:
             await self._channel.close()
@@ -115,6 +145,7 @@ def no_leader() -> GanglineError:
         "gateway.no_leader",
         "no scheduler leads this cluster, so nothing can be changed now; start gangline-scheduler, or see its log for "
         "why it does not lead (reading still works)",
+        Effect.NONE,
     )
 
 

@@ -19,7 +19,7 @@ import grpc
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import GanglineError, invalid
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
-from services.common.etcd import EtcdClient
+from services.common.etcd import EtcdClient, HealthWatch
 from services.common.presence import announce
 from services.common.security import load_token
 from services.common.server import Server, serve
@@ -66,12 +66,15 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         mirror = Mirror(client)
         await mirror.start(MIRROR_SECONDS)
         parts.push_async_callback(mirror.stop)
-        leader = Leader(mirror, token)
+        etcd = HealthWatch(client.examine)
+        watching = asyncio.create_task(etcd.run(), name="etcd health")
+        parts.push_async_callback(_end, watching)
+        leader = Leader(mirror, token, etcd_problem=lambda: etcd.health.problem)
         parts.push_async_callback(leader.close)
         news = BellBoard()
         following = Following(mirror, news)
         history = await _open_history(parts, settings.database_url, news, following)
-        usecases = assemble(mirror, leader, history, storage)
+        usecases = assemble(mirror, leader, history, storage, etcd)
         cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ChangeCheckpoints), storage)
         cleanup.start()
         parts.push_async_callback(cleanup.stop)
@@ -80,6 +83,11 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.callback(following.close)
         await parts.enter_async_context(announce(client, _instance(settings, addresses)))
         yield addresses
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _open_history(parts: AsyncExitStack, url: str, news: BellBoard, following: Following) -> History:

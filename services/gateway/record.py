@@ -13,6 +13,7 @@ from gangline.domain.allocation import Allocation, Reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Cluster, ServiceInstance
 from gangline.domain.search import Search
+from services.common.etcd.record import EtcdHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,15 @@ class ClusterView:
     num_slots: int
     num_slots_used: int
     num_pending: int
+    etcd: EtcdHealth
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """revision: the newest one of etcd that is mirrored."""
+    """revision: the newest one of etcd that is mirrored. problem: why nothing can be changed now; empty when it can."""
 
     status: str
     has_leader: bool
     revision: int
+    etcd: EtcdHealth
+    problem: str

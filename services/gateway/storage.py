@@ -18,7 +18,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gangline.domain.storage_url import check_same_protocol
-from gangline.errors import GanglineError, conflict, invalid, unavailable
+from gangline.errors import Effect, GanglineError, conflict, invalid, unavailable
 from gangline.rpc import CHUNK_BYTES
 
 
@@ -64,7 +64,8 @@ class Storage:
         except Exception as failure:
             if self._files.exists(partial):
                 self._files.rm_file(partial)
-            raise unavailable("storage.not_written", f"cannot write {self.url}/{path}: {failure}") from failure
+            text = f"cannot write {self.url}/{path}: {failure}"
+            raise unavailable("storage.not_written", text, Effect.NONE) from failure
 
     def chunks(self, path: str) -> Iterator[bytes]:
         """Raises FileNotFoundError before the first chunk."""

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gangline.config import ExperimentConfig, check_config
 from gangline.config.hyperparameter import Random
+from gangline.domain.experiment import Experiment
 from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
-from gangline.errors import GanglineError, invalid, not_found
+from gangline.errors import GanglineError, conflict, invalid, not_found
 from services.scheduler.facts import DEFAULT_POOL, Facts, facts_of
 from services.scheduler.placement.feasibility import never_fits
 from services.scheduler.placement.snapshot import PoolConfig
@@ -45,6 +46,24 @@ def admit(
         seed=_choose_seed(facts, rng),
     )
     return submission, warnings
+
+
+def check_repeated(known: Experiment, submitted: Mapping[str, str]) -> None:
+    """Refuses another submit under the request id that made `known`: its answer would name a wrong experiment.
+
+    What users may change of an experiment later, its resources, is not compared. Raises GanglineError `request.reused`.
+    """
+    is_same = (known.owner, known.code_sha256) == (submitted["owner"], submitted["code_sha256"])
+    if is_same and _unchanging(known.config_json) == _unchanging(submitted["config_json"]):
+        return
+    raise conflict(
+        "request.reused",
+        f"request id {known.request_id!r} was used before, for another configuration, code or user; use a new one",
+    )
+
+
+def _unchanging(config_json: str) -> dict[str, object]:
+    return _parse(config_json).model_dump(exclude={"resources"})
 
 
 def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailable
 from services.common import keys
 from services.common.election import Leadership
 from services.common.etcd import Delete, EtcdClient, Listing, Put
@@ -30,6 +30,8 @@ _log = structlog.get_logger(__name__)
 Transition = Callable[[Records], Change]
 
 _RETRY_SECONDS = 0.5
+# A caller that waits with a limit is refused while a write has been stuck, or etcd silent, for that long already.
+ASKED_SECONDS = 3.0
 # A write that took longer has held up much of what others had to say.
 STALLED_SECONDS = 2.0
 
@@ -50,6 +52,8 @@ class _Write:
     transition: Transition
     done: asyncio.Future[Change]
     change: Change = field(default_factory=Change)
+    # Whether etcd may have it: it was sent, and etcd did not refuse it.
+    is_sent: bool = False
 
 
 class _Batch:
@@ -112,20 +116,36 @@ class Store:
         self._waiting: deque[_Write] = deque()
         self._wake = asyncio.Event()
         self._is_over = False
+        # Since when the present write has been tried; None while nothing is being written.
+        self._writing_since: float | None = None
+        self._refusal = ""
 
     async def commit(self, transition: Transition) -> Change:
         """The change that was written; empty when the transition found nothing to do.
 
-        transition: pure; it may run more than once. Raises what the transition raises, and GanglineError
-        `scheduler.not_leader` when the term is over: then nobody knows what was written, and the next leader's state
-        counts.
+        transition: pure; it may run more than once. A caller that is cancelled before its change was sent to etcd has
+        withdrawn it. Raises what the transition raises, and GanglineError `scheduler.not_leader` when the term is over:
+        the error's effect says whether the next leader may find the change.
         """
-        if self._is_over:
-            raise not_leader()
-        write = _Write(transition, asyncio.get_running_loop().create_future())
-        self._waiting.append(write)
-        self._wake.set()
-        return await write.done
+        return await self._enqueue(transition).done
+
+    async def commit_asked(self, transition: Transition) -> Change:
+        """As `commit`, for a user's change: an answer comes within ASKED_SECONDS and an examination of etcd.
+
+        Raises GanglineError `state.unwritable` with Effect.NONE when the change was withdrawn, and with Effect.UNKNOWN
+        when it had been sent to etcd already: then it is written as soon as etcd takes it.
+        """
+        stuck_seconds = 0.0 if self._writing_since is None else time.monotonic() - self._writing_since
+        give_up_at = time.monotonic() + ASKED_SECONDS - stuck_seconds
+        is_heard = await self._leadership.is_heard(ASKED_SECONDS - self._leadership.silent_seconds)
+        if not is_heard or time.monotonic() >= give_up_at:
+            raise await self._unwritable(Effect.NONE)
+        write = self._enqueue(transition)
+        try:
+            async with asyncio.timeout(give_up_at - time.monotonic()):
+                return await write.done
+        except TimeoutError as error:
+            raise await self._unwritable(Effect.UNKNOWN if write.is_sent else Effect.NONE) from error
 
     async def run(self) -> None:
         """Writes what waits, until cancelled or Deposed."""
@@ -138,29 +158,54 @@ class Store:
         finally:
             self._give_up()
 
+    def _enqueue(self, transition: Transition) -> _Write:
+        if self._is_over:
+            raise not_leader(effect=Effect.NONE)
+        write = _Write(transition, asyncio.get_running_loop().create_future())
+        self._waiting.append(write)
+        self._wake.set()
+        return write
+
     async def _write_batch(self) -> None:
         batch = self._collect()
         merged = batch.draft.change
         if merged:
-            started = time.monotonic()
+            if self._writing_since is None:
+                self._writing_since = time.monotonic()
+            for write in batch.writes:
+                write.is_sent = True
             try:
                 revision = await self._persist(batch.operations)
             except BaseException:
                 self._waiting.extendleft(reversed(batch.writes))
                 raise
+            if revision is None:
+                await self._put_back(batch)
+                return
+            seconds, self._writing_since = time.monotonic() - self._writing_since, None
+            self._refusal = ""
             self.state.apply(merged, revision)
             metric.COMMITTED_OPERATIONS.observe(merged.num_operations)
             self._on_committed(merged)
-            if time.monotonic() - started > STALLED_SECONDS:
+            if seconds > STALLED_SECONDS:
                 self._on_stalled()
         for write in batch.writes:
             if not write.done.done():
                 write.done.set_result(write.change)
 
+    async def _put_back(self, batch: _Batch) -> None:
+        """After a refusal of etcd: nothing was written, so callers may withdraw before the next try."""
+        for write in batch.writes:
+            write.is_sent = False
+        self._waiting.extendleft(reversed(batch.writes))
+        await asyncio.sleep(_RETRY_SECONDS)
+
     def _collect(self) -> _Batch:
         batch = _Batch(self.state)
         while self._waiting:
             write = self._waiting.popleft()
+            if write.done.done():
+                continue
             try:
                 is_taken = batch.takes(write, write.transition(batch.draft))
             except Exception as error:  # noqa: BLE001 - the caller gets it; others' writes must go on
@@ -172,8 +217,12 @@ class Store:
                 break
         return batch
 
-    async def _persist(self, operations: list[Put | Delete]) -> int:
-        """Nobody else writes while this leader leads, so the same operations may be tried until etcd is back."""
+    async def _persist(self, operations: list[Put | Delete]) -> int | None:
+        """The revision; None when etcd has refused the write, so that it is not there and never will be.
+
+        While it is open whether etcd has applied a try, the same operations are tried until that is settled: no other
+        change may be planned on a state that is not known. No other process writes while this leader leads.
+        """
         while True:
             try:
                 return await self._leadership.commit(operations)
@@ -181,18 +230,28 @@ class Store:
                 if error.kind is not ErrorKind.UNAVAILABLE:
                     raise
                 _log.warning("state cannot be written, trying again", reason=error.message)
+                if error.effect is Effect.NONE:
+                    self._refusal = error.message
+                    if not self._leadership.is_unsettled:
+                        return None
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _unwritable(self, effect: Effect) -> GanglineError:
+        reason = self._refusal or await self._leadership.explain_silence() or "etcd is slow to take writes; try again"
+        if self._is_over:
+            return not_leader(effect=effect)
+        return unavailable("state.unwritable", reason, effect)
 
     def _give_up(self) -> None:
         self._is_over = True
-        error = not_leader()
         for write in self._waiting:
             if not write.done.done():
-                write.done.set_exception(error)
+                write.done.set_exception(not_leader(effect=Effect.UNKNOWN if write.is_sent else Effect.NONE))
         self._waiting.clear()
 
 
-def not_leader(address: str | None = None) -> GanglineError:
+def not_leader(address: str | None = None, effect: Effect = Effect.NONE) -> GanglineError:
     """What a standby answers, and a leader whose term is over. address: of who leads, when that is known."""
     where = word_referral(address or "")
-    return GanglineError("scheduler.not_leader", f"this scheduler does not lead; {where}", ErrorKind.CONFLICT)
+    text = f"this scheduler does not lead; {where}"
+    return GanglineError("scheduler.not_leader", text, ErrorKind.CONFLICT, effect)

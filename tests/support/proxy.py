@@ -8,22 +8,29 @@ from types import TracebackType
 
 
 class Proxy:
-    """Forwards to `target`. Held bytes are kept in `held` until released."""
+    """Forwards to `target`. Held bytes are kept in `held` until released. A connection that the target refuses or
+    breaks is closed towards the caller as well.
 
-    def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+    hold_after: once a request with these bytes has been forwarded, every answer is held back, also to that request.
+    """
+
+    def __init__(self, target: str, port: int = 0) -> None:
+        """port: where to listen, 0 for a free one."""
+        host, _, target_port = target.rpartition(":")
+        self._port = port
+        self._target = (host, int(target_port))
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._upstream: asyncio.StreamWriter | None = None
         self.is_holding_requests = False
         self.is_holding_answers = False
         self.held: list[bytes] = []
+        self.hold_after: bytes | None = None
         self.num_answer_bytes = 0
         self.address = ""
 
     async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
@@ -46,7 +53,11 @@ class Proxy:
         await self._upstream.drain()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(*self._target)
+        try:
+            up_reader, up_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
         self._upstream = up_writer
         for task in (
             asyncio.create_task(self._forward_requests(reader, up_writer)),
@@ -58,6 +69,8 @@ class Proxy:
     async def _forward_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(65536):
+                if self.hold_after is not None and self.hold_after in chunk:
+                    self.is_holding_answers, self.hold_after = True, None
                 if self.is_holding_requests:
                     self.held.append(chunk)
                 else:

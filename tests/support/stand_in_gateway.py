@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 
 from gangline import rpc
-from gangline.errors import GanglineError, not_found, unauthenticated
+from gangline.errors import Effect, GanglineError, not_found, unauthenticated
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import gateway_pb2_grpc, types_pb2
 
@@ -36,11 +36,15 @@ _STATE_AFTER = {
 class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     """failures: what the next calls fail with, first one first. calls: the names of all calls, in order.
 
+    create_failures: what the next creates fail with: before they have made an experiment where the effect is NONE, else
+    after it.
+
     break_after: a stream ends as if the connection was lost after so many messages, once; None for never.
     """
 
     def __init__(self) -> None:
         self.failures: list[GanglineError] = []
+        self.create_failures: list[GanglineError] = []
         self.calls: list[str] = []
         self.break_after: int | None = None
         self.codes: dict[str, bytes] = {}
@@ -89,6 +93,9 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
 
     def CreateExperiment(self, request: pb.CreateExperimentRequest, context: Any) -> pb.CreateExperimentResponse:
         def handle() -> pb.CreateExperimentResponse:
+            failure = self.create_failures.pop(0) if self.create_failures else None
+            if failure is not None and failure.effect is Effect.NONE:
+                raise failure
             known = [e for e in self.experiments.values() if e.request_id == request.request_id]
             if not known:
                 number = len(self.experiments) + 1
@@ -106,6 +113,8 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
                 ]
                 self.experiments[number] = known[0]
             self.requests.append(request)
+            if failure is not None:
+                raise failure
             return pb.CreateExperimentResponse(experiment=known[0], warnings=self.warnings)
 
         return self._answer("CreateExperiment", context, handle)
@@ -114,6 +123,8 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         def handle() -> pb.ListExperimentsResponse:
             newest = sorted(self.experiments.values(), key=lambda e: -e.id)
             known = [e for e in newest if not request.before_id or e.id < request.before_id]
+            if request.request_id:
+                known = [e for e in newest if e.request_id == request.request_id]
             return pb.ListExperimentsResponse(experiments=known[: request.limit or 50])
 
         return self._answer("ListExperiments", context, handle)

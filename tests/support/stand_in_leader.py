@@ -80,6 +80,13 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
             experiment=wire.to_proto(experiment), revision=revision, warnings=["a warning of the scheduler"]
         )
 
+    async def FindExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.FindExperimentRequest, context: Any
+    ) -> scheduler_pb2.FindExperimentResponse:
+        await self._admit()
+        found = self._experiment_by_request_id.get(request.request_id)
+        return scheduler_pb2.FindExperimentResponse(experiment=wire.to_proto(found) if found is not None else None)
+
     async def EndExperiment(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.EndExperimentRequest, context: Any
     ) -> scheduler_pb2.EndExperimentResponse:

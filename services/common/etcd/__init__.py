@@ -4,11 +4,13 @@ See `client.py` for the calls and `record.py` for what they exchange. Owns no co
 """
 
 from services.common.etcd.client import EtcdClient
+from services.common.etcd.health import HealthWatch
 from services.common.etcd.lease import Lease
 from services.common.etcd.record import (
     Committed,
     Compacted,
     Delete,
+    EtcdHealth,
     Event,
     Guard,
     KeyValue,
@@ -24,9 +26,11 @@ __all__ = [
     "Compacted",
     "Delete",
     "EtcdClient",
+    "EtcdHealth",
     "EtcdSettings",
     "Event",
     "Guard",
+    "HealthWatch",
     "KeyValue",
     "Lease",
     "Listing",

@@ -16,12 +16,14 @@ import structlog
 
 from gangline.errors import GanglineError, unavailable
 from services.common.etcd.failure import TryFailed
+from services.common.etcd.health import examine
 from services.common.etcd.lease import Lease, keep_lease
 from services.common.etcd.list_watch import list_watch
 from services.common.etcd.record import (
     Committed,
     Compacted,
     Delete,
+    EtcdHealth,
     Guard,
     KeyValue,
     Listing,
@@ -143,6 +145,10 @@ class EtcdClient:
         answer = (await self._session.call(Operation.STATUS, messages.StatusRequest())).message
         is_leader = answer.leader == answer.header.member_id
         return Status(answer.version, is_leader, answer.dbSize, answer.dbSizeInUse)
+
+    async def examine(self) -> EtcdHealth:
+        """Whether etcd can be written to, and why not; within 1.5 s."""
+        return await examine(self._session)
 
     async def _list(self, prefix: str) -> Listing:
         items: list[KeyValue] = []

@@ -66,9 +66,11 @@ class Rotation:
 
     @property
     def current(self) -> Connection:
-        if self._position not in self._connections:
-            self._connections[self._position] = self._open(*self._endpoints[self._position])
-        return self._connections[self._position]
+        return self._at(self._position)
+
+    def all(self) -> list[Connection]:
+        """One for each endpoint, in the order of the settings."""
+        return [self._at(position) for position in range(self.num_endpoints)]
 
     def rotate(self, failed: Connection, reason: str) -> None:
         """Moves on from `failed`, unless somebody else already did. With one endpoint there is nowhere to go."""
@@ -84,6 +86,11 @@ class Rotation:
             connection.cancel_streams()
             await connection.channel.close()
         self._connections.clear()
+
+    def _at(self, position: int) -> Connection:
+        if position not in self._connections:
+            self._connections[position] = self._open(*self._endpoints[position])
+        return self._connections[position]
 
     def _open(self, address: str, is_secure: bool) -> Connection:
         if address.startswith(_UNIX):

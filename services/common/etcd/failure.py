@@ -11,7 +11,7 @@ from enum import Enum
 
 import grpc
 
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import Effect, ErrorKind, GanglineError
 from services.common.etcd.record import Compacted
 
 _RETRIED_STATUS = {
@@ -67,7 +67,7 @@ def read_status(status: grpc.StatusCode, details: str, endpoint: str) -> Excepti
         return Compacted(0)
     for text, code, message in _PEOPLE:
         if text in details:
-            return GanglineError(code, f"{message} ({endpoint})", ErrorKind.UNAVAILABLE)
+            return GanglineError(code, f"{message} ({endpoint})", ErrorKind.UNAVAILABLE, Effect.NONE)
     if "too many requests" in details:
         return TryFailed(Remedy.WAIT, reason)
     if status in _RETRIED_STATUS:

@@ -31,13 +31,17 @@ class LeaseLost(Exception):
 
 
 class Lease:
-    """A living lease. id: what `Put.lease` takes. lost: set once, when etcd says that the lease has ended."""
+    """A living lease. id: what `Put.lease` takes. lost: set once, when etcd says that the lease has ended.
+
+    beaten_again: set with every beat that etcd has answered; a waiter clears it first.
+    """
 
     def __init__(self, lease_id: int, ttl_seconds: float, beat_seconds: float, sent_at: float) -> None:
         self.id = lease_id
         self.ttl_seconds = ttl_seconds
         self.beat_seconds = beat_seconds
         self.lost = asyncio.Event()
+        self.beaten_again = asyncio.Event()
         self._sent_at = sent_at
 
     @property
@@ -45,8 +49,14 @@ class Lease:
         """Whether etcd certainly still holds it: a beat sent less than a TTL ago was answered."""
         return not self.lost.is_set() and time.monotonic() < self._sent_at + self.ttl_seconds
 
+    @property
+    def silent_seconds(self) -> float:
+        """Since the newest beat that etcd has answered was sent."""
+        return time.monotonic() - self._sent_at
+
     def beaten(self, sent_at: float) -> None:
         self._sent_at = sent_at
+        self.beaten_again.set()
         LEASE_BEAT_TIME.set_to_current_time()
 
 

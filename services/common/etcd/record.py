@@ -97,6 +97,20 @@ class Status:
     used_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class EtcdHealth:
+    """is_available: a linearizable read was answered. num_members: of the configured endpoints.
+
+    problem: one sentence while it is not available. since: wall-clock time at which this state began, 0 for the start.
+    """
+
+    is_available: bool = True
+    num_members: int = 0
+    num_answering: int = 0
+    problem: str = ""
+    since: float = 0.0
+
+
 class Compacted(Exception):
     """A watch cannot go on: etcd has forgotten what happened before `revision`. List again."""
 

@@ -70,6 +70,17 @@ class Session:
             FAILED_TRIES.labels(operation.name.lower(), error.code().name.lower()).inc()
             raise self.make_way(connection, metadata, read_failure(error, connection.endpoint)) from error
 
+    async def ask(self, connection: Connection, operation: Operation, request: Any, seconds: float) -> Any:
+        """One try at this endpoint, whichever is in use. Its failure rotates nothing. Raises grpc.RpcError."""
+        metadata = await self._credential.metadata(connection)
+        try:
+            return await connection.methods[operation](request, metadata=metadata, timeout=seconds)
+        except grpc.RpcError as error:
+            failure = read_failure(error, connection.endpoint)
+            if isinstance(failure, TryFailed) and failure.remedy is Remedy.LOGIN:
+                self._credential.forget(metadata)
+            raise
+
     async def open(self, operation: Operation) -> Stream:
         """A stream at the endpoint in use. Raises as `try_once`."""
         connection = self.rotation.current

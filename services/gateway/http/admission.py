@@ -20,9 +20,9 @@ from gangline.errors import GanglineError, invalid
 from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.server import Principal
 from services.gateway.auth import Authenticator
-from services.gateway.http.problem import problem_response
+from services.gateway.http.problem import is_changing, problem_response
 
-OPEN_PATHS = frozenset({"/healthz", "/metrics", "/prom/http-sd"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/prom/http-sd"})
 MAX_BODY_BYTES = 1 << 20
 # An archive of the largest size in base64, and its configuration.
 MAX_SUBMIT_BYTES = MAX_ARCHIVE_BYTES * 4 // 3 + MAX_BODY_BYTES
@@ -40,7 +40,7 @@ class Admission:
             try:
                 self._admit(scope)
             except GanglineError as error:
-                await problem_response(error)(scope, receive, send)
+                await problem_response(error, is_change=is_changing(scope["method"]))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -6,9 +6,9 @@ import binascii
 import hashlib
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Request
 
 from gangline.config import ExperimentConfig, parse_config, read_config
 from gangline.domain.experiment import ResourceChange
@@ -31,13 +31,18 @@ _PART_CHARACTERS = 4 << 20
 
 
 @router.post("/experiments", tags=["experiments"])
-async def create_experiment(body: model.CreateExperiment, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
-    """Creates an experiment from its configuration and its code."""
+async def create_experiment(
+    body: model.CreateExperiment,
+    caller: Caller,
+    cases: Cases,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> model.ExperimentAnswer:
+    """Creates an experiment from its configuration and its code. The same request id, in the body or as the header
+    Idempotency-Key, gives the same experiment again, also after an answer was lost."""
+    request_id = _one_request_id(body.request_id, idempotency_key)
     config, config_warnings = await _read(body.config)
     code_sha256 = await _take_code(body, caller, cases)
-    experiment, warnings = await cases.experiments.create(
-        caller, body.request_id or str(uuid.uuid4()), config.model_dump_json(), code_sha256
-    )
+    experiment, warnings = await cases.experiments.create(caller, request_id, config.model_dump_json(), code_sha256)
     unique = list(dict.fromkeys([*config_warnings, *warnings]))
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment), warnings=unique)
 
@@ -48,8 +53,12 @@ async def list_experiments(
     cases: Cases,
     limit: model.Int64 = 0,
     beforeId: model.Int64 = 0,  # noqa: N803  the API's names are in camel case
+    requestId: str = "",  # noqa: N803  as above
 ) -> model.ExperimentList:
-    """Newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id."""
+    """Newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id. requestId: the one
+    that this request made; 404 when it certainly made none so far, 503 while that cannot be known."""
+    if requestId:
+        return model.ExperimentList.model_validate({"experiments": [await cases.experiments.find(caller, requestId)]})
     return model.ExperimentList.model_validate({"experiments": cases.experiments.list(caller, limit, beforeId)})
 
 
@@ -123,6 +132,13 @@ async def get_trial(trial_id: str, caller: Caller, cases: Cases) -> model.TrialV
 async def upload_code(code_sha256: str, request: Request, caller: Caller, cases: Cases) -> model.CodeAnswer:
     """The body is a gzipped tar of the code folder, the path names its sha256."""
     return model.CodeAnswer(code_sha256=await cases.code.upload(caller, code_sha256, request.stream()))
+
+
+def _one_request_id(in_body: str | None, in_header: str | None) -> str:
+    """Raises GanglineError `request.two_ids`."""
+    if in_body and in_header and in_body != in_header:
+        raise invalid("request.two_ids", "requestId and the header Idempotency-Key differ; send one of them")
+    return in_body or in_header or str(uuid.uuid4())
 
 
 async def _change(

@@ -24,6 +24,7 @@ from gangline.domain.state import (
     SlotKind,
     State,
 )
+from gangline.errors import Effect
 
 INT64_MAX = 2**63 - 1
 # What gRPC and the databases take for an id.
@@ -397,6 +398,16 @@ class Cluster(Answer):
     schema_version: int
 
 
+class EtcdHealth(Answer):
+    """problem: one sentence while etcd is not available. since: when that began, or when it ended last."""
+
+    is_available: bool
+    num_members: int
+    num_answering: int
+    problem: str
+    since: Instant
+
+
 class ClusterView(Answer):
     """leader: null when no scheduler leads."""
 
@@ -408,11 +419,13 @@ class ClusterView(Answer):
     num_slots: int
     num_slots_used: int
     num_pending: int
+    etcd: EtcdHealth
 
 
 class CreateExperiment(Body):
     """config: the YAML as text, or the same as a JSON object. The code comes as code_archive (a gzipped tar in base64)
-    or as code_sha256 of one that was uploaded before. request_id: repeat it on a retry; made up when absent."""
+    or as code_sha256 of one that was uploaded before. request_id: repeat it on a retry; made up when absent. The header
+    Idempotency-Key says the same."""
 
     config: str | dict[str, Any]
     code_archive: str | None = None
@@ -439,16 +452,23 @@ class ScrapeTargets(BaseModel):
 
 
 class Health(Answer):
+    """problem: why nothing can be changed now, empty when it can."""
+
     status: str
     has_leader: bool
     revision: int
+    etcd: EtcdHealth
+    problem: str
 
 
 class Problem(BaseModel):
-    """RFC 9457, with our stable code."""
+    """RFC 9457, with our stable code. effect: of a call that was to change something: none, or unknown when it may have
+    been done or may still be done. requestId: in the latter case what to send again, so that nothing is done twice."""
 
     type: str
     title: str
     status: int
     detail: str
     code: str
+    effect: Effect | None = None
+    requestId: str | None = None  # noqa: N815  the API's names are in camel case

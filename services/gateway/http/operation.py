@@ -19,6 +19,14 @@ async def healthz(cases: Cases) -> model.Health:
     return model.Health.model_validate(cases.clusters.health())
 
 
+@router.get("/readyz")
+async def readyz(cases: Cases) -> JSONResponse:
+    """200 while changes can be made as well; 503 without a leading scheduler or without etcd, which `problem` names."""
+    health = cases.clusters.health()
+    body = model.Health.model_validate(health).model_dump(mode="json", by_alias=True)
+    return JSONResponse(body | {"status": "unready"}, status_code=503) if health.problem else JSONResponse(body)
+
+
 @router.get("/metrics")
 async def metrics() -> Response:
     return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

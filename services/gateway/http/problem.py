@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.errors import Effect, ErrorKind, GanglineError, invalid, say_effect
 from services.gateway.http.model import Problem
 
 _STATUS_BY_KIND = {
@@ -25,11 +25,19 @@ _STATUS_BY_KIND = {
 }
 
 
-def problem_response(error: GanglineError) -> JSONResponse:
+def problem_response(error: GanglineError, *, is_change: bool = False) -> JSONResponse:
+    """is_change: the answer says what is known of the effect."""
     status = _STATUS_BY_KIND[error.kind]
     # Basic besides Bearer makes a browser ask for the token by itself.
     headers = {"WWW-Authenticate": 'Bearer, Basic realm="gangline"'} if status is HTTPStatus.UNAUTHORIZED else None
-    return _respond(status, error.code, error.message, headers)
+    problem = _problem(status, error.code, error.message)
+    if is_change:
+        problem.effect, problem.detail = error.effect, say_effect(error)
+        if error.effect is Effect.UNKNOWN:
+            problem.requestId = error.request_id or None
+            how = f"with the requestId {error.request_id}" if error.request_id else "as it is"
+            problem.detail += f"; send it again {how}, so that nothing is done twice"
+    return _respond(problem, headers)
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -39,9 +47,9 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_bug)
 
 
-async def _on_error(_: Request, error: Exception) -> JSONResponse:
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, GanglineError)
-    return problem_response(error)
+    return problem_response(error, is_change=is_changing(request.method))
 
 
 async def _on_validation(_: Request, failure: Exception) -> JSONResponse:
@@ -55,24 +63,33 @@ async def _on_http(request: Request, failure: Exception) -> JSONResponse:
     assert isinstance(failure, HTTPException)
     status = HTTPStatus(failure.status_code)
     code = {404: "request.no_route", 405: "request.method"}.get(status, "request.refused")
-    return _respond(status, code, f"{request.method} {request.url.path}: {failure.detail}; see /docs", failure.headers)
+    detail = f"{request.method} {request.url.path}: {failure.detail}; see /docs"
+    return _respond(_problem(status, code, detail), failure.headers)
 
 
 async def _on_bug(request: Request, failure: Exception) -> JSONResponse:
     """The server logs the traceback; callers learn where to look."""
     detail = f"{request.method} {request.url.path} failed: {type(failure).__name__}; see the gateway's log"
-    return _respond(HTTPStatus.INTERNAL_SERVER_ERROR, "http.internal", detail)
+    error = GanglineError("http.internal", detail, ErrorKind.INTERNAL)
+    return problem_response(error, is_change=is_changing(request.method))
 
 
-def _respond(status: HTTPStatus, code: str, detail: str, headers: object = None) -> JSONResponse:
+def is_changing(method: str) -> bool:
+    return method not in ("GET", "HEAD")
+
+
+def _problem(status: HTTPStatus, code: str, detail: str) -> Problem:
     # Others' exceptions may quote what a caller sent; it stays one line of characters that JSON can hold.
     detail = GanglineError(code, detail).message
-    problem = Problem(
+    return Problem(
         type=f"urn:gangline:error:{code}", title=status.phrase, status=status.value, detail=detail, code=code
     )
+
+
+def _respond(problem: Problem, headers: object = None) -> JSONResponse:
     return JSONResponse(
-        problem.model_dump(),
-        status_code=status.value,
+        problem.model_dump(exclude_none=True, mode="json"),
+        status_code=problem.status,
         media_type="application/problem+json",
         headers=headers if isinstance(headers, dict) else None,
     )

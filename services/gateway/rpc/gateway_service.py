@@ -46,7 +46,11 @@ class GatewayService(GatewayServiceServicer):
         return pb.CreateExperimentResponse(experiment=wire.to_proto(experiment), warnings=warnings)
 
     async def ListExperiments(self, request: pb.ListExperimentsRequest, context: Context) -> pb.ListExperimentsResponse:
-        found = self._usecases.experiments.list(current_principal(), request.limit, request.before_id)
+        experiments = self._usecases.experiments
+        if request.request_id:
+            found = [await experiments.find(current_principal(), request.request_id)]
+        else:
+            found = experiments.list(current_principal(), request.limit, request.before_id)
         return pb.ListExperimentsResponse(experiments=[wire.to_proto(experiment) for experiment in found])
 
     async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:

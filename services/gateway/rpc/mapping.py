@@ -108,6 +108,13 @@ def cluster_to_proto(view: ClusterView) -> gateway_pb2.GetClusterResponse:
         num_slots=view.num_slots,
         num_slots_used=view.num_slots_used,
         num_pending=view.num_pending,
+        etcd=gateway_pb2.EtcdHealth(
+            is_available=view.etcd.is_available,
+            num_members=view.etcd.num_members,
+            num_answering=view.etcd.num_answering,
+            problem=view.etcd.problem,
+            since=view.etcd.since,
+        ),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.common.etcd import HealthWatch
 from services.gateway.bell import BellBoard
 from services.gateway.history.reader import Reader
 from services.gateway.history.writer import Writer
@@ -47,7 +48,7 @@ class UseCases:
     ingest: Ingest
 
 
-def assemble(mirror: Watched, leader: Leader, history: History, storage: Storage) -> UseCases:
+def assemble(mirror: Watched, leader: Leader, history: History, storage: Storage, etcd: HealthWatch) -> UseCases:
     pending = Pending(leader)
     views = Views(mirror, history.reader, pending)
     code = Code(mirror, storage)
@@ -57,7 +58,7 @@ def assemble(mirror: Watched, leader: Leader, history: History, storage: Storage
         records=Records(mirror, views, history.reader, ingest, history.following),
         queue=Queue(mirror, leader, views, pending),
         agents=Agents(mirror, leader),
-        clusters=Clusters(mirror),
+        clusters=Clusters(mirror, etcd),
         checkpoints=Checkpoints(mirror, leader, storage, views),
         fusion=Fusion(mirror, leader),
         code=code,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gangline
 from gangline.domain.state import AgentState
+from services.common.etcd import HealthWatch
 from services.common.server import Principal
 from services.gateway.auth import check_user
 from services.gateway.discovery import Target, list_targets
+from services.gateway.leader import no_leader
 from services.gateway.mirror import Watched
 from services.gateway.record import ClusterView, Health
 
 
 class Clusters:
-    def __init__(self, mirror: Watched) -> None:
+    def __init__(self, mirror: Watched, etcd: HealthWatch) -> None:
         self._mirror = mirror
+        self._etcd = etcd
 
     def describe(self, principal: Principal) -> ClusterView:
         check_user(principal)
@@ -29,11 +32,15 @@ class Clusters:
             num_slots=sum(len(agent.slots) for agent in alive),
             num_slots_used=sum(slot.id in holders for agent in alive for slot in agent.slots),
             num_pending=len(state.requests),
+            etcd=self._etcd.health,
         )
 
     def health(self) -> Health:
-        state = self._mirror.state
-        return Health(status="ok", has_leader=state.leader is not None, revision=state.revision)
+        """From memory, so it answers at once whatever is away."""
+        state, etcd = self._mirror.state, self._etcd.health
+        has_leader = state.leader is not None
+        problem = etcd.problem or ("" if has_leader else no_leader().message)
+        return Health(status="ok", has_leader=has_leader, revision=state.revision, etcd=etcd, problem=problem)
 
     def list_targets(self) -> list[Target]:
         """For Prometheus, which has no token: addresses and ids only."""

@@ -12,7 +12,7 @@ from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Tr
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, State
 from gangline.domain.trace import TraceOrder, check_batches
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid, not_found
 from gangline.v1 import scheduler_pb2
 from services.common.server import Principal
 from services.gateway.auth import check_user
@@ -51,14 +51,30 @@ class Experiments:
         check_request_id(request_id)
         await off_loop(check_config, config_json)
         await self._code.check_stored(code_sha256)
-        answer = await self._leader.call(
-            lambda scheduler: scheduler.SubmitExperiment,
-            scheduler_pb2.SubmitExperimentRequest(
-                request_id=request_id, owner=principal.name, config_json=config_json, code_sha256=code_sha256
-            ),
+        request = scheduler_pb2.SubmitExperimentRequest(
+            request_id=request_id, owner=principal.name, config_json=config_json, code_sha256=code_sha256
         )
+        try:
+            answer = await self._leader.call(lambda scheduler: scheduler.SubmitExperiment, request)
+        except GanglineError as error:
+            error.request_id = request_id
+            raise
         await settle(self._mirror, answer.revision)
         return wire.from_proto(Experiment, answer.experiment), list(answer.warnings)
+
+    async def find(self, principal: Principal, request_id: str) -> Experiment:
+        """The experiment that this request made. Raises GanglineError `request.not_found` when it certainly made none
+        so far, and one of kind UNAVAILABLE while that cannot be known."""
+        check_user(principal)
+        request = scheduler_pb2.FindExperimentRequest(request_id=request_id)
+        answer = await self._leader.call(lambda scheduler: scheduler.FindExperiment, request)
+        if not answer.HasField("experiment"):
+            raise not_found(
+                "request.not_found",
+                f"request {request_id} has made no experiment; if its command still runs, it may yet",
+            )
+        await settle(self._mirror, answer.revision)
+        return wire.from_proto(Experiment, answer.experiment)
 
     async def kill(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
         check_user(principal)

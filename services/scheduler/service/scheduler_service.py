@@ -16,10 +16,10 @@ from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.admission import admit, find_pool, preview
+from services.scheduler.admission import admit, check_repeated, find_pool, preview
 from services.scheduler.placement.simulation_file import dump_simulation
 from services.scheduler.pursuit import warm_up_if_drawn
-from services.scheduler.records import get
+from services.scheduler.records import Change, get
 from services.scheduler.seat import Seat
 from services.scheduler.service.access import require_cluster
 from services.scheduler.store import Transition
@@ -52,25 +52,38 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SubmitExperimentResponse:
         require_cluster()
         term = self._seat.require()
-        known = term.state.experiment_of_request(request.request_id) if request.request_id else None
-        if known is not None:
-            return _submitted(term, known, [])
         submitted = {
             "request_id": request.request_id,
             "owner": request.owner,
             "config_json": request.config_json,
             "code_sha256": request.code_sha256,
         }
+        known = term.state.experiment_of_request(request.request_id) if request.request_id else None
+        if known is not None:
+            check_repeated(known, submitted)
         # A large configuration takes a tenth of a second to read.
         agents = list(term.state.all_of(Agent))
         submission, warnings = await asyncio.to_thread(admit, submitted, term.pools, agents, self._random)
         await warm_up_if_drawn(submission.config_json)
         rules, now = term.conditions.rules, time.time()
-        await term.store.commit(lambda records: submit(records, submission, rules, now))
+        await term.store.commit_asked(lambda records: submit(records, submission, rules, now))
         experiment = term.state.experiment_of_request(request.request_id)
         assert experiment is not None, "a submit that was committed can be found"
+        check_repeated(experiment, submitted)
         _log.info("submitted", experiment_id=experiment.id, owner=experiment.owner, slots=submission.facts.slots)
         return _submitted(term, experiment, warnings)
+
+    async def FindExperiment(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.FindExperimentRequest, _context: Any
+    ) -> scheduler_pb2.FindExperimentResponse:
+        require_cluster()
+        term = self._seat.require()
+        # An empty change passes once everything before it is settled, and fails while etcd cannot settle it.
+        await term.store.commit_asked(lambda _: Change())
+        found = term.state.experiment_of_request(request.request_id)
+        return scheduler_pb2.FindExperimentResponse(
+            experiment=wire.to_proto(found) if found is not None else None, revision=term.state.revision
+        )
 
     async def EndExperiment(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.EndExperimentRequest, _context: Any
@@ -79,7 +92,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         term = self._seat.require()
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.conditions.rules, time.time()
-        change = await term.store.commit(
+        change = await term.store.commit_asked(
             lambda records: end_experiment(records, request.experiment_id, reason, rules, now)
         )
         if change:
@@ -92,7 +105,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.ChangeExperimentResponse:
         require_cluster()
         term = self._seat.require()
-        change = await term.store.commit(_change_of(request, term, time.time()))
+        change = await term.store.commit_asked(_change_of(request, term, time.time()))
         experiment = get(term.state, Experiment, request.experiment_id)
         if change:
             _log.info("experiment is changed", experiment_id=experiment.id, state=str(experiment.state))
@@ -106,7 +119,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         term = self._seat.require()
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.conditions.rules, time.time()
-        change = await term.store.commit(lambda records: kill_trial(records, request.trial_id, reason, rules, now))
+        change = await term.store.commit_asked(
+            lambda records: kill_trial(records, request.trial_id, reason, rules, now)
+        )
         if change:
             _log.info("trial is ended", trial_id=request.trial_id, reason=reason)
         trial = get(term.state, Trial, request.trial_id)
@@ -130,7 +145,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if availability is None:
             raise invalid("request.availability", f"{request.availability} is no availability that this version knows")
         rules, now = term.conditions.rules, time.time()
-        change = await term.store.commit(
+        change = await term.store.commit_asked(
             lambda records: change_availability(
                 records, request.agent_id, request.slot_ids, availability, rules=rules, now=now
             )
@@ -164,7 +179,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         require_cluster()
         term = self._seat.require()
         check_fusion_key(request.key)
-        change = await term.store.commit(lambda records: fusion_forgotten(records, request.key))
+        change = await term.store.commit_asked(lambda records: fusion_forgotten(records, request.key))
         if change:
             _log.info("a fusion record is forgotten", key=request.key, user=request.user)
         return scheduler_pb2.ForgetFusionResponse(is_forgotten=bool(change), revision=term.state.revision)
@@ -177,7 +192,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         delete_ids, deleted_ids = list(request.delete_ids), list(request.deleted_ids)
         if bool(delete_ids) == bool(deleted_ids):
             raise invalid("request.not_one", "name checkpoints that are to be deleted, or some whose files are gone")
-        change = await term.store.commit(
+        change = await term.store.commit_asked(
             lambda records: (
                 delete_checkpoints(records, delete_ids, request.request_id)
                 if delete_ids

@@ -14,7 +14,7 @@ import pytest
 
 from gangline.cli import live
 from gangline.config import parse_config
-from gangline.errors import conflict, unavailable
+from gangline.errors import Effect, conflict, unavailable
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
 from tests.integration.cli.conftest import Cli
@@ -247,13 +247,55 @@ def test_status_of_a_cluster_elsewhere(cli: Cli, gateway: StandInGateway) -> Non
     assert json.loads(cli("status", "--json").out)["cluster"]["leader"]["id"] == "s1"
 
 
+def test_status_names_etcd(cli: Cli, gateway: StandInGateway) -> None:
+    gateway.cluster.etcd.is_available = True
+    gateway.cluster.etcd.num_members = gateway.cluster.etcd.num_answering = 3
+    assert cli("status").out.startswith("etcd:    3 of 3 members answer\n")
+    gateway.cluster.etcd.problem, gateway.cluster.etcd.since = "etcd has no quorum", time.time() - 130
+    assert cli("status").out.startswith("etcd:    etcd has no quorum, for 2 min\n")
+    assert json.loads(cli("status", "--json").out)["cluster"]["etcd"]["problem"] == "etcd has no quorum"
+
+
+def test_a_change_whose_outcome_is_open_has_an_exit_status_of_its_own(
+    cli: Cli, gateway: StandInGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANGLINE_RETRY_SECONDS", "0")
+    gateway.failures = [unavailable("state.unwritable", "etcd is slow", Effect.UNKNOWN)]
+    ran = cli("experiment", "kill", "1")
+    assert (ran.status, ran.err) == (
+        3,
+        "error: it is not known whether this was done: etcd is slow; repeat it, which is safe\n",
+    )
+
+
+def test_of_several_changes_the_one_that_fails_hides_none_that_was_made(
+    cli: Cli, gateway: StandInGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANGLINE_RETRY_SECONDS", "0")
+    for number in (1, 2, 3):
+        gateway.experiments[number] = make_experiment(id=number)
+    after_one = gateway.KillExperiment
+
+    def kill(request: pb.KillExperimentRequest, context: object) -> pb.KillExperimentResponse:
+        if request.experiment_id == 2:
+            gateway.failures = [unavailable("state.unwritable", "etcd has no quorum", Effect.NONE)]
+        return after_one(request, context)
+
+    monkeypatch.setattr(gateway, "KillExperiment", kill)
+    gateway.stop()
+    gateway.start(gateway.address)
+    ran = cli("experiment", "kill", "1", "2", "3")
+    assert (ran.status, ran.out.startswith("experiment 1 ")) == (1, True), ran
+    assert ran.err == "error: experiment 2: nothing was changed: etcd has no quorum; not tried: 3\n"
+
+
 def test_wrong_token_is_the_users_and_an_absent_cluster_is_not(
     cli: Cli, gateway: StandInGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway.failures = [unavailable("scheduler.away", "no scheduler leads")] * 100
-    monkeypatch.setattr("gangline.client.Client.__init__.__kwdefaults__", {"call_seconds": 5, "retry_seconds": 0.1})
+    monkeypatch.setenv("GANGLINE_RETRY_SECONDS", "0.1")
+    gateway.failures = [unavailable("scheduler.away", "no scheduler leads", Effect.NONE)] * 100
     ran = cli("experiment", "kill", "1")
-    assert (ran.status, ran.err) == (1, "error: no scheduler leads\n")
+    assert (ran.status, ran.err) == (1, "error: nothing was changed: no scheduler leads\n")
     gateway.failures = []
     monkeypatch.setenv("GANGLINE_TOKEN", "wrong")
     ran = cli("experiment", "list")

@@ -14,7 +14,7 @@ import pytest
 
 from gangline.client import Client
 from gangline.domain.state import Outcome, State
-from gangline.errors import ErrorKind, GanglineError, unavailable
+from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailable
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
@@ -88,7 +88,7 @@ def test_address_where_nobody_listens_is_given_up_soon() -> None:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
         started = time.monotonic()
-        with Client(address, TOKEN, retry_seconds=60) as client, pytest.raises(GanglineError) as caught:
+        with Client(address, TOKEN) as client, pytest.raises(GanglineError) as caught:
             client.get_cluster()
     assert caught.value.code == "rpc.unreachable"
     assert caught.value.message.startswith(f"cannot reach the gateway at {address}: ")
@@ -237,3 +237,36 @@ def test_folder_with_something_in_it_is_refused(client: Client, checkpoint: Stan
         client.download_checkpoint("c0ffee", tmp_path)
     assert caught.value.message == f"{tmp_path} exists already; give a folder that is new or empty"
     assert checkpoint.calls == []
+
+
+def test_a_change_that_failed_says_what_is_known_over_all_its_attempts(gateway: StandInGateway, code: Path) -> None:
+    lost, none = (unavailable("state.unwritable", "away", effect) for effect in (Effect.UNKNOWN, Effect.NONE))
+    with Client(gateway.address, TOKEN, retry_seconds=0.8) as client:
+        for failures, effect, message in (
+            ([none] * 9, Effect.NONE, "nothing was created: away"),
+            ([none, lost, *[none] * 9], Effect.UNKNOWN, "it is not known whether the experiment was created: away"),
+        ):
+            gateway.create_failures = list(failures)
+            with pytest.raises(GanglineError) as caught:
+                client.create_experiment(CONFIG, code, "mine")
+            assert (caught.value.effect, caught.value.message, caught.value.request_id) == (effect, message, "mine")
+        gateway.create_failures = [
+            lost,
+            invalid(
+                "request.never_fits",
+                "needs 16 slots",
+            ),
+        ]
+        with pytest.raises(GanglineError) as caught:
+            client.create_experiment(CONFIG, code, "other")
+        assert (caught.value.effect, caught.value.message) == (Effect.NONE, "needs 16 slots")
+        gateway.create_failures = []
+        assert client.create_experiment(CONFIG, code, "mine").experiment.id == client.find_experiment("mine").id == 1
+
+
+def test_a_cluster_that_was_never_reached_has_changed_nothing(gateway: StandInGateway) -> None:
+    gateway.stop()
+    with Client(gateway.address, TOKEN, retry_seconds=0) as client, pytest.raises(GanglineError) as caught:
+        client.kill_experiment(1)
+    assert (caught.value.code, caught.value.effect) == ("rpc.unreachable", Effect.NONE)
+    assert caught.value.message.startswith("nothing was changed: cannot reach the gateway at ")

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gangline.domain.resource import ServiceInstance
+from gangline.errors import Effect, GanglineError
+from gangline.local.port import find_free_ports
 from services.common import keys
-from services.common.election import Deposed, Election, Refused
+from services.common.election import Deposed, Election, Leadership, Refused
 from services.common.etcd import Delete, EtcdClient, EtcdSettings, Guard, Put, Unsure
 from tests.support.proxy import Proxy
-from tests.support.wait import until, within
+from tests.support.wait import until, until_async, within
 
 KEY = "/gangline/v1/test/lost"
 INSTANCE = ServiceInstance(id="s1", kind="scheduler", grpc_address="127.0.0.1:1")
@@ -96,6 +98,47 @@ async def test_a_request_that_arrives_late_does_not_undo_newer_writes(
         assert stored is not None
         assert stored.value == b"new"
         await leadership.close()
+
+
+async def test_a_write_that_could_not_be_settled_is_settled_before_the_next_one(
+    etcd: EtcdClient, etcd_settings: EtcdSettings
+) -> None:
+    """The first member hangs with the request, the second is away, so that the commit fails with an open outcome. The
+    second comes back and takes a newer write; then the first goes on."""
+    (port,) = find_free_ports(1)
+    async with Proxy(etcd_settings.endpoints[0]) as hanging:
+        endpoints = (hanging.address, f"127.0.0.1:{port}")
+        async with EtcdClient(EtcdSettings(endpoints=endpoints, try_seconds=0.3, deadline_seconds=1.0)) as client:
+            leadership = await within(5, Election(client, INSTANCE).campaign())
+            # By then it has listed the leader key as well, which it does once at the start of its term.
+            for value in (b"first", b"second"):
+                await leadership.commit([Put(KEY, value)])
+            hanging.is_holding_requests = True
+            with pytest.raises(GanglineError) as caught:
+                await leadership.commit([Put(KEY, b"old")])
+            assert (caught.value.code, caught.value.effect) == ("etcd.unreachable", Effect.UNKNOWN)
+            num_chunks = next(number for number, chunk in enumerate(hanging.held) if b"old" in chunk) + 1
+            async with Proxy(etcd_settings.endpoints[0], port):
+                await _commit(leadership, Put(KEY, b"new"))
+                num_answer_bytes = hanging.num_answer_bytes
+                await hanging.release(num_chunks)
+                await until(lambda: hanging.num_answer_bytes > num_answer_bytes + 100, "etcd's answer to the late one")
+                stored = await etcd.get(KEY)
+                assert stored is not None
+                assert stored.value == b"new"
+                await leadership.close()
+
+
+async def _commit(leadership: Leadership, put: Put) -> None:
+    """Until etcd takes it."""
+
+    async def is_committed() -> bool:
+        try:
+            return await leadership.commit([put]) > 0
+        except GanglineError:
+            return False
+
+    await until_async(is_committed, f"the write of {put.value!r}")
 
 
 async def test_a_guard_of_the_caller_is_told_from_being_deposed(etcd: EtcdClient) -> None:

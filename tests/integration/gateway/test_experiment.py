@@ -13,6 +13,7 @@ from gangline import rpc
 from gangline.domain.state import Outcome
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import types_pb2
+from services.gateway import leader as leader_module
 from tests.support.gateway import CONFIG, Client, pack, sha256
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import within
@@ -57,6 +58,58 @@ async def test_retry_with_the_same_request_id_creates_nothing(client: Client, le
     listed = await client.gateway.ListExperiments(pb.ListExperimentsRequest(), metadata=client.metadata)
     assert first.id == again.id != other.id
     assert [experiment.id for experiment in listed.experiments] == [other.id, first.id]
+
+
+async def test_http_takes_an_idempotency_key(client: Client, leader: StandInLeader) -> None:
+    body = {"config": CONFIG, "codeSha256": await upload(client)}
+    posts = [
+        await client.http.post("/api/v1/experiments", json=body, headers={"Idempotency-Key": key})
+        for key in ("k1", "k1", "k2")
+    ]
+    ids = [answer.json()["experiment"]["id"] for answer in posts]
+    assert ids[0] == ids[1] != ids[2]
+    assert [submission.request_id for submission in leader.submissions] == ["k1", "k1", "k2"]
+
+    both = await client.http.post(
+        "/api/v1/experiments", json=body | {"requestId": "another"}, headers={"Idempotency-Key": "k1"}
+    )
+    assert (both.status_code, both.json()["code"], both.json()["effect"]) == (400, "request.two_ids", "none")
+    long = await client.http.post("/api/v1/experiments", json=body | {"requestId": "x" * 201})
+    assert (long.status_code, long.json()["code"]) == (400, "request.long_id")
+
+
+async def test_http_finds_what_a_request_has_made(client: Client, leader: StandInLeader) -> None:
+    created = await create(client, "r1")
+    found = await client.http.get("/api/v1/experiments", params={"requestId": "r1"})
+    assert [experiment["id"] for experiment in found.json()["experiments"]] == [created.id]
+    none = await client.http.get("/api/v1/experiments", params={"requestId": "r2"})
+    assert (none.status_code, none.json()["code"]) == (404, "request.not_found")
+
+
+async def test_http_says_what_is_known_of_a_failed_change(
+    client: Client, leader: StandInLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_module, "TRY_SECONDS", 0.1)
+    body = {"config": CONFIG, "codeSha256": await upload(client)}
+    leader.is_quiet = True
+    lost = await client.http.post("/api/v1/experiments", json=body, timeout=30)
+    problem, request_id = lost.json(), leader.submissions[-1].request_id
+    assert (problem["effect"], problem["requestId"]) == ("unknown", request_id)
+    assert problem["detail"].startswith("it is not known whether this was done: the leading scheduler at ")
+    assert problem["detail"].endswith(f"send it again with the requestId {request_id}, so that nothing is done twice")
+    leader.is_quiet = False
+    again = await client.http.post("/api/v1/experiments", json=body | {"requestId": request_id})
+    assert again.status_code == 200
+
+    await leader.resign()
+    killed = await client.http.post("/api/v1/experiments/1/kill", timeout=30)
+    assert (killed.status_code, killed.json()["effect"]) == (503, "none")
+    assert killed.json()["detail"].startswith("nothing was changed: no scheduler leads")
+    ready = await client.http.get("/readyz", headers={"Authorization": ""})
+    assert (ready.status_code, ready.json()["status"]) == (503, "unready")
+    assert ready.json()["problem"].startswith("no scheduler leads")
+    healthy = await client.http.get("/healthz")
+    assert (healthy.status_code, healthy.json()["etcd"]["isAvailable"]) == (200, True)
 
 
 async def test_http_creates_from_yaml_and_archive_in_one_request(client: Client, leader: StandInLeader) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.v1 import scheduler_pb2
 from services.common.etcd import EtcdClient
 from services.gateway import leader as leader_module
@@ -136,3 +136,34 @@ async def test_calls_that_only_explain_do_not_wait(gateway: Leader) -> None:
     with pytest.raises(GanglineError):
         await gateway.call_once(lambda scheduler: scheduler.ListPending, scheduler_pb2.ListPendingRequest(), 1.0)
     assert time.monotonic() - started < 0.5
+
+
+async def test_an_error_says_what_is_known_over_all_tries(
+    mirror: Mirror, schedulers: list[StandInLeader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that stands by has done nothing. One that keeps quiet may have, whatever the next try answers."""
+    monkeypatch.setattr(leader_module, "TRY_SECONDS", 0.3)
+    gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=1.5)
+    schedulers[0].is_standby = True
+    with pytest.raises(GanglineError) as failure:
+        await gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT)
+    assert (failure.value.kind, failure.value.effect) == (ErrorKind.UNAVAILABLE, Effect.NONE)
+
+    schedulers[0].is_standby, schedulers[0].is_quiet = False, True
+    submitting = asyncio.create_task(gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
+    num_before = len(schedulers[0].submissions)
+    await until(lambda: len(schedulers[0].submissions) > num_before, "the quiet leader being asked")
+    schedulers[0].is_standby, schedulers[0].is_quiet = True, False
+    with pytest.raises(GanglineError) as failure:
+        await within(8, submitting)
+    assert (failure.value.code, failure.value.effect) == ("scheduler.not_leader", Effect.UNKNOWN)
+    await gateway.close()
+
+
+async def test_a_failure_that_says_little_names_etcds_trouble(mirror: Mirror) -> None:
+    gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=0.2, etcd_problem=lambda: "etcd has no quorum")
+    with pytest.raises(GanglineError) as failure:
+        await within(5, gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
+    assert (failure.value.code, failure.value.effect) == ("gateway.no_etcd", Effect.NONE)
+    assert failure.value.message.startswith("etcd has no quorum (no scheduler leads this cluster")
+    await gateway.close()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, State
-from gangline.errors import GanglineError
+from gangline.errors import Effect, GanglineError
 from gangline.v1 import runner_pb2, types_pb2
 from services.common import keys
 from tests.integration.scheduler.conftest import Bench
@@ -75,6 +75,19 @@ async def test_submit_is_idempotent(bench: Bench) -> None:
     other = await bench.caller.submit(config_json(), request_id="r2")
     assert first.experiment.id == again.experiment.id
     assert other.experiment.id == first.experiment.id + 1
+
+
+async def test_a_request_id_that_made_something_else_is_refused(bench: Bench) -> None:
+    """What users change of an experiment later does not make its own retry something else."""
+    await bench.scheduler()
+    made = await bench.caller.submit(config_json(), request_id="r1")
+    await bench.caller.set_resources(made.experiment.id, priority=7)
+    assert (await bench.caller.submit(config_json(), request_id="r1")).experiment.id == made.experiment.id
+    for config, owner in ((config_json(name="other"), "ann"), (config_json(), "bob")):
+        with pytest.raises(GanglineError) as caught:
+            await bench.caller.submit(config, request_id="r1", owner=owner)
+        assert (caught.value.code, caught.value.effect) == ("request.reused", Effect.NONE)
+    assert await bench.experiment(2) is None
 
 
 async def test_what_never_fits_is_refused_with_the_sizes_that_do(bench: Bench) -> None:

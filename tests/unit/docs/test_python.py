@@ -9,7 +9,7 @@ from gangline.client import Client
 
 PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 # `with` closes; the others are what create_experiment consists of.
-UNNAMED = {"close", "upload_code", "submit_experiment"}
+UNNAMED = {"close", "create_prepared", "upload_code", "submit_experiment"}
 
 
 def test_the_table_is_the_class() -> None:
@@ -19,8 +19,8 @@ def test_the_table_is_the_class() -> None:
     assert named == {name for name in vars(Client) if not name.startswith("_")} - UNNAMED
 
 
-def test_the_example_is_python() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+def test_the_examples_are_python() -> None:
+    code = "".join(re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL))
     compile(code, str(PAGE), "exec")
     called = set(re.findall(r"client\.([a-z_]+)\(", code))
     assert called

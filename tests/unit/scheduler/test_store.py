@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
 import pytest
 
 from gangline.domain.resource import Agent, Counter
-from gangline.errors import GanglineError, conflict, unavailable
+from gangline.errors import Effect, GanglineError, conflict, unavailable
 from services.common.election import Deposed, Leadership
 from services.common.etcd import Delete, Put
 from services.common.etcd.transaction import MAX_OPERATIONS, check_limits
@@ -19,16 +20,29 @@ from services.scheduler.store import Store, Transition
 
 
 class StandInLeadership:
-    """Accepts what it is given, after raising what it was told to."""
+    """Accepts what it is given, after raising what it was told to. gate: what a commit waits for. heard: whether etcd
+    answers."""
 
     epoch = 7
 
     def __init__(self, *errors: Exception) -> None:
         self.transactions: list[Sequence[Put | Delete]] = []
         self._errors = list(errors)
+        self.is_unsettled = False
+        self.silent_seconds = 0.0
+        self.heard = True
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def is_heard(self, seconds: float) -> bool:
+        return self.heard
+
+    async def explain_silence(self) -> str:
+        return "etcd has no quorum"
 
     async def commit(self, operations: Sequence[Put | Delete]) -> int:
         await asyncio.sleep(0)
+        await self.gate.wait()
         check_limits(operations, ())
         if self._errors:
             raise self._errors.pop(0)
@@ -157,3 +171,89 @@ async def test_a_deposed_leader_answers_so_and_its_memory_stays() -> None:
             assert caught.value.code == "scheduler.not_leader"
     assert store.state.count(Agent) == 0
     assert seen == []
+
+
+async def _effect_of(work: Awaitable[object]) -> Effect:
+    with pytest.raises(GanglineError) as caught:
+        await work
+    assert caught.value.code in ("state.unwritable", "scheduler.not_leader")
+    return caught.value.effect
+
+
+async def test_a_change_is_not_sent_while_etcd_is_silent() -> None:
+    leadership = StandInLeadership()
+    leadership.heard = False
+    async with _running(leadership) as (store, _):
+        assert await _effect_of(store.commit_asked(_count_up)) is Effect.NONE
+        leadership.heard = True
+        await store.commit(_count_up)
+    assert store.state.count(Agent) == 1
+    assert len(leadership.transactions) == 1
+
+
+async def test_a_change_behind_a_stuck_write_is_withdrawn_and_the_stuck_one_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.store.ASKED_SECONDS", 0.1)
+    leadership = StandInLeadership()
+    leadership.gate.clear()
+    async with _running(leadership) as (store, _):
+        sent = asyncio.create_task(_effect_of(store.commit_asked(_count_up)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(_effect_of(store.commit_asked(_count_up)))
+        assert (await sent, await waiting) == (Effect.UNKNOWN, Effect.NONE)
+        # By now it is known that etcd is stuck, so the next one is not even queued.
+        started = time.monotonic()
+        assert await _effect_of(store.commit_asked(_count_up)) is Effect.NONE
+        assert time.monotonic() - started < 0.1
+        leadership.gate.set()
+        await store.commit(_count_up)
+    # The one that was sent, and the last one.
+    assert store.state.count(Agent) == 2
+
+
+async def test_a_caller_that_leaves_before_its_change_is_sent_has_withdrawn_it() -> None:
+    leadership = StandInLeadership()
+    leadership.gate.clear()
+    async with _running(leadership) as (store, _):
+        first = asyncio.create_task(store.commit(_count_up))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        leaving = asyncio.create_task(store.commit(_count_up))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        leadership.gate.set()
+        await first
+        await store.commit(lambda _: Change())
+    assert store.state.count(Agent) == 1
+
+
+async def test_after_a_refusal_of_etcd_a_change_may_be_withdrawn_but_not_while_a_write_is_unsettled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.store.ASKED_SECONDS", 0.1)
+    full = unavailable("etcd.no_space", "its database is at its quota", Effect.NONE)
+    for is_unsettled, effect, num_agents in ((False, Effect.NONE, 1), (True, Effect.UNKNOWN, 2)):
+        leadership = StandInLeadership(full, full)
+        leadership.is_unsettled = is_unsettled
+        async with _running(leadership) as (store, _):
+            with pytest.raises(GanglineError) as caught:
+                await store.commit_asked(_count_up)
+            assert (caught.value.effect, caught.value.message) == (effect, "its database is at its quota")
+            await store.commit(_count_up)
+        assert store.state.count(Agent) == num_agents
+
+
+async def test_a_term_that_ends_says_which_changes_the_next_leader_cannot_find() -> None:
+    leadership = StandInLeadership()
+    leadership.gate.clear()
+    async with _running(leadership) as (store, _):
+        sent = asyncio.create_task(_effect_of(store.commit(_count_up)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(_effect_of(store.commit(_count_up)))
+        await asyncio.sleep(0)
+    assert (await sent, await waiting) == (Effect.UNKNOWN, Effect.NONE)
+    assert await _effect_of(store.commit(_count_up)) is Effect.NONE

@@ -1,0 +1,84 @@
+"""PURE: whether a submit repeats an earlier one, and what to do about it.
+
+Owns the entries that the CLI remembers of its last submits and the rules for their age. `submit_memory.py` keeps them
+on disk and brings the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+# A submit whose outcome is not known is taken over for a day: by then a user has looked.
+OPEN_SECONDS = 24 * 3600.0
+# A repetition of one that has created an experiment is a likely mistake for so long.
+CREATED_SECONDS = 60.0
+MAX_ENTRIES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """wall: seconds since 1970. boot: seconds since this machine started, which no step of the clock moves."""
+
+    wall: float
+    boot: float
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One submit. digest: of its content and its user. cluster: the id of the cluster that it was sent to.
+
+    experiment_id: 0 while the outcome is not known. num_commands: that have sent this request id.
+    """
+
+    digest: str
+    cluster: str
+    request_id: str
+    wall: float
+    boot: float
+    boot_id: str
+    experiment_id: int = 0
+    num_commands: int = 1
+
+
+def age_of(entry: Entry, clock: Clock) -> float:
+    """In seconds. Within one boot of a machine exact; else by the wall clock, which may have been set back since."""
+    if entry.boot_id == clock.boot_id:
+        return max(0.0, clock.boot - entry.boot)
+    return max(0.0, clock.wall - entry.wall)
+
+
+def living(entries: Iterable[Entry], clock: Clock) -> list[Entry]:
+    """Without those that are too old, oldest first. One from the future counts from now on, so that it will expire."""
+    found = [replace(entry, wall=min(entry.wall, clock.wall)) for entry in entries]
+    limits = [CREATED_SECONDS if entry.experiment_id else OPEN_SECONDS for entry in found]
+    kept = [entry for entry, limit in zip(found, limits, strict=True) if age_of(entry, clock) <= limit]
+    return kept[-MAX_ENTRIES:]
+
+
+def find_earlier(entries: Iterable[Entry], digest: str, cluster: str) -> Entry | None:
+    """The newest submit of the same content to the same cluster. cluster: empty for any of them."""
+    same = [entry for entry in entries if entry.digest == digest and cluster in ("", entry.cluster)]
+    return same[-1] if same else None
+
+
+def begun(entries: Iterable[Entry], entry: Entry) -> list[Entry]:
+    """With this one as the newest, in place of its own earlier state."""
+    return [*(other for other in entries if other.request_id != entry.request_id), entry]
+
+
+def created(entries: Iterable[Entry], request_id: str, experiment_id: int, clock: Clock) -> list[Entry]:
+    """The request has made this experiment, now or when it was sent first."""
+    wall, boot, boot_id = clock.wall, clock.boot, clock.boot_id
+    return [
+        replace(entry, experiment_id=experiment_id, wall=wall, boot=boot, boot_id=boot_id)
+        if entry.request_id == request_id
+        else entry
+        for entry in entries
+    ]
+
+
+def failed(entries: Iterable[Entry], request_id: str) -> list[Entry]:
+    """A command that sent it has certainly created nothing. Another one that sent it as well may have."""
+    return [entry for entry in entries if entry.request_id != request_id or entry.num_commands > 1]

@@ -1,0 +1,122 @@
+"""Submits for `gangline experiment create`: a lost answer makes no twin, and a repeated command asks first.
+
+Owns the order: look for an earlier submit of the same content, note the request id on disk, send, note the outcome. A
+request id that is on disk survives this process, so the same command goes on with it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import typer
+
+from gangline.cli.repetition import Entry, age_of
+from gangline.cli.shared import warn
+from gangline.cli.submit_memory import SubmitMemory, read_clock
+from gangline.cli.terminal import can_ask, mention
+from gangline.client.change import new_request_id
+from gangline.client.connection import say_create
+from gangline.errors import Effect, ErrorKind, GanglineError, conflict
+
+if TYPE_CHECKING:
+    from gangline.client import Client, Created, Submission
+
+
+def submit(
+    client: Client, submission: Submission, *, request_id: str = "", is_again: bool = False, is_quiet: bool = False
+) -> Created:
+    """request_id: the user's own, which is never asked about; empty for one that is made or taken over.
+
+    is_again: makes another experiment without asking. is_quiet: never asks. Raises GanglineError:
+    `experiment.repeated`, or what the client raises, with the command to find out where the outcome is not known.
+    """
+    memory, digest = SubmitMemory(), submission.digest(client.login.token, request_id)
+    cluster, own_id = _find_cluster(client, memory, digest), request_id or new_request_id()
+    allowed = None if is_again else 0
+    try:
+        while (entry := memory.begin(digest, cluster, own_id, allowed=allowed)).experiment_id:
+            if not request_id and not _may_repeat(client, entry, is_quiet):
+                mention("nothing was created")
+                raise typer.Exit(1)
+            allowed = entry.experiment_id
+    except OSError as failure:
+        warn(f"the request id cannot be kept ({failure}), so a repeated command would not know of this one")
+        return _send(client, submission, own_id, f"repeat it with --request-id {own_id}", is_open=False)
+    is_open = entry.num_commands > 1
+    if is_open:
+        at = time.strftime("%H:%M:%S", time.localtime(entry.wall))
+        mention(f"note: goes on with request {entry.request_id} of {at}, whose outcome is not known")
+    return _send_noted(client, submission, memory, entry.request_id, is_open)
+
+
+def _send_noted(
+    client: Client, submission: Submission, memory: SubmitMemory, request_id: str, is_open: bool
+) -> Created:
+    try:
+        done = _send(client, submission, request_id, "repeat it, which makes no second one", is_open=is_open)
+    except GanglineError as error:
+        if error.effect is Effect.NONE:
+            with suppress(OSError):
+                memory.failed(request_id)
+        raise
+    with suppress(OSError):
+        memory.created(request_id, done.experiment.id)
+    return done
+
+
+def _send(client: Client, submission: Submission, request_id: str, advice: str, *, is_open: bool) -> Created:
+    try:
+        return client.create_prepared(submission, request_id, is_open=is_open)
+    except KeyboardInterrupt:
+        # The terminal has shown ^C at the start of the line.
+        mention("")
+        mention(f"it is not known whether the experiment was created; {_what_to_do(request_id, advice)}")
+        raise typer.Exit(130) from None
+    except GanglineError as error:
+        if error.effect is Effect.NONE:
+            raise
+        raise error.reworded(f"{error.message}; {_what_to_do(request_id, advice)}") from error
+
+
+def _what_to_do(request_id: str, advice: str) -> str:
+    return f"{advice}, or look: gangline experiment find {request_id}"
+
+
+def _find_cluster(client: Client, memory: SubmitMemory, digest: str) -> str:
+    """The id of the cluster. Without it nothing is sent, so an earlier command's outcome stays as open as it was."""
+    try:
+        return client.get_cluster().cluster.id or client.login.address
+    except GanglineError as error:
+        earlier = memory.find(digest, "")
+        is_open = earlier is not None and not earlier.experiment_id
+        error.effect = Effect.UNKNOWN if is_open else Effect.NONE
+        error.request_id = earlier.request_id if earlier is not None and is_open else ""
+        text = say_create(error)
+        if is_open:
+            text = f"{text}; {_what_to_do(error.request_id, 'repeat it, which makes no second one')}"
+        raise error.reworded(text) from error
+
+
+def _may_repeat(client: Client, earlier: Entry, is_quiet: bool) -> bool:
+    """Asks the user to confirm. Raises GanglineError `experiment.repeated` where there is no terminal to ask at."""
+    number, age = earlier.experiment_id, age_of(earlier, read_clock())
+    if _has_failed(client, number):
+        return True
+    text = f"experiment {number} was created {age:.0f} s ago from the same configuration and code"
+    if is_quiet or not can_ask():
+        raise conflict(
+            "experiment.repeated",
+            f"{text}; to make another one, add --again; to see it: gangline experiment describe {number}",
+        )
+    return typer.confirm(f"{text}; make another one?", err=True)
+
+
+def _has_failed(client: Client, experiment_id: int) -> bool:
+    """Whether another one is no twin: the experiment is gone, or it has ended without success."""
+    try:
+        experiment = client.get_experiment(experiment_id).experiment
+    except GanglineError as error:
+        return error.kind is ErrorKind.NOT_FOUND
+    return experiment.outcome in ("FAILED", "CANCELED")

@@ -1,0 +1,106 @@
+"""Whether etcd can be written to, and in one sentence why not.
+
+Owns the examination: a linearizable read proves a quorum; while none is answered, every member is asked for its own
+status. It rotates no endpoint and repeats nothing. Used through `EtcdClient.examine` and `HealthWatch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc
+import structlog
+
+from gangline.errors import GanglineError
+from services.common.etcd.connection import Connection
+from services.common.etcd.record import EtcdHealth
+from services.common.etcd.session import Session
+from services.common.etcd.stub import Operation, messages
+
+_log = structlog.get_logger(__name__)
+
+PROBE_SECONDS = 0.75
+WATCH_SECONDS = 1.0
+# Never written. It lies where a user of etcd that is restricted to Gangline's keys may read.
+_PROBE_KEY = b"/gangline/v1/probe"
+
+
+async def examine(session: Session, seconds: float = PROBE_SECONDS) -> EtcdHealth:
+    """Takes at most twice `seconds`."""
+    connections = session.rotation.all()
+    if await _reads(session, session.rotation.current, seconds):
+        return EtcdHealth(num_members=len(connections), num_answering=len(connections))
+    reads = [_reads(session, connection, seconds) for connection in connections]
+    answers = [_answers(connection, seconds) for connection in connections]
+    found = await asyncio.gather(*reads, *answers)
+    can_read, num_answering = any(found[: len(reads)]), sum(found[len(reads) :])
+    if can_read:
+        return EtcdHealth(num_members=len(connections), num_answering=num_answering)
+    problem = word_problem([connection.endpoint for connection in connections], num_answering)
+    return EtcdHealth(False, len(connections), num_answering, problem)
+
+
+def word_problem(endpoints: list[str], num_answering: int) -> str:
+    """One sentence for an etcd that answers no linearizable read."""
+    count, quorum = len(endpoints), len(endpoints) // 2 + 1
+    ending = "nothing can be submitted or changed"
+    if not num_answering:
+        where = ", ".join(endpoints)
+        return f"etcd does not answer ({where}); {ending} until {_some(quorum, count)} again"
+    if count == 1:
+        return f"etcd at {endpoints[0]} answers but serves no reads, so it has no quorum; {ending} until it has one"
+    if num_answering < quorum:
+        verb = "answers" if num_answering == 1 else "answer"
+        return f"etcd has no quorum: {num_answering} of {count} members {verb}; {ending} until {quorum} do"
+    return f"etcd has no leader, though {num_answering} of {count} members answer; {ending} until they have elected one"
+
+
+def _some(quorum: int, count: int) -> str:
+    return "it answers" if count == 1 else f"{quorum} of its {count} members answer"
+
+
+class HealthWatch:
+    """Examines etcd once a second. health: what the newest examination found."""
+
+    def __init__(self, examine_etcd: Callable[[], Awaitable[EtcdHealth]]) -> None:
+        self.health = EtcdHealth()
+        self._examine = examine_etcd
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._take(await self._examine())
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def _take(self, found: EtcdHealth) -> None:
+        before = self.health
+        since = before.since if found.is_available == before.is_available else time.time()
+        self.health = EtcdHealth(found.is_available, found.num_members, found.num_answering, found.problem, since)
+        if found.is_available and not before.is_available:
+            _log.info("etcd is available again")
+        elif found.problem and found.problem != before.problem:
+            _log.warning("etcd is not available", problem=found.problem)
+
+
+async def _reads(session: Session, connection: Connection, seconds: float) -> bool:
+    """Whether a linearizable read works. etcd checks permissions after it has confirmed its quorum."""
+    request = messages.RangeRequest(key=_PROBE_KEY, keys_only=True)
+    try:
+        async with asyncio.timeout(seconds):
+            await session.ask(connection, Operation.RANGE, request, seconds)
+    except (TimeoutError, GanglineError):
+        return False
+    except grpc.RpcError as failure:
+        return failure.code() is grpc.StatusCode.PERMISSION_DENIED
+    return True
+
+
+async def _answers(connection: Connection, seconds: float) -> bool:
+    """Whether the member says anything. The call carries no metadata: with "hasleader" a member would refuse it."""
+    try:
+        await connection.methods[Operation.STATUS](messages.StatusRequest(), timeout=seconds)
+    except grpc.RpcError as failure:
+        return failure.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return True
