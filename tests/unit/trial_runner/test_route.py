@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from services.trial_runner import route
-from services.trial_runner.route import Route
+from services.trial_runner.route import Route, route_to_leader
 
 NOT_LEADING = "this scheduler does not lead; the leader is 10.0.0.9:8082"
 
@@ -64,3 +64,10 @@ async def test_who_is_in_a_hurry_does_not_wait_for_the_end_of_a_pause(monkeypatc
     await asyncio.sleep(0)
     made.hurry()
     await asyncio.wait_for(pausing, 10)
+
+
+async def test_a_leader_is_looked_for_again_sooner_than_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS"):
+        monkeypatch.setattr(route, name, 600.0)
+    assert route.LEADER_PAUSE_SECONDS <= 0.5
+    await asyncio.wait_for(route_to_leader(["a:1", "b:2"]).failed(), 5)
