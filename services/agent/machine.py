@@ -30,7 +30,7 @@ def observe(agent: Agent, link: Link) -> None:
     for state in ("free", "used", "unhealthy"):
         metrics.slots.labels(state=state).set_function(_counter(agent, state))
     metrics.journaled.set_function(lambda: len(agent.roster.records))
-    metrics.leader_silence.set_function(lambda: link.silence_seconds)
+    metrics.leader_silence.set_function(lambda: link.witnessed_silence_seconds)
     metrics.heartbeat_age.set_function(lambda: time.monotonic() - (link.heartbeat_at or time.monotonic()))
 
 
