@@ -9,11 +9,11 @@ import typer
 
 from gangline.cli.shared import Json, connect, new_group, show, show_table
 from gangline.cli.text import format_age, format_bytes
+from gangline.domain.pause import troubles_of
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
-    from gangline.domain.pause import troubles_of
-from gangline.domain.resource import Agent
+    from gangline.domain.resource import Agent
 
 app = new_group("See the machines of the cluster, and take them out of use.")
 slot_app = new_group("See the slots of the cluster, and take them out of use.")

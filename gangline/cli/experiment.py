@@ -108,7 +108,7 @@ def find(
     """Show which experiment a request has made. Exit status 2: certainly none so far; 1: that cannot be known now."""
     with connect() as client:
         experiment = client.find_experiment(request_id)
-    show(experiment, is_json, lambda: _state_line(experiment))
+    show(experiment, is_json, lambda: [_state_line(experiment)])
 
 
 @app.command()

@@ -13,7 +13,8 @@ from typing import Any
 from gangline.config.complaint import Complaint, Path
 from gangline.errors import GanglineError, invalid
 
-MAX_TEXT_BYTES = 256 << 10
+# A trial keeps its hyperparameters, its experiment all of it, and one transaction of 500 kB has to hold both.
+MAX_TEXT_BYTES = 128 << 10
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
 MAX_NAME_LENGTH = 256

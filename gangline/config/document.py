@@ -110,6 +110,11 @@ def parse_document(text: str) -> Document:
             loader.dispose()
     except yaml.YAMLError as failure:
         raise _syntax_error(failure) from failure
+    except RecursionError as failure:
+        # Aliases of nested values: each is shallow where it is written.
+        raise too_deep() from failure
+    except (ValueError, OverflowError) as failure:
+        raise invalid("config.syntax", f"the configuration is no YAML: {failure}") from failure
     return Document(values, lines)
 
 

@@ -193,7 +193,7 @@ class _Reader:
     def _array(self, start: int, length: int) -> Any:
         import numpy  # noqa: PLC0415  only where a value needs it
 
-        return numpy.load(io.BytesIO(self._blob(start, length)), allow_pickle=False)
+        return numpy.lib.format.read_array(io.BytesIO(self._blob(start, length)), allow_pickle=False)
 
     def _tensor(self, dtype: str, shape: list[int], start: int, length: int) -> Any:
         import torch  # noqa: PLC0415  only where a value needs it

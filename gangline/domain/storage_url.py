@@ -7,10 +7,12 @@ by the gateway and by other trials, with their rights; so only storage protocols
 from __future__ import annotations
 
 from gangline.errors import GanglineError, invalid
+from gangline.printable import find_unprintable
 
 # A directory, S3, Google Cloud Storage and Azure Blob Storage, as in docs/checkpoints.md.
 _DOCUMENTED = ("file", "s3", "gs", "az")
 _SAME = {"local": "file", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+MAX_URL_LENGTH = 4096
 
 
 def protocol_of(url: str) -> str:
@@ -25,6 +27,10 @@ def protocol_of(url: str) -> str:
 def check_storage_url(url: str, cluster_url: str = "") -> None:
     """cluster_url: the cluster's own storage, whose protocol passes as well. Raises GanglineError `storage.chain` or
     `storage.protocol`, before anything is opened."""
+    unprintable = find_unprintable(url)
+    if unprintable is not None or len(url) > MAX_URL_LENGTH:
+        why = unprintable or f"{len(url)} characters"
+        raise invalid("storage.url", f"{url[:80]!r} is no URL of a storage: it has {why}")
     if "::" in url:
         raise invalid(
             "storage.chain",

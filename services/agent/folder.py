@@ -32,7 +32,7 @@ from google.protobuf.message import Message
 from gangline.v1 import agent_pb2, runner_pb2
 from services.agent.record import Record, format_record, parse_record
 from services.common.disk import move_aside, sync_folder, write_atomic
-from services.common.disk_fault import read_spare, remove_spare, spare_path
+from services.common.disk_fault import has_spare, read_spare, remove_spare
 
 CORRUPT = "corrupt"
 M = TypeVar("M", bound=Message)
@@ -129,7 +129,7 @@ class AllocationFolder:
     @property
     def has_exit(self) -> bool:
         """The runner has left its report, here or beside a disk that refused it."""
-        return self.exit_path.exists() or spare_path(self.exit_path).exists()
+        return self.exit_path.exists() or has_spare(self.exit_path)
 
     def move_aside(self, path: Path) -> str:
         """The name that an unreadable file has from now on: its own where the disk takes no writes."""

@@ -107,7 +107,7 @@ class Link:
         """What this agent tells runners that ask whether it hears the leader. Its event loop reads the answers: while
         that is late itself, as beside a busy disk, it bears no witness of anybody's silence."""
         is_late = self._is_connected and time.monotonic() - (self.heartbeat_at or 0.0) > self._lease_seconds / 4
-        return 0.0 if is_late else self.silence_seconds
+        return math.nan if is_late else self.silence_seconds
 
     async def wait_until_heard(self) -> None:
         """Returns once the leader has answered what was sent half a lease ago or later. A runner that starts then has

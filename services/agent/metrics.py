@@ -15,7 +15,7 @@ stream_attempts = Counter("gangline_agent_stream_attempts_total", "Connections t
 heartbeat_age = Gauge("gangline_agent_heartbeat_age_seconds", "Since the last heartbeat was handed to the stream")
 leader_silence = Gauge(
     "gangline_agent_leader_silence_seconds",
-    "Since this agent sent the newest heartbeat that the leader has answered; 0 while it is late itself",
+    "Since this agent sent the newest heartbeat that the leader has answered; NaN while it is late itself",
 )
 commands = Counter(
     "gangline_agent_commands_total", "Commands of the scheduler, by what was done", ["command", "result"]

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import re
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -78,14 +79,26 @@ def write_spare(path: Path, text: str) -> None:
         file.write(text)
 
 
-def read_spare(path: Path) -> str | None:
-    """None where there is none, or where it belongs to another user. Raises OSError."""
+def has_spare(path: Path) -> bool:
+    """Whether there is one of this user. Other users may put anything under its name."""
     try:
-        fd = os.open(spare_path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
+        return _is_own(spare_path(path).lstat())
+    except OSError:
+        return False
+
+
+def read_spare(path: Path) -> str | None:
+    """None where there is none of this user. Raises OSError."""
+    if not has_spare(path):
         return None
+    # Between the two looks another user cannot replace it: the folder is sticky. A pipe would block without O_NONBLOCK.
+    fd = os.open(spare_path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd) as file:
-        return file.read() if os.fstat(fd).st_uid == os.geteuid() else None
+        return file.read() if _is_own(os.fstat(fd)) else None
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def remove_spare(path: Path) -> None:

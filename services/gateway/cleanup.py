@@ -133,8 +133,11 @@ class Cleanup:
         self._tries = {id_: last for id_, last in self._tries.items() if id_ in marked}
 
     def _due(self) -> list[Checkpoint]:
+        """Those with the fewest failures first: where calls hang, few are let through, and they must not always be for
+        the same files."""
         now = asyncio.get_running_loop().time()
-        return [one for one in self._mirror.state.marked.values() if self._tries.get(one.id, NO_TRY).again_at <= now]
+        due = [one for one in self._mirror.state.marked.values() if self._tries.get(one.id, NO_TRY).again_at <= now]
+        return sorted(due, key=lambda one: self._tries.get(one.id, NO_TRY).num_failures)
 
     async def _tell(self, checkpoint_ids: list[str]) -> bool:
         request = scheduler_pb2.ChangeCheckpointsRequest(request_id=str(uuid.uuid4()), deleted_ids=checkpoint_ids)

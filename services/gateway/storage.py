@@ -84,11 +84,12 @@ class Storage:
         check_same_protocol(url, self.url)
         try:
             files, path = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError):
+            root, found = self._root, posixpath.normpath(str(path))
+            if self._is_local:
+                root, found = str(Path(root).resolve()), str(Path(found).resolve())
+        except (ValueError, ImportError, OSError, RuntimeError):
+            # RuntimeError: a loop of links.
             raise _elsewhere(url, self.url) from None
-        root, found = self._root, posixpath.normpath(str(path))
-        if self._is_local:
-            root, found = str(Path(root).resolve()), str(Path(found).resolve())
         if type(files) is not type(self._files) or not found.startswith(root + "/"):
             raise _elsewhere(url, self.url)
         return found.removeprefix(root + "/")

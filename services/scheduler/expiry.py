@@ -7,7 +7,7 @@ its own lease has run out. The rules themselves are pure (lease.py, transition/d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -15,7 +15,8 @@ import structlog
 from gangline.domain.allocation import Allocation, ExitReport, Member, Request
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, ExitKind
-from gangline.errors import unavailable
+from gangline.errors import ErrorKind, GanglineError, unavailable
+from services.common.election import Leadership
 from services.scheduler import metric
 from services.scheduler.dispatch import Dispatch
 from services.scheduler.intake import Intake
@@ -33,12 +34,15 @@ _log = structlog.get_logger(__name__)
 
 # While a member of a lost agent is held, who is heard is looked at so often.
 HELD_SECONDS = 1.0
+# Between two tries to write the same end.
+RETRY_SECONDS = 1.0
 
 
 @dataclass
 class Expiry:
     """patient_until: no deadline of an allocation is enforced before this time, in Unix seconds."""
 
+    leadership: Leadership
     store: Store
     sessions: Sessions
     leases: Leases
@@ -48,8 +52,9 @@ class Expiry:
     rules: Rules
     patient_until: float
     _lost_at: dict[str, float] = field(default_factory=dict)
-    _minority_at: float = float("-inf")
+    _stale_at: float = float("-inf")
     _next_give_up: float | None = None
+    _retry_at: dict[str, float] = field(default_factory=dict)
 
     @property
     def _state(self) -> State:
@@ -58,20 +63,24 @@ class Expiry:
     async def expire(self, now: float) -> None:
         """One pass. now: Unix seconds."""
         for agent_id in self.leases.expired(time.monotonic()):
-            await self._lose_agent(agent_id, now)
+            await _alone(self._lose_agent(agent_id, now), agent_id)
         await self._give_up_lost(now)
         for trial_id in to_readmit(self._state.all_of(Request), now):
-            await self.store.commit(_readmission(trial_id, now))
+            await _alone(self.store.commit(_readmission(trial_id, now)), trial_id)
         for allocation_id in overdue(self._state.all_of(Allocation), now, self.patient_until):
-            await self._end_overdue(get(self._state, Allocation, allocation_id), now)
+            if self._retry_at.get(allocation_id, 0.0) <= time.monotonic():
+                self._retry_at[allocation_id] = time.monotonic() + RETRY_SECONDS
+                await _alone(self._end_overdue(get(self._state, Allocation, allocation_id), now), allocation_id)
+        self._retry_at = {one: at for one, at in self._retry_at.items() if at > time.monotonic()}
 
     def seconds_to_next(self) -> float | None:
         """Until the next pass has something to do by itself; None when nothing is due."""
         now = time.time()
-        allocations, requests = self._state.all_of(Allocation), self._state.all_of(Request)
-        agents = self._state.all_of(Agent)
+        requests, agents = self._state.all_of(Request), self._state.all_of(Agent)
+        allocations = [found for found in self._state.all_of(Allocation) if found.id not in self._retry_at]
         deadline = next_deadline(allocations, requests, now, self.patient_until, agents)
         ends = [end for end in (self.leases.next_end, self._next_give_up) if end is not None]
+        ends += self._retry_at.values()
         waits = [] if deadline is None else [deadline - now]
         waits += [end - time.monotonic() for end in ends]
         return max(0.0, min(waits)) if waits else None
@@ -107,17 +116,19 @@ class Expiry:
         self._next_give_up = time.monotonic() + HELD_SECONDS if held else None
         for allocation_id, member in held:
             if self._is_due(allocation_id, member):
-                await self._give_up_member(allocation_id, member, now)
+                await _alone(self._give_up_member(allocation_id, member, now), allocation_id)
 
     def _is_due(self, allocation_id: str, member: Member) -> bool:
         """Whether the ranks of this member have stopped, as far as leases tell. Looked at again within the commit."""
         now = time.monotonic()
+        if not self.leadership.is_fresh:
+            # Without etcd no lease is renewed, and runners rightly train on.
+            self._stale_at = now
+        if now - self._stale_at <= self.leases.lease_seconds + STOP_MARGIN_SECONDS:
+            return False
         grant = self.attempts.grant_of(allocation_id, member.node_rank)
-        num_heard = sum(not self.leases.is_over(agent_id, now) for agent_id in grant.committee)
-        if not is_majority(num_heard, len(grant.committee)):
-            self._minority_at = now
-        # A leader that was cut off itself first waits out the leases that runners held meanwhile.
-        has_majority = now - self._minority_at > self.leases.lease_seconds + STOP_MARGIN_SECONDS
+        num_heard = sum(self.leases.is_steady(agent_id, now) for agent_id in grant.committee)
+        has_majority = is_majority(num_heard, len(grant.committee))
         lost_at = self._lost_at.get(member.agent_id, grant.renewed_at)
         end = self.attempts.end_of(grant, lost_at, has_majority)
         if end > now and self._next_give_up is not None:
@@ -125,7 +136,9 @@ class Expiry:
         return end <= now
 
     async def _give_up_member(self, allocation_id: str, member: Member, now: float) -> None:
-        report = ExitReport(member.agent_id, ExitKind.AGENT_LOST, self._silence(), failed_at=now, ended_at=now)
+        """With what its runner has told of its end, while the agent could not."""
+        lost = ExitReport(member.agent_id, ExitKind.AGENT_LOST, self._silence(), failed_at=now, ended_at=now)
+        report = self.intake.told_exits.get((allocation_id, member.node_rank), lost)
         await self.intake.exit(allocation_id, report, lambda: self._is_due(allocation_id, member))
 
     async def _end_overdue(self, allocation: Allocation, now: float) -> None:
@@ -144,6 +157,16 @@ class Expiry:
 
     def _silence(self) -> str:
         return f"the agent was not heard of for {self.leases.lease_seconds:g} s"
+
+
+async def _alone(work: Awaitable[object], what: str) -> None:
+    """A change that cannot be written, as of a record that is too large, must not keep others from being made."""
+    try:
+        await work
+    except GanglineError as error:
+        if error.kind is not ErrorKind.INVALID:
+            raise
+        _log.error("what is due cannot be written", what=what, reason=error.message)
 
 
 def _expiry(allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float) -> Callable[..., Change]:

@@ -33,7 +33,7 @@ from services.scheduler.session import Session, Sessions
 from services.scheduler.store import Store, Transition
 from services.scheduler.transition.checkpoint import abandoned, delete_checkpoints
 from services.scheduler.transition.exit import member_exited
-from services.scheduler.transition.fence import fenced, is_superseded, why_over
+from services.scheduler.transition.fence import fenced, is_superseded, live, why_over
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.report import checkpointed, progressed, validated
 from services.scheduler.transition.rules import Rules
@@ -46,11 +46,13 @@ PROGRESS_SECONDS = 30.0
 
 
 class Intake:
-    """progress_by_trial: of running trials."""
+    """progress_by_trial: of running trials. told_exits: what runners have told of their end while their agents were
+    connected, by allocation and node rank; it counts where the agent is lost before it says the same."""
 
     def __init__(self, store: Store, sessions: Sessions, rules: Rules, storage_url: str) -> None:
         """storage_url: the cluster's."""
         self.progress_by_trial: dict[str, Progress] = {}
+        self.told_exits: dict[tuple[str, int], ExitReport] = {}
         self._store = store
         self._sessions = sessions
         self._rules = rules
@@ -125,9 +127,13 @@ class Intake:
                 await self._checkpointed(allocation_id, node_rank, wire.from_proto(Checkpoint, report.checkpoint))
             case "fusion":
                 found, trial_id = wire.from_proto(FusionRecord, report.fusion), parse_allocation_id(allocation_id)[0]
-                await self._commit(allocation_id, lambda records: fusion_found(records, found, trial_id, time.time()))
+                await self._store.commit(
+                    live(allocation_id, node_rank, lambda records: fusion_found(records, found, trial_id, time.time()))
+                )
             case "forgotten_fusion":
-                await self._commit(allocation_id, lambda records: fusion_forgotten(records, report.forgotten_fusion))
+                await self._store.commit(
+                    live(allocation_id, node_rank, lambda records: fusion_forgotten(records, report.forgotten_fusion))
+                )
 
     async def _commit(self, allocation_id: str, transition: Transition) -> None:
         await self._store.commit(fenced(allocation_id, transition))
@@ -142,6 +148,8 @@ class Intake:
                 self._screening.forget(str(allocation_id))
                 for key in [key for key in self._newest_sequence if key[0] == allocation_id]:
                     del self._newest_sequence[key]
+                for key in [key for key in self.told_exits if key[0] == allocation_id]:
+                    del self.told_exits[key]
 
     async def _came_up(self, allocation_id: str, node_rank: int, report: runner_pb2.RunningReport) -> None:
         before = self._store.state.find(Allocation, allocation_id)

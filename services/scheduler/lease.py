@@ -6,8 +6,10 @@ step of the wall clock ends a lease.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState
@@ -24,9 +26,14 @@ class Leases:
     def __init__(self, agent_ids: Iterable[str], lease_seconds: float, grace_seconds: float, now: float) -> None:
         self.lease_seconds = lease_seconds
         self._end_by_agent = dict.fromkeys(agent_ids, now + lease_seconds + grace_seconds)
+        self._heard_at: dict[str, float] = {}
+        self._steady_since: dict[str, float] = {}
 
     def renew(self, agent_id: str, now: float) -> None:
         self._end_by_agent[agent_id] = now + self.lease_seconds
+        if now - self._heard_at.get(agent_id, -math.inf) >= self._gap_seconds:
+            self._steady_since[agent_id] = now
+        self._heard_at[agent_id] = now
 
     def end(self, agent_id: str) -> None:
         self._end_by_agent.pop(agent_id, None)
@@ -40,12 +47,27 @@ class Leases:
     def is_over(self, agent_id: str, now: float) -> bool:
         return self._end_by_agent.get(agent_id, now) <= now
 
+    def is_steady(self, agent_id: str, now: float) -> bool:
+        """Whether the agent was heard without a longer gap for as long as a runner may count on its silence.
+
+        An agent says of itself that it does not hear the leader after half a lease, and a runner that believes it goes
+        on for one lease more. A gap here is shorter than that half lease, so a steady agent has said no such thing.
+        """
+        since = self._steady_since.get(agent_id, math.inf)
+        is_heard = now - self._heard_at.get(agent_id, -math.inf) < self._gap_seconds
+        return is_heard and now - since >= self.lease_seconds + STOP_MARGIN_SECONDS
+
     def expired(self, now: float) -> list[str]:
         return [agent_id for agent_id, end in self._end_by_agent.items() if end <= now]
 
     @property
     def next_end(self) -> float | None:
         return min(self._end_by_agent.values(), default=None)
+
+    @property
+    def _gap_seconds(self) -> float:
+        """More than a heartbeat on a busy host, less than the silence that an agent bears witness of."""
+        return self.lease_seconds * 3 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +102,13 @@ class AttemptLeases:
     def forget(self, allocation_id: str) -> None:
         self._grants.pop(allocation_id, None)
 
+    def forgive(self, now: float) -> None:
+        """No runner could be answered for a while; they may train on, as no other attempt was started meanwhile."""
+        self._first = replace(self._first, renewed_at=now)
+        for grants in self._grants.values():
+            for node_rank, grant in grants.items():
+                grants[node_rank] = replace(grant, renewed_at=now)
+
     def grant_of(self, allocation_id: str, node_rank: int) -> Grant:
         return self._grants.get(allocation_id, {}).get(node_rank, self._first)
 
@@ -95,9 +124,10 @@ class AttemptLeases:
 
 
 def committee_of(agents: Iterable[Agent]) -> tuple[Agent, ...]:
-    """Returns the agents that bear witness of who is cut off: the first MAX_COMMITTEE live ones by id."""
-    alive = sorted((agent for agent in agents if agent.state is AgentState.ALIVE), key=lambda agent: agent.id)
-    return tuple(alive[:MAX_COMMITTEE])
+    """Returns the agents that bear witness of who is cut off: up to MAX_COMMITTEE live ones, chosen by a stable hash so
+    that they do not all stand in one rack."""
+    alive = (agent for agent in agents if agent.state is AgentState.ALIVE)
+    return tuple(sorted(alive, key=lambda agent: hashlib.sha256(agent.id.encode()).digest())[:MAX_COMMITTEE])
 
 
 def is_majority(num_heard: int, num_members: int) -> bool:

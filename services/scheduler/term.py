@@ -101,6 +101,7 @@ class Term:
         )
         patient_until = now + conditions.agent_lease_seconds + conditions.agent_grace_seconds
         expiry = Expiry(
+            leadership=leadership,
             store=self.store,
             sessions=self.sessions,
             leases=self.leases,
@@ -151,6 +152,8 @@ class Term:
             tasks.add(asyncio.create_task(self.pursuit.run(), name="pursuit"))
             tasks.add(asyncio.create_task(self._notice_stalls(), name="stalls"))
             self._describe_start()
+            # Whatever it took to begin: no runner could be answered before now.
+            self.attempts.forgive(time.monotonic())
             on_open.set()
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -217,6 +220,7 @@ class Term:
     def _on_stalled(self) -> None:
         """Agents' words have waited behind a write, their heartbeats among them."""
         self.leases.forgive(time.monotonic())
+        self.attempts.forgive(time.monotonic())
 
     def _on_start(self, allocation_id: str, spec: runner_pb2.RunnerSpec) -> None:
         """The spec grants the first lease."""

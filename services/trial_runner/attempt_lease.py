@@ -9,11 +9,16 @@ before the leader starts the next attempt. The verdict is pure (attempt_verdict.
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import re
+import signal
+import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from http.client import HTTPException
 
 import grpc
 import structlog
@@ -31,6 +36,8 @@ from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_o
 PERIOD_SHARE = 0.25
 # Its first lease is shorter, because the agent had heard the leader up to half a lease before it started the runner.
 FIRST_SHARE = 0.5
+# After the lease, for the event loop to kill the ranks first; within the margin that the leader waits.
+ENFORCE_SECONDS = 0.75
 SILENCE_METRIC = "gangline_agent_leader_silence_seconds"
 _SILENCE = re.compile(rf"^{SILENCE_METRIC} (\S+)$", re.MULTILINE)
 
@@ -61,6 +68,7 @@ class AttemptLease:
         self._lease_seconds = spec.lease_seconds
         self._ends_at = time.monotonic() + spec.lease_seconds * FIRST_SHARE
         self._is_renewed = asyncio.Event()
+        self._has_ended = threading.Event()
         self._has_ranks = False
         self._is_calm = True
         self._is_over = False
@@ -73,10 +81,25 @@ class AttemptLease:
             self._begin()
             await self._is_renewed.wait()
 
-    def start(self) -> None:
-        """Ranks run: from now on the end of the lease is theirs too. May be called again."""
-        self._has_ranks = True
+    def start(self, pids: Callable[[], Iterable[int]]) -> None:
+        """Ranks run: from now on the end of the lease is theirs too. May be called again. pids: of the ranks, each of
+        which leads a process group."""
+        if not self._has_ranks and self._lease_seconds:
+            self._has_ranks = True
+            threading.Thread(target=self._enforce, args=(pids,), name="lease", daemon=True).start()
         self._begin()
+
+    def _enforce(self, pids: Callable[[], Iterable[int]]) -> None:
+        """Kills the ranks where the event loop does not: it may wait for a disk that hangs. Runs in a thread."""
+        while self._has_ranks:
+            left = self._ends_at + ENFORCE_SECONDS - time.monotonic()
+            if left > 0:
+                self._has_ended.wait(left)
+                continue
+            for pid in pids():
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+            return
 
     def _begin(self) -> None:
         if self._running is None and self._lease_seconds:
@@ -85,6 +108,7 @@ class AttemptLease:
     def end_ranks(self) -> None:
         """The ranks have ended: the lease is held only until their end is told."""
         self._has_ranks = False
+        self._has_ended.set()
 
     async def tell_exit(self, report: ExitReport, limit_seconds: float) -> None:
         """For a runner whose agent is gone: without it, the leader would give the attempt up and start the next one."""
@@ -116,9 +140,14 @@ class AttemptLease:
             # A runner that was kept from running for long looks once more before it gives its training up.
             least_seconds = self._period_seconds / 2 if self._has_ranks else self._period_seconds
             limit_seconds = max(self._ends_at - began_at, least_seconds)
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(limit_seconds):
                     await self._renew_or_excuse(began_at)
+            except TimeoutError:
+                pass
+            except Exception:
+                # The top of a long-lived task: whatever breaks here, the lease ends when it ends.
+                log.exception("the lease could not be renewed")
             now = time.monotonic()
             if now >= self._ends_at and self._has_ranks:
                 self._give_up()
@@ -145,7 +174,7 @@ class AttemptLease:
         elif self._is_calm:
             self._is_calm = False
             await self._renew_or_excuse(began_at)
-        elif is_leaderless(signs) or await self._is_leader_cut_off():
+        elif await self._may_go_on(signs):
             self._extend(began_at)
 
     async def _ask_all(self, addresses: Sequence[str]) -> dict[str, tuple[SchedulerSign, str]]:
@@ -194,14 +223,16 @@ class AttemptLease:
         if answer.HasField("stop"):
             self._on_stop(answer.stop)
 
-    async def _is_leader_cut_off(self) -> bool:
+    async def _may_go_on(self, signs: Sequence[SchedulerSign]) -> bool:
         others = [one for one in self._committee if one.address and one.agent_id != self._agent_id]
         asked = await asyncio.gather(
             *(asyncio.to_thread(_ask_silence, one.address, self._period_seconds / 2) for one in others)
         )
         silence = {one.agent_id: seconds for one, seconds in zip(others, asked, strict=True) if seconds is not None}
         members = [witness.agent_id for witness in self._committee]
-        return is_leader_cut_off(members, self._agent_id, silence, self._lease_seconds)
+        return is_leaderless(signs, self._agent_id, silence, self._lease_seconds) or is_leader_cut_off(
+            members, self._agent_id, silence, self._lease_seconds
+        )
 
 
 async def _dial(address: str, seconds: float) -> SchedulerSign:
@@ -220,11 +251,12 @@ async def _dial(address: str, seconds: float) -> SchedulerSign:
 
 
 def _ask_silence(address: str, seconds: float) -> float | None:
-    """Blocking. None where the agent does not answer."""
+    """Blocking. None where the agent does not answer, or has no opinion because it is late itself."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{address}/metrics?name[]={SILENCE_METRIC}", timeout=seconds) as response:
             found = _SILENCE.search(response.read(1 << 16).decode(errors="replace"))
-    except (OSError, ValueError):
+        silence = float(found[1]) if found else math.nan
+    except (OSError, ValueError, HTTPException):
         return None
-    return float(found[1]) if found else None
+    return None if math.isnan(silence) else silence

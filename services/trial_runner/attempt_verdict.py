@@ -26,9 +26,18 @@ class SchedulerSign(StrEnum):
     SILENT = "SILENT"
 
 
-def is_leaderless(signs: Sequence[SchedulerSign]) -> bool:
-    """Whether no known scheduler can lead and see this host as cut off. A silent one can do both."""
-    return bool(signs) and SchedulerSign.SILENT not in signs
+def is_leaderless(
+    signs: Sequence[SchedulerSign], own_agent_id: str, silence_by_agent: Mapping[str, float], lease_seconds: float
+) -> bool:
+    """Whether no scheduler can lead and see this host as cut off.
+
+    A silent scheduler can do both. So can one whose host seems to refuse the connection, where a firewall on the way
+    answers in its place; then an agent that hears the leader tells.
+    """
+    is_heard = any(
+        seconds < lease_seconds / 2 for agent_id, seconds in silence_by_agent.items() if agent_id != own_agent_id
+    )
+    return bool(signs) and SchedulerSign.SILENT not in signs and not is_heard
 
 
 def is_leader_cut_off(
@@ -36,8 +45,8 @@ def is_leader_cut_off(
 ) -> bool:
     """Whether at least half of all votes, the leader's own among them, do not hear the leader.
 
-    silence_by_agent: for how long each agent that answered has not heard the leader, in seconds. The agent of this host
-    does not hear it, because its runner does not.
+    silence_by_agent: for how long each agent that answered and has an opinion has not heard the leader, in seconds. The
+    agent of this host does not hear it, because its runner does not.
     """
     deaf = {agent_id for agent_id, seconds in silence_by_agent.items() if seconds >= lease_seconds / 2}
     num_deaf = len((deaf | {own_agent_id}) & set(committee))

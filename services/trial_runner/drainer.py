@@ -32,6 +32,7 @@ from services.trial_runner.spool import Spool
 # After this the gateway that would take them is not coming back.
 MAX_AGE_SECONDS = 7 * 24 * 3600.0
 RESCAN_SECONDS = 5.0
+RETRY_SECONDS = 60.0
 # An agent that is only restarted is back sooner.
 AGENTLESS_SECONDS = 30.0
 _TARGET = "target.json"
@@ -91,18 +92,36 @@ def start_drainer(spools: Path) -> None:
 async def drain_all(spools: Path) -> None:
     """Returns when no spool is left without an owner, or no agent is there any more."""
     busy: dict[Path, asyncio.Task[None]] = {}
+    # A folder whose disk fails, or that cannot be removed, is tried again after a pause.
+    again_at: dict[Path, float] = {}
     agent_seen_at = time.monotonic()
     while time.monotonic() - agent_seen_at < AGENTLESS_SECONDS:
         if has_agent(spools.parent):
             agent_seen_at = time.monotonic()
         for folder in _folders(spools):
-            fd = claim(folder) if folder not in busy else None
+            if folder in busy or again_at.get(folder, 0.0) > time.monotonic():
+                continue
+            fd = claim(folder)
             if fd is not None:
                 busy[folder] = asyncio.create_task(_drain(folder, fd))
-        if not busy:
+        waiting = [folder for folder in again_at if folder.exists()]
+        if not busy and not waiting:
             return
+        if not busy:
+            await asyncio.sleep(RESCAN_SECONDS)
+            continue
         done, _ = await asyncio.wait(busy.values(), timeout=RESCAN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        busy = {folder: task for folder, task in busy.items() if task not in done}
+        for folder, task in list(busy.items()):
+            if task in done:
+                del busy[folder]
+                _note_end(folder, task)
+                again_at[folder] = time.monotonic() + RETRY_SECONDS
+
+
+def _note_end(folder: Path, task: asyncio.Task[None]) -> None:
+    failure = task.exception()
+    if failure is not None:
+        log.error("a spool cannot be delivered; trying again", folder=folder.name, error=repr(failure))
 
 
 def has_agent(state: Path) -> bool:

@@ -62,7 +62,9 @@ DRAIN_SECONDS = 5.0
 # For the member that failed first to say so, where a rank here only noticed that it had gone.
 PEER_SECONDS = 1.5
 LAST_OUTPUT_SECONDS = 1.0
+# For the scheduler to hear of the end from the runner itself: the agent may be gone, or stand still.
 EXIT_SECONDS = 5.0
+QUICK_EXIT_SECONDS = 0.5
 DEFAULT_GRACE_SECONDS = 3600.0
 # What has ended by then never opened a connection: it tells all with its exit.
 QUIET_SECONDS = 0.2
@@ -311,8 +313,8 @@ class TrialRunner:
         except Exception as error:
             log.exception("the runner cannot close in order", error=str(error))
         exit_file.write_exit(self._directory, self._spec.allocation.id, report, undelivered)
-        if not undelivered and not drainer.has_agent(self._directory.parent.parent):
-            await self._lease.tell_exit(report, EXIT_SECONDS)
+        if not undelivered:
+            await self._lease.tell_exit(report, EXIT_SECONDS if self._is_without_agent() else QUICK_EXIT_SECONDS)
         await self._lease.close()
         log.info("the runner ends", kind=report.kind, message=report.message)
 
@@ -331,6 +333,9 @@ class TrialRunner:
         await self._link.close()
         self._relay.tell_rest()
         return await self._outlet.close(self._drain_seconds())
+
+    def _is_without_agent(self) -> bool:
+        return not drainer.has_agent(self._directory.parent.parent)
 
     def _drain_seconds(self) -> float:
         agents = exit_file.load_stop_deadline(self._directory)
@@ -427,7 +432,7 @@ class TrialRunner:
         )
         self._report_running()
         self._outlet.reporter.open()
-        self._lease.start()
+        self._lease.start(lambda: [pid for pid in self._crew.pids if pid] if self._crew is not None else [])
 
     def _hush(self) -> None:
         """Whoever has not spoken by now need not begin."""

@@ -52,6 +52,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         session = _admit(term, agent)
         session.clock.heard(greeting.sent_at, greeted_at)
         rules = term.conditions.rules
+        # Before it is on record: an agent that is ALIVE there has a lease that can run out.
+        term.leases.renew(agent.id, time.monotonic())
         await term.store.commit(lambda records: registered(records, agent, rules, time.time()))
         # From here on it may be told to stop what it has.
         session.known |= {status.allocation_id for status in hello.allocations}
@@ -164,9 +166,9 @@ async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) 
     difference = compare(session.agent_id, journal, expected, time.time())
     # 1. What ended while no leader listened, with the reports that could not be delivered.
     for status in hello.allocations:
-        await asyncio.gather(*_take_undelivered(term, status))
+        await asyncio.gather(*_take_undelivered(term, session.agent_id, status))
     for allocation_id, report in (*difference.ended, *difference.vanished):
-        await term.intake.exit(allocation_id, report)
+        await _take_exit(term, allocation_id, report)
     _settle_strangers(term, session, difference)
     # 2. What it has accepted; then what it should have and does not, and what it should stop.
     for entry in difference.present:
@@ -202,9 +204,9 @@ async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationS
     is_expected = allocation is not None and session.agent_id in unended_agents(allocation)
     if entry.exit is not None:
         # Asked for together, they are written together, in this order.
-        works = _take_undelivered(term, status)
+        works = _take_undelivered(term, session.agent_id, status)
         if is_expected:
-            works.append(term.intake.exit(entry.allocation_id, entry.exit))
+            works.append(_take_exit(term, entry.allocation_id, entry.exit))
         await asyncio.gather(*works)
         term.dispatch.forget(session, entry.allocation_id)
         term.loop.wake()
@@ -215,14 +217,28 @@ async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationS
         term.dispatch.end_stranger(session, entry.allocation_id)
 
 
-def _take_undelivered(term: Term, status: agent_pb2.AllocationStatus) -> list[Coroutine[None, None, None]]:
-    """Reports of a runner that ended before it could send them, oldest first."""
+def _take_undelivered(
+    term: Term, agent_id: str, status: agent_pb2.AllocationStatus
+) -> list[Coroutine[None, None, None]]:
+    """Reports of this agent's runner, which ended before it could send them, oldest first."""
     allocation = term.state.find(Allocation, status.allocation_id)
-    ranks = [member.node_rank for member in allocation.members] if allocation else []
+    members = allocation.members if allocation else ()
+    ranks = [member.node_rank for member in members if member.agent_id == agent_id]
     return [
         _take(term, status.allocation_id, ranks[0] if ranks else 0, report)
         for report in sorted(status.undelivered, key=lambda report: report.sequence)
     ]
+
+
+async def _take_exit(term: Term, allocation_id: str, report: ExitReport) -> None:
+    """An exit that cannot be written with all its texts is written without them: the agent would tell it for ever."""
+    try:
+        await term.intake.exit(allocation_id, report)
+    except GanglineError as error:
+        if error.kind is not ErrorKind.INVALID:
+            raise
+        _log.warning("an exit is written without its texts", allocation_id=allocation_id, reason=error.message)
+        await term.intake.exit(allocation_id, replace(report, message=report.message[:200], last_lines=(), log_hits=()))
 
 
 async def _take(term: Term, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> None:

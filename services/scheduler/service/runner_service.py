@@ -109,12 +109,16 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
 
 
 async def _take_exit(term: Term, request: runner_pb2.RenewAttemptRequest) -> None:
-    """A connected agent speaks for its members itself."""
-    allocation = get(term.state, Allocation, request.allocation_id)
-    for member in allocation.members:
-        if member.node_rank == request.node_rank and term.sessions.find(member.agent_id) is None:
-            report = replace(wire.from_proto(ExitReport, request.exit), agent_id=member.agent_id)
-            await term.intake.exit(allocation.id, report)
+    """A connected agent speaks for its members itself, unless it is lost before it does."""
+    allocation = term.state.find(Allocation, request.allocation_id)
+    for member in allocation.members if allocation is not None else ():
+        if member.node_rank != request.node_rank:
+            continue
+        report = replace(wire.from_proto(ExitReport, request.exit), agent_id=member.agent_id)
+        if term.sessions.find(member.agent_id) is None:
+            await term.intake.exit(request.allocation_id, report)
+        else:
+            term.intake.told_exits[request.allocation_id, member.node_rank] = report
 
 
 def _stop_of(allocation: Allocation, rules: Rules) -> runner_pb2.AttemptStop | None:

@@ -28,13 +28,22 @@ def blamed_agents(allocation: Allocation) -> dict[str, str]:
     return {report.agent_id: report.message or str(report.kind) for report in reports if report.is_agent_at_fault}
 
 
+def _failed_starts(allocation: Allocation) -> set[str]:
+    """The blamed agents, without those that only a rank blames: user code can print any error, and must not take an
+    agent out of use for others."""
+    reports = [report for report in (*allocation.exits, allocation.failure) if report is not None]
+    return {report.agent_id for report in reports if report.is_agent_at_fault and report.rank is None}
+
+
 def exclude(draft: Draft, trial: Trial, allocation: Allocation, rules: Rules, now: float) -> Trial:
     """The trial with the exclusions that hold from now on; each blamed agent has this failed start on its record."""
     blamed = blamed_agents(allocation)
     kept = [one for one in trial.exclusions if one.agent_id not in blamed and holds(draft, one, now)]
     new = [Exclusion(agent_id, why, now, now + rules.exclusion_seconds) for agent_id, why in sorted(blamed.items())]
+    failed_starts = _failed_starts(allocation)
     for exclusion in new:
-        _note_failed_start(draft, trial.id, exclusion, rules)
+        if exclusion.agent_id in failed_starts:
+            _note_failed_start(draft, trial.id, exclusion, rules)
     return replace(trial, exclusions=(*kept, *new))
 
 

@@ -47,6 +47,11 @@ def is_superseded(records: Records, allocation_id: str) -> bool:
     return trial is None or trial.attempts != attempt
 
 
+def live(allocation_id: str, node_rank: int, transition: Callable[[Records], Change]) -> Callable[[Records], Change]:
+    """Wraps a transition of what belongs to other trials too: only a live member may cause it."""
+    return lambda records: Change() if why_over(records, allocation_id, node_rank) else transition(records)
+
+
 def fenced(allocation_id: str, transition: Callable[[Records], Change]) -> Callable[[Records], Change]:
     """Wraps a transition so that it changes nothing for a superseded attempt."""
     return lambda records: Change() if is_superseded(records, allocation_id) else transition(records)

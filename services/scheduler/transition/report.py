@@ -21,6 +21,8 @@ from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import tell
 
+MAX_VALIDATION_BYTES = 16 << 10
+
 
 def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules, now: float) -> Change:
     """Backwards too: a restart begins at its checkpoint, below what the trial had reached. A pace that changes without
@@ -51,8 +53,9 @@ def validated(
         return Change()
     batches = max(trial.batches_completed, batches_completed)
     facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
-    metric = _number(json.loads(validation_json).get(facts.metric))
-    trial = replace(trial, batches_completed=batches, validation_json=validation_json)
+    metrics = json.loads(validation_json)
+    metric = _number(metrics.get(facts.metric))
+    trial = replace(trial, batches_completed=batches, validation_json=_bounded(metrics, facts.metric))
     if metric is not None and _is_better(metric, trial.best_validation, facts.smaller_is_better):
         trial = replace(trial, best_validation=metric, best_validation_batches=batches_completed)
     draft = Draft(records)
@@ -88,6 +91,19 @@ def _tell(draft: Draft, trial: Trial, event: SearchEvent, rules: Rules, now: flo
     tell(draft, trial.experiment_id, event, rules, now)
     if draft.find(Search, trial.experiment_id) != before:
         settle_experiment(draft, trial.experiment_id, now)
+
+
+def _bounded(metrics: dict[str, object], metric: str) -> str:
+    """As JSON, the searcher's metric and as many others as a record of the state should hold. All of them are in the
+    history; here a large record would keep every later change of its trial from being written."""
+    kept: dict[str, object] = {}
+    num_bytes = 0
+    for name in sorted(metrics, key=lambda name: (name != metric, name)):
+        num_bytes += len(json.dumps({name: metrics[name]}))
+        if num_bytes > MAX_VALIDATION_BYTES:
+            break
+        kept[name] = metrics[name]
+    return json.dumps(kept, sort_keys=True)
 
 
 def _number(value: object) -> float | None:

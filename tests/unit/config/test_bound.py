@@ -35,7 +35,7 @@ def test_hostile_text_is_refused_with_one_line_within_seconds(text: str, code: s
         ({"data": {"x": ["\ud800"]}}, "config.invalid_value", "data.x[0]: holds half of a Unicode surrogate pair"),
         ({"data": {"\ud800": 1}}, "config.invalid_value", "holds half of a Unicode surrogate pair"),
         ({"data": {"x": float("nan")}}, "config.invalid_value", "data.x: is nan, which is no finite number"),
-        ({"data": {"x": "y" * 300_000}}, "config.too_large", "(256 KiB) are allowed"),
+        ({"data": {"x": "y" * 300_000}}, "config.too_large", "(128 KiB) are allowed"),
         ({"data": {"x": [1] * 30_000}}, "config.too_large", "at most 20000 are allowed"),
     ],
     ids=["integer", "surrogate", "surrogate in a key", "nan", "text", "values"],

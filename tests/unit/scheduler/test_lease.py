@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState
-from services.scheduler.lease import MAX_COMMITTEE, STOP_MARGIN_SECONDS, AttemptLeases, committee_of, is_majority
+from services.scheduler.lease import (
+    MAX_COMMITTEE,
+    STOP_MARGIN_SECONDS,
+    AttemptLeases,
+    Grant,
+    Leases,
+    committee_of,
+    is_majority,
+)
 from services.trial_runner.attempt_verdict import is_leader_cut_off
 
 LEASE = 8.0
@@ -77,6 +87,33 @@ def test_an_agent_that_hears_the_leader_is_no_witness_of_its_end() -> None:
 
 
 def test_committee_is_of_live_agents_the_same_ones_each_time() -> None:
-    agents = [Agent(f"a{number}") for number in range(12)] + [Agent("a00", state=AgentState.LOST)]
-    chosen = [agent.id for agent in committee_of(reversed(agents))]
-    assert chosen == sorted(f"a{number}" for number in range(12))[:MAX_COMMITTEE]
+    racks = [f"r{rack}-{host:02}" for rack in range(4) for host in range(12)]
+    agents = [Agent(agent_id) for agent_id in racks]
+    chosen = [agent.id for agent in committee_of(agents)]
+    assert chosen == [agent.id for agent in committee_of(reversed(agents))]
+    assert len(chosen) == MAX_COMMITTEE
+    # One rack that loses its power takes no majority along.
+    assert max(sum(agent_id.startswith(f"r{rack}-") for agent_id in chosen) for rack in range(4)) <= MAX_COMMITTEE // 2
+    lost = [replace(agent, state=AgentState.LOST) for agent in agents if agent.id == chosen[0]]
+    assert chosen[0] not in [agent.id for agent in committee_of([*lost, *agents[1:]]) if agent in lost]
+
+
+def test_an_agent_counts_once_it_was_heard_without_a_gap_for_longer_than_its_silence_could_excuse() -> None:
+    leases = Leases(["a1"], LEASE, 0, now=0.0)
+    assert not leases.is_steady("a1", 1.0)
+    for beat in range(11):
+        leases.renew("a1", float(beat))
+    assert not leases.is_steady("a1", WAIT - 0.1)
+    assert leases.is_steady("a1", 10.0)
+    # It may have told a runner meanwhile that it does not hear the leader.
+    assert not leases.is_steady("a1", 10.0 + LEASE * 3 / 8)
+    leases.renew("a1", 10.0 + LEASE / 2)
+    assert not leases.is_steady("a1", 10.0 + LEASE / 2)
+
+
+def test_runners_that_could_not_be_answered_have_a_whole_lease_again() -> None:
+    leases = _leases()
+    leases.renew("1.1.1", 0, ["a1"], 120.0)
+    leases.forgive(150.0)
+    assert leases.grant_of("1.1.1", 0) == Grant(150.0, frozenset({"a1"}))
+    assert leases.grant_of("9.1.1", 0).renewed_at == 150.0
