@@ -102,7 +102,9 @@ def _fill(gateway: StandInGateway) -> None:
             "hyperparameters": {f"lr{_EVIL}": f"x{_EVIL}"}, "labels": [f"l{_EVIL}"],
         }
     )  # fmt: skip
-    experiment = make_experiment("TERMINAL", "FAILED", config_json=config, reason="because", ended_at=1001.0)
+    experiment = make_experiment(
+        "TERMINAL", "FAILED", config_json=config, reason="because", ended_at=1001.0, request_id="r1"
+    )
     gateway.experiments[1] = experiment
     reason = types_pb2.Reason(
         code=types_pb2.REASON_CODE_NO_CAPACITY, message="needs 4", would_start_if="more came", blocking_ids=["1.1"]
