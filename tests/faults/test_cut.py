@@ -220,6 +220,20 @@ def test_trial_completes_while_its_agent_is_gone(run: GatedRun, fleet: Fleet, ho
     run.check_aftermath()
 
 
+def test_trial_completes_while_its_agent_is_paused(run: GatedRun, fleet: Fleet) -> None:
+    """The runner cannot tell a paused agent from one that will say the same in a moment; it tells its end itself."""
+    ranks = train_to(run, 3)
+    agent = ranks[0].agent
+    fleet.kill(agent, signal.SIGSTOP)
+    try:
+        trial = run.finish().trials[0].trial
+        assert (trial.outcome, trial.attempts, trial.last_failure) == (Outcome.COMPLETED, 1, None), trial
+    finally:
+        fleet.kill(agent, signal.SIGCONT)
+    assert run.checkpoint_batches() == ALL_CHECKPOINTS
+    run.check_aftermath()
+
+
 def hold(ranks: list[Identity], seconds: float) -> None:
     """Every rank lives for so long."""
     until = time.monotonic() + seconds

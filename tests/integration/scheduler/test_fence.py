@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import grpc
 import pytest
 
 from gangline import rpc
 from gangline.domain.state import AgentState, CheckpointState, ExitKind, Outcome, State
 from gangline.v1 import runner_pb2, runner_pb2_grpc, types_pb2
+from services.common import keys
+from services.scheduler.transition.report import MAX_VALIDATION_BYTES
 from tests.integration.scheduler.conftest import Bench
 from tests.integration.scheduler.test_checkpoint import _states
 from tests.support.scheduler import config_json
@@ -49,8 +53,8 @@ async def test_reports_of_a_superseded_attempt_change_nothing(bench: Bench) -> N
     reports: list[dict[str, object]] = [
         {"progress": runner_pb2.ProgressReport(batches_completed=99, seconds_per_batch=1.0)},
         {"validation": runner_pb2.ValidationReport(batches_completed=99, metrics={"loss": 0.0})},
-        {"fusion": types_pb2.FusionRecord(key="0" * 64)},
-        {"forgotten_fusion": "0" * 64},
+        {"fusion": types_pb2.FusionRecord(key="00-22")},
+        {"forgotten_fusion": "00-22"},
     ]
     for report in reports:
         assert (await old.report(**report)).over_reason == over
@@ -94,6 +98,54 @@ async def test_checkpoint_of_the_newest_attempt_counts_until_the_next_one_begins
     trial = await bench.trial("1.1")
     assert trial is not None
     assert trial.latest_checkpoint_id == "c1"
+
+
+async def test_an_ended_attempt_changes_no_fusion_record_of_others(bench: Bench) -> None:
+    scheduler = await bench.scheduler()
+    agent = await bench.agent("a1", slots=2)
+    await bench.caller.submit(config_json())
+    await bench.caller.submit(config_json())
+    await until(lambda: {"1.1.1", "2.1.1"} <= agent.specs.keys(), "both starts", 20)
+    keeper, other = (ScriptedRunner(agent.specs[one], scheduler.address) for one in ("1.1.1", "2.1.1"))
+    await keeper.run()
+    await other.run()
+    key = "00-11"
+    await keeper.report(fusion=types_pb2.FusionRecord(key=key, bucket_bytes=[8], summary="measured"))
+    before = await _fusion(bench)
+    assert len(before) == 1
+    agent.finish("2.1.1", ExitKind.COMPLETED)
+    await bench.eventually(lambda: bench.trial("2.1"), lambda found: found.state is State.TERMINAL)
+    assert (await other.report(fusion=types_pb2.FusionRecord(key=key, bucket_bytes=[1]))).over_reason
+    assert (await other.report(forgotten_fusion=key)).over_reason
+    assert await _fusion(bench) == before
+    await keeper.report(forgotten_fusion=key)
+    assert await _fusion(bench) == []
+
+
+async def _fusion(bench: Bench) -> list[bytes]:
+    return [item.value for item in (await bench.etcd.list(keys.FUSION)).items]
+
+
+async def test_a_validation_of_many_metrics_keeps_no_other_change_from_being_written(bench: Bench) -> None:
+    scheduler = await bench.scheduler("s1", "--force-seconds", "1", "--kill-grace-seconds", "0")
+    agent = await bench.agent("a1", slots=1, obeys_stop=False)
+    await bench.caller.submit(config_json())
+    [spec] = await agent.started()
+    runner = ScriptedRunner(spec, scheduler.address)
+    await runner.run()
+    await bench.agent("a2", slots=1)
+    metrics = {f"m{number:06d}" + "x" * 90: 0.1 for number in range(4600)}
+    await runner.report(validation=runner_pb2.ValidationReport(batches_completed=1, metrics={**metrics, "loss": 0.5}))
+    trial = await bench.trial("1.1")
+    assert trial is not None
+    assert trial.best_validation == 0.5
+    assert len(trial.validation_json) <= MAX_VALIDATION_BYTES
+    assert json.loads(trial.validation_json)["loss"] == 0.5
+    # Its end is written at the deadline, and others start meanwhile.
+    await bench.caller.end(1)
+    await bench.caller.submit(config_json())
+    await bench.eventually(lambda: bench.trial("2.1"), lambda found: found.state is not State.QUEUED)
+    await bench.eventually(lambda: bench.experiment(1), lambda found: found.outcome is Outcome.CANCELED)
 
 
 async def test_renewal_says_that_an_attempt_is_over(bench: Bench) -> None:

@@ -63,3 +63,22 @@ def test_a_spare_file_belongs_to_its_own_path_and_replaces_an_older_one(tmp_path
     assert disk_fault.spare_path(path).stat().st_mode & 0o077 == 0
     disk_fault.remove_spare(path)
     assert disk_fault.read_spare(path) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_what_another_user_puts_in_the_place_of_an_exit_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "exit.json"
+    spare = disk_fault.spare_path(path)
+    try:
+        spare.write_text("{}")
+        assert disk_fault.has_spare(path)
+        os.chown(spare, 65534, 65534)
+        assert not disk_fault.has_spare(path)
+        assert disk_fault.read_spare(path) is None
+        spare.unlink()
+        # Reading a pipe would wait for a writer.
+        os.mkfifo(spare)
+        assert not disk_fault.has_spare(path)
+        assert disk_fault.read_spare(path) is None
+    finally:
+        spare.unlink(missing_ok=True)

@@ -74,3 +74,22 @@ def test_aliases_within_the_limits_are_written_out() -> None:
 def test_character_beyond_the_first_plane_is_kept_in_a_document() -> None:
     config, _ = read_config(BASE | {"description": "\N{ROCKET}"})
     assert config.description == "\N{ROCKET}"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            "a0: &a0 [1]\n" + "".join(f"a{one}: &a{one} {'[' * 27}*a{one - 1}{']' * 27}\n" for one in range(1, 41)),
+            "config.too_large",
+        ),
+        ("%YAML 1." + "1" * 5000 + "\n---\na: 1\n", "config.syntax"),
+        ('a: "\\U7FFFFFFF"\n', "config.syntax"),
+    ],
+    ids=["aliases in a chain", "version", "character"],
+)
+def test_what_the_parser_itself_stumbles_over_is_refused(text: str, code: str) -> None:
+    with pytest.raises(GanglineError) as caught:
+        parse_config(text)
+    assert caught.value.code == code
+    assert len(caught.value.message.splitlines()) == 1

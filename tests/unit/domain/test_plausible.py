@@ -86,13 +86,15 @@ def test_whatever_is_stored_can_be_read_and_written_again(text: str, value: Any)
         ("github://a:b@c/d", "storage.protocol"),
         ("HTTP://host/x", "storage.protocol"),
         ("data:text/plain,x", "storage.protocol"),
+        ("file:///x\0", "storage.url"),
+        ("file:///x\x1b[2J", "storage.url"),
     ],
 )
 def test_urls_of_no_storage_are_refused(url: str, code: str) -> None:
     with pytest.raises(GanglineError) as failure:
         check_storage_url(url, "/var/lib/storage")
     assert failure.value.code == code
-    assert url in failure.value.message
+    assert repr(url) in failure.value.message
 
 
 @pytest.mark.parametrize(
