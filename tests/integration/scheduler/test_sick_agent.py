@@ -122,6 +122,22 @@ async def test_three_trials_take_an_agent_out_of_use_until_an_operator_enables_i
     assert not record.failed_starts
 
 
+async def test_errors_that_ranks_print_take_no_agent_out_of_use(bench: Bench) -> None:
+    """A trial can print any error. The agent is avoided by this trial, and stays there for all others."""
+    await bench.scheduler()
+    agent = await bench.agent("a1", slots=4)
+    for experiment_id in (1, 2, 3):
+        await bench.caller.submit(config_json())
+        await _started(agent, f"{experiment_id}.1.1")
+        agent.finish(f"{experiment_id}.1.1", ExitKind.AGENT_DISK, FULL, rank=0, is_agent_at_fault=True)
+        await bench.eventually(lambda: bench.trial(f"{experiment_id}.1"), _is_queued)  # noqa: B023 - called at once
+    await bench.caller.submit(config_json())
+    await _started(agent, "4.1.1")
+    record = await bench.record("a1")
+    assert record is not None
+    assert (record.quarantine_reason, record.failed_starts) == ("", ())
+
+
 async def test_a_start_that_succeeds_between_them_keeps_an_agent_in_use(bench: Bench) -> None:
     scheduler = await bench.scheduler()
     agent = await bench.agent("a1", slots=4)
