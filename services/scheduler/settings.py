@@ -90,7 +90,7 @@ class SchedulerSettings(ServiceSettings):
     agent_silence_seconds: float = Field(
         default=300.0,
         gt=0,
-        description="how long work on lost agents is kept while half of all agents are lost",
+        description="how long work on lost agents is kept while the leader hears no majority",
     )
     accept_seconds: float = Field(default=30.0, gt=0, description="for the agents of a gang to accept it")
     rendezvous_seconds: float = Field(default=60.0, gt=0, description="from a gang's first runner to its last")
