@@ -91,10 +91,11 @@ class AttemptLease:
 
     def _enforce(self, pids: Callable[[], Iterable[int]]) -> None:
         """Kills the ranks where the event loop does not: it may wait for a disk that hangs. Runs in a thread."""
-        while self._has_ranks:
-            left = self._ends_at + ENFORCE_SECONDS - time.monotonic()
-            if left > 0:
-                self._has_ended.wait(left)
+        while not self._has_ended.wait(max(0.0, self._ends_at - time.monotonic())):
+            if time.monotonic() < self._ends_at:
+                continue
+            # A process that was paused as a whole first renews the lease, if it still can.
+            if self._has_ended.wait(ENFORCE_SECONDS) or time.monotonic() < self._ends_at:
                 continue
             for pid in pids():
                 with suppress(ProcessLookupError):
