@@ -5,12 +5,14 @@ Each also has a management interface to the machine itself, where a test's serve
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+_numbers = itertools.count()
 DEAD_INTERFACE = "fast0"
 LIVE_INTERFACE = "slow0"
 
@@ -44,9 +46,13 @@ def why_not() -> str:
 @contextmanager
 def two_hosts() -> Iterator[list[HostNetwork]]:
     """The namespaces and their interfaces; all gone afterwards."""
-    stem = f"gl{os.getpid()}"
+    # The kernel removes the interfaces of a namespace some time after it is gone.
+    stem = f"gl{os.getpid()}n{next(_numbers)}"
+    # Workers of pytest-xdist run beside one another, each with subnets of its own.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    servers, data = 77 + 2 * worker, 78 + 2 * worker
     hosts = [
-        HostNetwork(f"{stem}{letter}", f"10.77.{index}.1", f"10.78.1.{index}", f"10.78.2.{index}")
+        HostNetwork(f"{stem}{letter}", f"10.{servers}.{index}.1", f"10.{data}.1.{index}", f"10.{data}.2.{index}")
         for index, letter in ((1, "a"), (2, "b"))
     ]
     try:

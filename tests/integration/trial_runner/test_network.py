@@ -67,9 +67,13 @@ def templates(hosts: list[HostNetwork]) -> Iterator[list[tuple[WarmProcess, Warm
 
 
 def candidates(hosts: list[HostNetwork]) -> tuple[Candidate, Candidate]:
-    dead = ("10.78.1.0/24", [(DEAD_INTERFACE, host.dead_address) for host in hosts])
-    live = ("10.78.2.0/24", [(LIVE_INTERFACE, host.live_address) for host in hosts])
+    dead = (_subnet_of(hosts[0].dead_address), [(DEAD_INTERFACE, host.dead_address) for host in hosts])
+    live = (_subnet_of(hosts[0].live_address), [(LIVE_INTERFACE, host.live_address) for host in hosts])
     return dead, live
+
+
+def _subnet_of(address: str) -> str:
+    return f"{address.rpartition('.')[0]}.0/24"
 
 
 async def run_gang(
@@ -112,7 +116,7 @@ async def test_the_network_that_reaches_everybody_is_chosen(
 ) -> None:
     reports, scheduler, gateway = await run_gang(hosts, templates, list(candidates(hosts)), tmp_path)
     assert [report.kind for report in reports] == [ExitKind.COMPLETED, ExitKind.COMPLETED], reports
-    assert set(scheduler.chosen) == {"10.78.2.0/24"}
+    assert set(scheduler.chosen) == {_subnet_of(hosts[0].live_address)}
     expected = f"sum 2 {LIVE_INTERFACE} {LIVE_INTERFACE} {hosts[0].live_address}"
     assert gateway.lines("stdout") == [expected, expected]
     unreached = f"a1 cannot reach a2 at {hosts[1].dead_address} port "
