@@ -20,6 +20,7 @@ from services.scheduler.session import Session, Sessions
 from services.scheduler.store import Store
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.stop import grace_left
 
 OnExit = Callable[[str, ExitReport], None]
 OnStart = Callable[[str, runner_pb2.RunnerSpec], None]
@@ -80,7 +81,7 @@ class Dispatch:
             self._on_exit(allocation.id, vanished_report(session.agent_id, allocation, time.time()))
         elif session.stop_kind_by_id.get(allocation.id) is not allocation.stop_kind:
             kind = allocation.stop_kind or ExitKind.KILLED
-            grace_seconds = max(0.0, allocation.deadline_at - time.time() - self._rules.force_seconds)
+            grace_seconds = grace_left(allocation, self._rules.force_seconds, time.time())
             session.stop_kind_by_id[allocation.id] = kind
             self._send_stop(session, allocation.id, kind, grace_seconds, allocation.stop_reason)
 

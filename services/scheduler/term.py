@@ -84,6 +84,7 @@ class Term:
         self.leases = Leases(alive, conditions.agent_lease_seconds, conditions.agent_grace_seconds, time.monotonic())
         cluster = state.find(Cluster, SINGLETON) or Cluster(SCHEMA_VERSION, uuid.uuid4().hex, now)
         self._cluster = cluster
+        self._committee: tuple[Agent, ...] | None = None
         began_at = time.monotonic()
         self.attempts = AttemptLeases(
             conditions.agent_lease_seconds,
@@ -132,8 +133,11 @@ class Term:
 
     @property
     def committee(self) -> tuple[Agent, ...]:
-        """The agents that bear witness of who is cut off."""
-        return committee_of(self.state.all_of(Agent))
+        """The agents that bear witness of who is cut off. Kept until an agent's record changes: every renewal of every
+        runner asks for it."""
+        if self._committee is None:
+            self._committee = committee_of(self.state.all_of(Agent))
+        return self._committee
 
     @property
     def pools(self) -> tuple[PoolConfig, ...]:
@@ -205,6 +209,8 @@ class Term:
         )
 
     def _on_committed(self, change: Change) -> None:
+        if change.touches(Agent):
+            self._committee = None
         with metric.CYCLE_SECONDS.labels("dispatch").time():
             self.dispatch.on_committed(change)
         for kind, allocation_id in change.deletes:

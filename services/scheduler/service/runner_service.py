@@ -28,6 +28,7 @@ from services.scheduler.store import not_leader
 from services.scheduler.term import Term
 from services.scheduler.transition.fence import why_over
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.stop import grace_left
 
 _log = structlog.get_logger(__name__)
 
@@ -125,7 +126,7 @@ def _stop_of(allocation: Allocation, rules: Rules) -> runner_pb2.AttemptStop | N
     """None while nothing is asked of it."""
     if allocation.state is not State.STOPPING:
         return None
-    grace_seconds = max(0.0, allocation.deadline_at - time.time() - rules.force_seconds)
+    grace_seconds = grace_left(allocation, rules.force_seconds, time.time())
     kind = wire.enum_number(allocation.stop_kind or ExitKind.KILLED)
     return runner_pb2.AttemptStop(kind=kind, reason=allocation.stop_reason, grace_seconds=grace_seconds)  # type: ignore[arg-type]  # an enum's number is what protobuf takes
 

@@ -25,6 +25,11 @@ class StopOrder:
     failure: ExitReport | None = None
 
 
+def grace_left(allocation: Allocation, force_seconds: float, now: float) -> float:
+    """What a stopping allocation still has until its ranks must have ended, in seconds."""
+    return max(0.0, allocation.deadline_at - now - force_seconds)
+
+
 def stop(records: Records, allocation_id: str, order: StopOrder, now: float) -> Change:
     """A second stop changes nothing, except that KILLED overrides PREEMPTED."""
     allocation = records.find(Allocation, allocation_id)
