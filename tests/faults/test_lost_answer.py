@@ -25,6 +25,7 @@ import pytest_asyncio
 from gangline import wire
 from gangline.domain.experiment import Experiment
 from services.common import keys
+from services.common.election import BEAT_SECONDS
 from services.common.etcd import EtcdClient, EtcdSettings
 from tests.support.etcd import EtcdCluster
 from tests.support.gateway import GatewayProcess
@@ -58,6 +59,7 @@ class Bench:
     members: EtcdCluster
     stack: AsyncExitStack
     gateways: list[GatewayProcess] = field(default_factory=list)
+    schedulers: list[SchedulerProcess] = field(default_factory=list)
 
     @property
     def code(self) -> Path:
@@ -66,6 +68,7 @@ class Bench:
     async def scheduler(self, name: str, settings: EtcdSettings) -> SchedulerProcess:
         process = SchedulerProcess(self.folder, settings, name)
         self.stack.callback(process.end)
+        self.schedulers.append(process)
         return await process.start()
 
     async def gateway(self, name: str) -> GatewayProcess:
@@ -128,9 +131,17 @@ class Bench:
         return (await self.http("/readyz"))[0] == 200
 
     async def is_unavailable(self) -> bool:
-        """Whether the gateway has noticed that etcd is away, and the leader for long enough to be sure."""
+        """Whether the gateway and the only scheduler have both noticed that etcd is away. Until the scheduler has, it
+        sends a submit to etcd, and then it is honestly open what became of it."""
         status, body, _ = await self.http("/readyz")
-        return status == 503 and "etcd" in str(body["problem"])
+        return status == 503 and "etcd" in str(body["problem"]) and await self._is_leader_cut_off()
+
+    async def _is_leader_cut_off(self) -> bool:
+        async with httpx.AsyncClient(timeout=20) as client:
+            exposition = (await client.get(f"http://{self.schedulers[0].metrics_address}/metrics")).text
+        found = re.search(r"^gangline_etcd_lease_beat_timestamp_seconds (\S+)$", exposition, re.MULTILINE)
+        assert found
+        return time.time() - float(found[1]) > 2 * BEAT_SECONDS
 
 
 @pytest_asyncio.fixture
