@@ -144,8 +144,8 @@ class Expiry:
     async def _end_overdue(self, allocation: Allocation, now: float) -> None:
         agents = [member.agent_id for member in allocation.members]
         there = frozenset(agent_id for agent_id in agents if self.sessions.accepted_at(agent_id, allocation.id))
-        _log.warning("allocation overdue", allocation_id=allocation.id, state=str(allocation.state))
-        await self.store.commit(_expiry(allocation.id, there, self.rules, now))
+        if await self.store.commit(_expiry(allocation.id, there, self.rules, now)):
+            _log.warning("allocation overdue", allocation_id=allocation.id, state=str(allocation.state))
         if self._state.find(Allocation, allocation.id) is not None:
             return
         # Its slots are free on record, but these agents may still run it: they must say otherwise before they get

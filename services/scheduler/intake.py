@@ -21,7 +21,7 @@ from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import parse_allocation_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import CheckpointState
-from gangline.errors import GanglineError
+from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import runner_pb2
 from services.common.metrics_address import runner_metrics_address
 from services.scheduler import metric
@@ -76,12 +76,22 @@ class Intake:
     async def exit(
         self, allocation_id: str, report: ExitReport, still_holds: Callable[[], bool] = lambda: True
     ) -> None:
-        """A member has ended. Returns once that is on record.
+        """A member has ended. Returns once that is on record; without its texts where the record would be too large.
 
         still_holds: asked again when it is written, after everything that came before it.
         """
         report = self._screening.exit(allocation_id, report, time.time())
         await self._write_progress(parse_allocation_id(allocation_id)[0])
+        try:
+            await self._write_exit(allocation_id, report, still_holds)
+        except GanglineError as error:
+            if error.kind is not ErrorKind.INVALID:
+                raise
+            _log.warning("an exit is written without its texts", allocation_id=allocation_id, reason=error.message)
+            bare = replace(report, message=report.message[:200], last_lines=(), log_hits=())
+            await self._write_exit(allocation_id, bare, still_holds)
+
+    async def _write_exit(self, allocation_id: str, report: ExitReport, still_holds: Callable[[], bool]) -> None:
         change = await self._store.commit(
             lambda records: (
                 member_exited(records, allocation_id, report, self._rules, time.time()) if still_holds() else Change()

@@ -104,8 +104,8 @@ async def drain_all(spools: Path) -> None:
             fd = claim(folder)
             if fd is not None:
                 busy[folder] = asyncio.create_task(_drain(folder, fd))
-        waiting = [folder for folder in again_at if folder.exists()]
-        if not busy and not waiting:
+        again_at = {folder: at for folder, at in again_at.items() if folder.exists()}
+        if not busy and not again_at:
             return
         if not busy:
             await asyncio.sleep(RESCAN_SECONDS)

@@ -363,7 +363,7 @@ class TrialRunner:
     def _on_over(self, reason: str) -> None:
         """Another attempt may hold the trial: nothing that these ranks do counts any more."""
         log.warning("this attempt is over", reason=reason)
-        self._stop.ask(ExitKind.KILLED, f"this attempt is over: {reason}")
+        self._end_as_cut(f"this attempt is over: {reason}")
 
     def _on_scheduler_stop(self, order: runner_pb2.AttemptStop) -> None:
         """Comes with every renewal. The agent has passed it on as well, unless it is away."""
@@ -373,8 +373,11 @@ class TrialRunner:
 
     def _on_cut(self, message: str) -> None:
         """The next attempt may start elsewhere: every rank of this machine ends at once."""
-        self._cut = Failure(ExitKind.NETWORK, message, agent_id=self._place.agent_id, failed_at=time.time())
         self._outlet.recorder.note(message)
+        self._end_as_cut(message)
+
+    def _end_as_cut(self, message: str) -> None:
+        self._cut = Failure(ExitKind.NETWORK, message, agent_id=self._place.agent_id, failed_at=time.time())
         self._stop.ask(ExitKind.KILLED, message)
 
     def _on_peer_failure(self, failure: Failure) -> None:

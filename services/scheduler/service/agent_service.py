@@ -168,7 +168,7 @@ async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) 
     for status in hello.allocations:
         await asyncio.gather(*_take_undelivered(term, session.agent_id, status))
     for allocation_id, report in (*difference.ended, *difference.vanished):
-        await _take_exit(term, allocation_id, report)
+        await term.intake.exit(allocation_id, report)
     _settle_strangers(term, session, difference)
     # 2. What it has accepted; then what it should have and does not, and what it should stop.
     for entry in difference.present:
@@ -206,7 +206,7 @@ async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationS
         # Asked for together, they are written together, in this order.
         works = _take_undelivered(term, session.agent_id, status)
         if is_expected:
-            works.append(_take_exit(term, entry.allocation_id, entry.exit))
+            works.append(term.intake.exit(entry.allocation_id, entry.exit))
         await asyncio.gather(*works)
         term.dispatch.forget(session, entry.allocation_id)
         term.loop.wake()
@@ -228,17 +228,6 @@ def _take_undelivered(
         _take(term, status.allocation_id, ranks[0] if ranks else 0, report)
         for report in sorted(status.undelivered, key=lambda report: report.sequence)
     ]
-
-
-async def _take_exit(term: Term, allocation_id: str, report: ExitReport) -> None:
-    """An exit that cannot be written with all its texts is written without them: the agent would tell it for ever."""
-    try:
-        await term.intake.exit(allocation_id, report)
-    except GanglineError as error:
-        if error.kind is not ErrorKind.INVALID:
-            raise
-        _log.warning("an exit is written without its texts", allocation_id=allocation_id, reason=error.message)
-        await term.intake.exit(allocation_id, replace(report, message=report.message[:200], last_lines=(), log_hits=()))
 
 
 async def _take(term: Term, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 
 from gangline.cli.terminal import clean_output
 from gangline.errors import ErrorKind, GanglineError, invalid
-from gangline.printable import to_line
+from gangline.printable import to_line, to_printable
 from services.scheduler.placement import plan
 from services.scheduler.placement.simulation_file import dump_plan, parse_simulation
 from services.scheduler.simulator.cluster_size import agents_of_slots, parse_agents
@@ -101,7 +101,7 @@ def _run(options: argparse.Namespace) -> None:
 def _decide(name: str, is_json: bool) -> None:
     simulation = _in_file(name, parse_simulation)
     decided = plan(simulation.snapshot, simulation.now)
-    print(json.dumps(dump_plan(decided), indent=2) if is_json else describe_plan(simulation, decided))
+    print(json.dumps(dump_plan(decided), indent=2) if is_json else to_printable(describe_plan(simulation, decided)))
 
 
 def _draw(options: argparse.Namespace, slots: int) -> list[Submission]:
@@ -137,7 +137,7 @@ def _play(options: argparse.Namespace, sizes: list[int], submissions: list[Submi
     print(f"{len(submissions)} submissions within {span}, {sum(sizes)} slots on {len(sizes)} agents")
     if figures[0].refused:
         print(f"{figures[0].refused} of them can never fit and are left out")
-    print(f"run times: {options.estimates}\n\n{describe_figures(figures)}\n{describe_stop(setting)}")
+    print(f"run times: {options.estimates}\n\n{to_printable(describe_figures(figures))}\n{describe_stop(setting)}")
 
 
 def _figures(strategy: Strategy, played: Played) -> Figures:

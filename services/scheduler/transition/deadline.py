@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangline.domain.allocation import Allocation, ExitReport, Request
+from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent
-from gangline.domain.state import ExitKind, State
-from services.scheduler.records import Change, Draft, Records
+from gangline.domain.state import AgentState, ExitKind, State
+from services.scheduler.records import Change, Draft, Records, get
 from services.scheduler.transition.exit import member_exited, unended_agents
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -55,7 +56,9 @@ def expired(
     now: float,
 ) -> Change:
     """STARTING: the gang is stopped, with the one to blame on record. STOPPING: members that never reported their end
-    count as lost. accepted_agents: those that have accepted, to name the ones that have not."""
+    count as lost. Those on a lost agent are left out where the trial would start again: its runner may still train, and
+    they end once it has stopped for certain. accepted_agents: those that have accepted, to name the ones that have
+    not."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None or not allocation.deadline_at or allocation.deadline_at > now:
         return Change()
@@ -67,10 +70,23 @@ def expired(
         stop_allocation(draft, allocation, order, now)
         return draft.change
     for agent_id in unended_agents(allocation):
+        if _is_lost(records, agent_id) and _starts_again(records, allocation):
+            continue
         message = f"did not report its end within {rules.force_seconds:g} s after it had to"
         report = ExitReport(agent_id, ExitKind.RUNNER_LOST, message, failed_at=now, ended_at=now)
         draft.add(member_exited(draft, allocation_id, report, rules, now))
     return draft.change
+
+
+def _is_lost(records: Records, agent_id: str) -> bool:
+    agent = records.find(Agent, agent_id)
+    return agent is not None and agent.state is AgentState.LOST
+
+
+def _starts_again(records: Records, allocation: Allocation) -> bool:
+    """Whether the end of this attempt may be followed by another one."""
+    experiment = get(records, Experiment, allocation.experiment_id)
+    return experiment.state is not State.STOPPING and get(records, Trial, allocation.trial_id).closing is None
 
 
 def _late_start(allocation: Allocation, accepted_agents: frozenset[str], rules: Rules, now: float) -> ExitReport:

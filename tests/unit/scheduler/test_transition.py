@@ -15,7 +15,7 @@ from services.scheduler.placement import Assignment, PoolConfig, plan
 from services.scheduler.records import Change, get
 from services.scheduler.records import State as Records
 from services.scheduler.snapshot import take_snapshot
-from services.scheduler.transition.agent import registered
+from services.scheduler.transition.agent import lost, registered
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
 from services.scheduler.transition.end import end_experiment
 from services.scheduler.transition.exit import member_exited
@@ -182,6 +182,25 @@ def test_members_that_never_report_their_end_are_given_up() -> None:
     due = next_deadline(world.records.all_of(Allocation), (), 12.0)
     assert due == 12.0 + 5 + 15
     world.apply(expired(world.records, "1.1.1", frozenset(), RULES, due))
+    assert world.experiment.outcome is Outcome.CANCELED
+
+
+def test_a_lost_agents_member_that_may_still_train_outlasts_the_deadline() -> None:
+    world = _placed()
+    world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.PREEMPTED, "room", 200.0), 12.0))
+    world.apply(lost(world.records, "a2", 13.0))
+    world.apply(expired(world.records, "1.1.1", frozenset(), RULES, 200.0))
+    assert [report.agent_id for report in world.allocation.exits] == ["a1"]
+    assert not expired(world.records, "1.1.1", frozenset(), RULES, 201.0)
+    world.exit("a2", ExitKind.AGENT_LOST, 300.0)
+    assert world.trial.state is State.QUEUED
+
+
+def test_a_killed_trial_does_not_wait_for_a_lost_agent() -> None:
+    world = _placed()
+    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, 12.0))
+    world.apply(lost(world.records, "a2", 13.0))
+    world.apply(expired(world.records, "1.1.1", frozenset(), RULES, 32.0))
     assert world.experiment.outcome is Outcome.CANCELED
 
 
