@@ -22,7 +22,7 @@ from services.scheduler.facts import facts_of
 from services.scheduler.hold import is_held
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
 from services.scheduler.placement.queue import Queue
-from services.scheduler.placement.snapshot import Groups
+from services.scheduler.placement.snapshot import Groups, default_pool
 from services.scheduler.records import State, get
 from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.rules import DEFAULT_PRIORITY
@@ -106,6 +106,7 @@ class _Known:
 
     record: Experiment
     group: Group
+    is_preemptible: bool
     waiting: list[PendingRequest] = field(default_factory=list)
 
 
@@ -113,7 +114,7 @@ def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tupl
     """The pools of the settings, and those that agents name beside them, with the defaults."""
     pools = {pool.name: pool for pool in configured}
     for agent in agents:
-        pools.setdefault(agent.pool, PoolConfig(agent.pool))
+        pools.setdefault(agent.pool, default_pool(agent.pool))
     return tuple(pools[name] for name in sorted(pools))
 
 
@@ -170,6 +171,7 @@ class _Look:
             queue_position=position_of(known.record),
             submitted_at=trial.created_at,
             is_on_call=allocation.is_on_call,
+            is_preemptible=known.is_preemptible,
         )
 
     def _remember(self, requests: Iterable[Request], known: _Known) -> None:
@@ -192,6 +194,7 @@ class _Look:
             not_before_at=request.not_before_at,
             estimated_seconds=self.estimates.waiting_seconds(request.trial_id),
             hold=ReasonCode.PAUSED if is_held(known.record) else None,
+            is_preemptible=known.is_preemptible,
         )
 
     def room(self, agent: Agent, problem: str) -> AgentRoom:
@@ -239,7 +242,7 @@ class _Look:
         default = self.default_priorities.get(facts.pool_name, DEFAULT_PRIORITY)
         priority = facts.priority if facts.priority is not None else default
         group = Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
-        return _Known(experiment, group)
+        return _Known(experiment, group, facts.is_preemptible)
 
     def _checkpoint_age(self, allocation: Allocation, trial: Trial) -> float | None:
         """None when this attempt has saved nothing yet."""

@@ -177,14 +177,23 @@ class PoolConfig:
 
 
 def default_preemption(policy: str) -> bool:
-    """On where the policy cannot keep its promise without it: shares change whenever a group comes or goes."""
-    return policy == "fair_share"
+    """On where the policy has an order by which running work can be stopped. Without it a large gang waits until
+    enough running work happens to end at one time."""
+    return policy != "round_robin"
 
 
 def default_backfill(policy: str, is_preemption_on: bool) -> Backfill:
     """On call where that is possible: somebody can be stopped at all, and the queue has one order, so that it is known
     who came before whom."""
     return "on_call" if policy == "priority" and is_preemption_on else True
+
+
+def default_pool(name: str) -> PoolConfig:
+    """A pool that no setting describes."""
+    policy = "priority"
+    is_preemption_on = default_preemption(policy)
+    backfill = default_backfill(policy, is_preemption_on)
+    return PoolConfig(name, policy, is_preemption_on=is_preemption_on, backfill=backfill)
 
 
 @dataclass(frozen=True)
