@@ -9,7 +9,7 @@ from a file, and by tests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -113,6 +113,14 @@ class PendingRequest:
     @property
     def blocked_for_good(self) -> frozenset[str]:
         return frozenset(self.blocklist).difference(agent_id for agent_id, _ in self.excluded)
+
+    @property
+    def bare_shape(self) -> Shape:
+        """The shape of a request of this size that avoids no agent."""
+        return (self.slots, self.is_single_agent, (), ())
+
+    def without_blocklist(self) -> PendingRequest:
+        return replace(self, blocklist=(), excluded=())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", (self.slots, self.is_single_agent, self.blocklist, self.excluded))
