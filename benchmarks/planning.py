@@ -109,10 +109,8 @@ def avoiding(num_agents: int, num_pending: int, share: float) -> Snapshot:
     """As `one_ended`, where a share of the requests avoids one to three agents of its own, as after failed attempts."""
     settled, rng, queue = one_ended(num_agents, num_pending), random.Random(3), Queue()
     for request in settled.requests:
-        if rng.random() < share:
-            avoided = rng.sample(range(num_agents), rng.randint(1, 3))
-            request = replace(request, blocklist=tuple(f"a{number}" for number in avoided))
-        queue.add(request)
+        avoided = rng.sample(range(num_agents), rng.randint(1, 3)) if rng.random() < share else ()
+        queue.add(replace(request, blocklist=tuple(f"a{number}" for number in avoided)))
     return replace(settled, requests=queue.requests())
 
 
