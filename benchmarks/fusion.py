@@ -121,7 +121,7 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--runs", type=int, default=1, help="how often all of it is done anew")
+    parser.add_argument("--runs", type=int, default=5, help="how often all of it is done anew")
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--quick", action="store_true", help="two cells, one round")
     arguments = parser.parse_args()

@@ -4,8 +4,8 @@ Run as `python -m benchmarks.trace`. Both loads have 512 slots on 64 agents; eve
 with the smallest and the largest. The first column is a pool as it comes: work that passes the head of the queue is on
 call. Beside it are pools without preemption, with run times as a live scheduler knows them, from progress, and with run
 times that are known at the submission. The baselines play the same traces in the same run: strict submission
-order without backfill, and a restatement of Determined's documented priority rules, without and with preemption. The
-run fails when backfill has
+order without backfill, and a restatement of Determined's documented priority rules (all requests of these loads have
+one priority, at which those rules preempt nothing). The run fails when backfill has
 moved the start of a head gang: when it would have fitted without what passed it, and nobody had that stopped at once.
 """
 
@@ -35,7 +35,6 @@ ROWS: tuple[tuple[str, Estimates], ...] = (
     ("priority", "exact"),
     ("submission order", "progress"),
     ("documented priority", "progress"),
-    ("documented priority, preemption", "progress"),
 )
 """The first is a pool as it comes."""
 
