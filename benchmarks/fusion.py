@@ -270,7 +270,8 @@ def _print_recall(results: Sequence[Result]) -> None:
         and result.recalled["is_same_everywhere"]
         for result in results
     ]
-    before = [float(result.recalled["steps_before"]) for result in results]
+    pairs = zip(results, is_recalled, strict=True)
+    before = [float(result.recalled["steps_before"]) if is_so else math.nan for result, is_so in pairs]
     _print_each("T6 steps until recalled buckets are in place", results, before, is_recalled)
 
 
