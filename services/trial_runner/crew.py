@@ -227,6 +227,9 @@ class Crew:
             return
         later = [at for rank, at in kills.items() if not self._ranks[rank].killed_at]
         later += [state.killed_at + GIVE_UP_SECONDS for state in self._living() if state.killed_at]
+        if self._told is None:
+            ended = [state.end for state in self._ranks.values() if not state.is_alive]
+            later += [end.ended_at + SETTLE_SECONDS for end in ended if not end.is_success and not _has_said_all(end)]
         if later:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, min(later) - now), self._act)
 
@@ -242,15 +245,20 @@ class Crew:
     def tell(self, silent_before: float) -> None:
         """Tells of the cause, if there is one that was not told yet.
 
-        silent_before: ranks that ended later than this without a word are passed over: their last lines, which say
-        why, may still be in the pipe.
+        silent_before: ranks that ended later than this, and whose last lines say why, are passed over: the lines may
+        still be in the pipe.
         """
-        heard = [end for end in self.ends() if end.failure or end.signal is not None or end.ended_at <= silent_before]
+        heard = [end for end in self.ends() if _has_said_all(end) or end.ended_at <= silent_before]
         cause = find_cause(heard)
         if cause is None or (self._told is not None and (cause.is_consequence or not self._told.is_consequence)):
             return
         self._told = replace(cause, agent_id=self.place.agent_id)
         self.on_failure(self._told)
+
+
+def _has_said_all(end: RankEnd) -> bool:
+    """Whether its last lines add nothing to what is known of its end. Before abort() the cause is printed."""
+    return end.failure is not None or (end.signal is not None and end.signal != signal.SIGABRT)
 
 
 def _view(state: _Rank) -> RankView:

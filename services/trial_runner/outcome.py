@@ -31,6 +31,9 @@ _CONSEQUENCE = re.compile(
 _ERROR_LINE = re.compile(
     r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
 )
+# What the runtime of C++ prints of an exception that nothing catches, before it aborts.
+_TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
+_WHAT = re.compile(r"\s*what\(\):\s*(\S.*)")
 _KIND_BY_EXCEPTION = {
     "MemoryError": ExitKind.OUT_OF_MEMORY,
     "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
@@ -210,7 +213,20 @@ def is_consequence(text: str) -> bool:
 
 
 def _signal_failure(end: RankEnd, number: int) -> Failure:
-    return Failure(**_killed(number, end.was_out_of_memory), rank=end.rank, failed_at=end.ended_at)
+    failure = Failure(**_killed(number, end.was_out_of_memory), rank=end.rank, failed_at=end.ended_at)
+    text = find_uncaught(end.last_lines) if number == signal.SIGABRT else ""
+    if not text:
+        return failure
+    # gloo gives up where what comes from another rank does not fit: the code's ranks called different collectives.
+    kind = ExitKind.USER_ERROR if text.startswith("gloo::EnforceNotMet") else ExitKind.SIGNAL
+    return replace(failure, kind=kind, message=text if kind is ExitKind.USER_ERROR else f"{failure.message}: {text}")
+
+
+def find_uncaught(lines: Sequence[str]) -> str:
+    """The C++ exception that ended a process by abort(), as the runtime of C++ prints it; empty where there is none."""
+    types = [found[1] for found in map(_TERMINATE.search, lines) if found is not None]
+    whats = [found[1].strip() for found in map(_WHAT.match, lines) if found is not None]
+    return f"{types[-1]}: {whats[-1]}" if types and whats else ""
 
 
 def _killed(number: int, was_out_of_memory: bool, whom: str = "") -> dict[str, Any]:
