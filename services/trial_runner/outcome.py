@@ -75,7 +75,7 @@ class RankEnd:
 
     was_killed: by this runner, before it had ended by itself. is_finished: it had said that its training was over.
     was_out_of_memory: the kernel counted a kill for want of memory while it ran. worker_failure: the newest that a
-    process told of which the rank had started.
+    process told of which the rank had started. uncaught_lines: what the runtime of C++ printed of an exception.
     """
 
     rank: int
@@ -89,6 +89,7 @@ class RankEnd:
     was_out_of_memory: bool = False
     worker_failure: Failure | None = None
     last_lines: tuple[str, ...] = ()
+    uncaught_lines: tuple[str, ...] = ()
 
     @property
     def is_success(self) -> bool:
@@ -160,6 +161,12 @@ def find_cause(ends: Sequence[RankEnd]) -> Failure | None:
     return min(failures, key=lambda failure: (failure.is_consequence, failure.failed_at), default=None)
 
 
+def first_cause(known: Failure | None, told: Failure) -> Failure:
+    """Of two failures in the order in which they were told: the first one counts, unless it only noticed another that
+    is named later."""
+    return told if known is None or (known.is_consequence and not told.is_consequence) else known
+
+
 def failure_of(end: RankEnd) -> Failure | None:
     """What went wrong in this rank by its own fault; None when it finished or was killed from here."""
     if end.is_success:
@@ -214,7 +221,7 @@ def is_consequence(text: str) -> bool:
 
 def _signal_failure(end: RankEnd, number: int) -> Failure:
     failure = Failure(**_killed(number, end.was_out_of_memory), rank=end.rank, failed_at=end.ended_at)
-    text = find_uncaught(end.last_lines) if number == signal.SIGABRT else ""
+    text = find_uncaught(end.uncaught_lines) if number == signal.SIGABRT else ""
     if not text:
         return failure
     # gloo gives up where what comes from another rank does not fit: the code's ranks called different collectives.

@@ -9,7 +9,7 @@ held up itself cannot judge, so a long gap between two looks counts as a short o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gangline.domain.beat import UNKNOWN, Phase, Reading, Where
@@ -201,15 +201,13 @@ def _find_last(expected: Mapping[int, Reading]) -> tuple[int, str]:
 
 
 def _find_last_in_training(expected: Mapping[int, Reading]) -> tuple[int, str]:
-    def compare(measure: Callable[[Reading], tuple[int, ...]]) -> tuple[int, bool]:
-        last = min(expected, key=lambda rank: (measure(expected[rank]), rank))
-        return last, any(measure(reading) > measure(expected[last]) for reading in expected.values())
-
-    last, is_behind = compare(_place)
-    if is_behind:
-        return last, "while others came further"
-    last, is_behind = compare(_entered)
-    return last, _COLLECTIVE if is_behind else ""
+    """Ranks at the same place are told apart by the collectives that they entered."""
+    last = min(expected, key=lambda rank: (_place(expected[rank]), _entered(expected[rank]), rank))
+    place, entered = _place(expected[last]), _entered(expected[last])
+    if any(_place(reading) == place and _entered(reading) > entered for reading in expected.values()):
+        return last, _COLLECTIVE
+    is_behind = any(_place(reading) > place for reading in expected.values())
+    return last, "while others came further" if is_behind else ""
 
 
 def _find_last_in_script(expected: Mapping[int, Reading]) -> tuple[int, str]:

@@ -154,6 +154,15 @@ def test_what_ranks_did_counts_before_what_they_entered() -> None:
     assert found[1].rank == 1
 
 
+def test_of_ranks_that_are_behind_the_one_is_named_that_entered_fewer_collectives() -> None:
+    """Groups of some ranks each: one group waits for the rank, the other one has gone on."""
+    further = replace(entered(9, 9), part=3)
+    found = first_hang([{0: entered(9, 4), 1: entered(9, 3), 2: further, 3: further}] * 70, STARTED)
+    assert found is not None
+    assert found[1].rank == 1
+    assert found[1].message.endswith("while others wait in a collective that it has not entered")
+
+
 def test_ranks_of_a_script_are_told_apart_by_what_they_entered() -> None:
     script = [replace(entered(world), batches=batches) for world, batches in ((9, 3), (9, UNKNOWN), (8, UNKNOWN))]
     found = first_hang([dict(enumerate(script))] * 70, STARTED)
