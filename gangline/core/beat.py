@@ -78,7 +78,8 @@ class Beat(Protocol):
         ...
 
     def pulse(self) -> None:
-        """Something is done; a rest goes on. Any thread may call it."""
+        """Something is done for which a rest waits, as the writing of a checkpoint; the rest goes on. Outside of a rest
+        it has no effect: it says nothing about the thread that trains. Any thread may call it."""
         ...
 
     def rest(self, where: int) -> None:
@@ -206,7 +207,8 @@ class FileBeat:
         self.resume()
 
     def pulse(self) -> None:
-        self._cells[LIFE] += 1
+        if self._cells[PHASE] == _RESTING:
+            self._cells[LIFE] += 1
 
     def rest(self, where: int) -> None:
         self._cells[WHERE] = where
@@ -228,14 +230,14 @@ class FileBeat:
 
     def report(self, batches: int) -> None:
         if self._is_training:
-            self.pulse()
+            self._cells[LIFE] += 1
             return
         self._move(batches)
         self._watch_script()
 
     def touch(self) -> None:
         if self._is_training:
-            self.pulse()
+            self._cells[LIFE] += 1
             return
         self._cells[PART] += 1
         # A script reports as seldom as it likes.

@@ -175,7 +175,7 @@ class CheckpointContext:
 
     def draft(self, storage_id: str) -> CheckpointDraft:
         """For ranks that write a checkpoint's files themselves, perhaps in the background; then the chief commits."""
-        return CheckpointDraft(self._store, storage_id)
+        return CheckpointDraft(self._store, storage_id, self._beat.pulse)
 
     def commit(self, storage_id: str, files: Mapping[str, StoredFile], metadata: Mapping[str, Any]) -> None:
         """Makes a checkpoint of what the drafts of all ranks have written, and tells the cluster. Chief only."""
