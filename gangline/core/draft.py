@@ -21,9 +21,7 @@ _CHUNK_BYTES = 1 << 20
 class CheckpointDraft:
     """files: what this rank has written, by path. on_write: called after each write to storage."""
 
-    def __init__(
-        self, store: CheckpointStore, storage_id: str, on_write: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, store: CheckpointStore, storage_id: str, on_write: Callable[[], None] = lambda: None) -> None:
         self.storage_id = storage_id
         self.files: dict[str, StoredFile] = {}
         self._store = store

@@ -12,9 +12,9 @@ BREAK = 1 << 32
 
 
 class Phase(IntEnum):
-    """OUTSIDE: no progress is expected. WATCHED: a rank that stands still hangs. RESTING: the user's own code or storage
-    runs, which may take long, but not for ever. STARTING: before the first completed batch; it may take as long as the
-    start may."""
+    """OUTSIDE: no progress is expected. WATCHED: a rank that stands still hangs. RESTING: the user's own code or
+    storage runs, which may take long, but not for ever. STARTING: before the first completed batch, which may take long
+    as well."""
 
     OUTSIDE = 0
     WATCHED = 1
@@ -81,8 +81,8 @@ class Collectives:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """pid: 0 until a process has opened the file. batches: complete, UNKNOWN where the rank does not count them. part:
-    counts what all ranks do alike since then. life: counts everything else that is done. is_stopped: whether a signal or
-    a debugger has stopped the process."""
+    counts what all ranks do alike since then. life: counts everything else that is done. is_stopped: whether a signal
+    or a debugger has stopped the process."""
 
     batches: int = UNKNOWN
     part: int = 0

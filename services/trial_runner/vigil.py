@@ -118,8 +118,8 @@ def look(vigil: Vigil, readings: Mapping[int, Reading], passed_seconds: float) -
 
 
 def _is_measured(vigil: Vigil, readings: Mapping[int, Reading]) -> bool:
-    """Whether the time up to this look belongs to a step. The first one counts from its beginning, although the limit of
-    the start holds then: it tells how long a step may take."""
+    """Whether the time up to this look belongs to a step. The first one counts from its beginning, although the limit
+    of the start holds then: it tells how long a step may take."""
     if all(vigil.readings.get(rank, reading) == reading for rank, reading in readings.items()):
         return False
     has_begun = any(reading.part for reading in vigil.readings.values())

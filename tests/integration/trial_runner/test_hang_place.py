@@ -1,4 +1,4 @@
-"""A gang of real ranks trains, and one of them stands still: the hang names that rank and where it is, in bounded time."""
+"""A gang of real ranks trains, and one of them stands still: the hang names that rank and its place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ async def hang(world: World, strategy: str, place: str, rank: int, unit: int, **
 
 async def ranks_of(world: World) -> dict[int, int]:
     """The pids by rank."""
-    lines = lambda: [line.split() for line in world.gateway.lines("stdout") if line.startswith("pid ")]  # noqa: E731
+
+    def lines() -> list[list[str]]:
+        return [line.split() for line in world.gateway.lines("stdout") if line.startswith("pid ")]
+
     await world.gateway.wait_for(lambda: len(lines()) == 4, 40, "the pids of 4 ranks")
     return {int(rank): int(pid) for _, pid, rank in lines()}
 

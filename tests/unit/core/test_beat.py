@@ -51,7 +51,8 @@ def test_a_training_from_its_begin_to_its_end(tmp_path: Path) -> None:
     file, rank = _both(tmp_path)
     seen = [file.read()]
     beats: list[Callable[[], None]] = [partial(rank.begin, 4), rank.tick, partial(rank.step, 5)]
-    for beat_once in (*beats, rank.tick, partial(rank.rest, CALLBACK), rank.tick, rank.end):
+    beats += [rank.tick, partial(rank.rest, CALLBACK), rank.tick, rank.end]
+    for beat_once in beats:
         beat_once()
         seen.append(file.read())
     pid = os.getpid()
@@ -107,7 +108,7 @@ def test_the_beats_of_a_batch_cost_next_to_nothing(tmp_path: Path) -> None:
 def test_collectives_that_a_process_enters_are_counted(tmp_path: Path) -> None:
     file, rank = _both(tmp_path)
     rank.start(BUILD)
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         background = dist.new_group(backend="gloo", group_desc=BACKGROUND_GROUP)
@@ -168,10 +169,11 @@ def test_a_rank_says_where_it_is_also_after_a_rest(tmp_path: Path) -> None:
     rank.begin(0)
     rank.step(1)
     seen = []
-    for beat_once in (
+    beats: tuple[Callable[[], None], ...] = (
         *(partial(rank.enter, DATA), partial(rank.enter, FORWARD), partial(rank.rest, CALLBACK), rank.resume),
         *(partial(rank.stay, EXCHANGE), partial(rank.rest, CALLBACK), rank.pulse),
-    ):
+    )
+    for beat_once in beats:
         beat_once()
         seen.append((file.read().part, file.read().where, file.read().phase))
     watched, resting = Phase.WATCHED, Phase.RESTING

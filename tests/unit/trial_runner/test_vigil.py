@@ -15,6 +15,7 @@ from services.trial_runner.vigil import MAX_LOOK_SECONDS, NUM_FIRST, NUM_RECENT,
 RULE = HangRule(seconds=60, factor=5, start_seconds=1800, rest_seconds=3600)
 WATCHED, RESTING, OUTSIDE, STARTING = Phase.WATCHED, Phase.RESTING, Phase.OUTSIDE, Phase.STARTING
 Readings = dict[int, Reading]
+BEFORE = "before the first completed batch"
 
 
 def at(batches: int, part: int = 0, phase: Phase = WATCHED) -> Reading:
@@ -88,9 +89,9 @@ def test_no_rank_hangs_outside_of_training() -> None:
     ("late", "place"),
     [
         (Reading(), " before its code began"),
-        (replace(at(0, 0, STARTING), where=Where.START), " in the start of its code before the first completed batch"),
-        (replace(at(0, 0, OUTSIDE), where=Where.GROUP), " in joining the process group before the first completed batch"),
-        (replace(at(0, 1, STARTING), where=Where.DATA), " in the data loader before the first completed batch"),
+        (replace(at(0, 0, STARTING), where=Where.START), f" in the start of its code {BEFORE}"),
+        (replace(at(0, 0, OUTSIDE), where=Where.GROUP), f" in joining the process group {BEFORE}"),
+        (replace(at(0, 1, STARTING), where=Where.DATA), f" in the data loader {BEFORE}"),
     ],
 )
 def test_a_start_has_a_limit_of_its_own_and_names_the_rank_that_is_behind(late: Reading, place: str) -> None:
