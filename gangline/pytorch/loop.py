@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gangline.core.beat import BETWEEN, DATA, EXCHANGE, FORWARD, TRACE
 from gangline.errors import invalid
 from gangline.pytorch import seed
 from gangline.pytorch.callback import PyTorchCallback, call_all
@@ -137,7 +138,7 @@ class TrainingLoop:
                 if schedule.is_over(position):
                     break
                 self._next_event = schedule.next_event(position)
-            self._beat.tick()
+            self._beat.enter(DATA)
             if self._is_profiled:
                 self._profile.begin_batch(position.batches)
             with clock.phase("data"):
@@ -172,7 +173,7 @@ class TrainingLoop:
             self._profile.end_batch(records, is_step)
         if self._trace.is_on:
             # Now and then it writes a trace, for which there is no bound.
-            self._beat.rest()
+            self._beat.rest(TRACE)
             self._trace.step()
             self._beat.resume()
         if is_step:
@@ -182,6 +183,7 @@ class TrainingLoop:
     def _update_model(self, batch: Any, is_step: bool) -> Any:
         """What train_batch returns."""
         context, position = self._context, self._position
+        self._beat.enter(FORWARD)
         context.update.begin_batch(is_step)
         if context.experimental.moves_batches:
             with context.clock.phase("data"):
@@ -251,7 +253,9 @@ class TrainingLoop:
             if self._pace.distance > 1:
                 self._pace.next_look = batches + 1
                 return
+        self._beat.enter(EXCHANGE)
         is_preempted, is_stopped, batches_to_trace, distance = self._question()
+        self._beat.stay(BETWEEN)
         self._question = None
         self._pace.agree(batches, distance)
         self._looked_at = (batches, time.perf_counter())
@@ -282,14 +286,17 @@ class TrainingLoop:
             self._trace.refuse("training stops")
             return
         # CUPTI takes a second or more to start.
-        self._beat.rest()
-        self._trace.order(batches, self._position.batches, self._context.core.tensorboard, self._beat.rest)
+        self._beat.rest(TRACE)
+        self._trace.order(batches, self._position.batches, self._context.core.tensorboard, self._rest_for_trace)
         self._beat.resume()
+
+    def _rest_for_trace(self) -> None:
+        self._beat.rest(TRACE)
 
     def _cut_trace(self, why: str) -> None:
         """An ordered one holds training alone: a validation of many batches would make a file that nothing opens."""
         if self._trace.is_on:
-            self._beat.rest()
+            self._beat.rest(TRACE)
             self._trace.cut(why)
             self._beat.resume()
 

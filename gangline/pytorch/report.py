@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gangline.core.beat import BETWEEN, REPORT
 from gangline.pytorch import metric, reducer
 from gangline.pytorch.averaging import Averaging
 from gangline.pytorch.callback import PyTorchCallback, call_all
@@ -79,6 +80,8 @@ class TrainingReports:
         """Sends off the report that was begun, if any."""
         if self._average is None:
             return
+        beat = self._context.core.beat
+        beat.enter(REPORT)
         averaged = self._average()
         self._average = None
         metrics = reducer.join(averaged, self._context.reducers.reduce(is_training=True), "train_batch")
@@ -90,10 +93,9 @@ class TrainingReports:
             self._report_profile()
         batch_metrics, self._batch_metrics = self._batch_metrics, []
         call_all(
-            self._callbacks.values(),
-            self._context.core.beat,
-            lambda callback: callback.on_training_workload_end(metrics, batch_metrics),
+            self._callbacks.values(), beat, lambda callback: callback.on_training_workload_end(metrics, batch_metrics)
         )
+        beat.stay(BETWEEN)
 
     def _report_profile(self) -> None:
         found = mean(self._context.distributed.allgather(self._profile.take()))

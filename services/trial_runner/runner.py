@@ -47,7 +47,7 @@ from services.trial_runner.log_pump import LAST_LINES, LogPump
 from services.trial_runner.log_watch import LogWatch
 from services.trial_runner.lookout import Lookout
 from services.trial_runner.nursery_client import NurseryProcess, fork_nursery
-from services.trial_runner.outcome import Circumstances, Failure, describe_failure, find_cause, judge
+from services.trial_runner.outcome import Circumstances, Failure, describe_failure, find_cause, first_cause, judge
 from services.trial_runner.outlet import Outlet
 from services.trial_runner.preparation import Preparation
 from services.trial_runner.rank_link import RankLinkServer
@@ -56,6 +56,7 @@ from services.trial_runner.rendezvous import RendezvousFailed
 from services.trial_runner.signature import signature_of
 from services.trial_runner.stacks import dump_stacks
 from services.trial_runner.stop import StopOrder
+from services.trial_runner.vigil import describe_place
 
 # For what is on its way to scheduler and gateway; the slots are busy meanwhile, so it is short.
 DRAIN_SECONDS = 5.0
@@ -273,6 +274,8 @@ class TrialRunner:
         await self._pump.drain(LAST_OUTPUT_SECONDS)
         await crew.close()
         crew.tell(time.time())
+        if text := crew.describe_end(was_ordered=self._stop.stop is not None):
+            self._outlet.recorder.note(text)
 
     async def _judge(self, crew: Crew) -> ExitReport:
         ends = crew.ends()
@@ -381,9 +384,7 @@ class TrialRunner:
         self._stop.ask(ExitKind.KILLED, message)
 
     def _on_peer_failure(self, failure: Failure) -> None:
-        """The first one counts, unless it only noticed another that is named later."""
-        if self._peer is None or (self._peer.is_consequence and not failure.is_consequence):
-            self._peer = failure
+        self._peer = first_cause(self._peer, failure)
         self._peer_told.set()
         if self._crew is not None:
             self._crew.on_peer_failure()
@@ -404,15 +405,13 @@ class TrialRunner:
 
     async def _end_hung(self, failure: Failure, crew: Crew) -> None:
         """Every member has its ranks say what they are doing, and ends them then."""
-        note = self._outlet.recorder.note
-        note(f"the gang hangs: {describe_failure(failure)}")
+        recorder = self._outlet.recorder
+        recorder.note(f"the gang hangs: {describe_failure(failure)}")
         assert self._preparation.nursery is not None
         files = {rank: self._lookout.files[rank] for rank in crew.living}
         found = await dump_stacks(files, descendants(self._preparation.nursery.pid))
         for rank, stacks in found.items():
-            where = f"rank {rank} on {self._place.agent_id}"
-            note(f"no stacks of {where}: {stacks.problem}" if stacks.problem else f"the stacks of {where}:")
-            self._outlet.recorder.record_lines(rank, "runner", stacks.lines)
+            recorder.record_stacks(rank, describe_place(files[rank].read()), stacks.problem, stacks.lines)
         if failure.rank not in self._place.ranks:
             self._on_peer_failure(failure)
             return

@@ -347,6 +347,18 @@ CASES = [
     ),
     (
         "name: digits",
+        "hang_detection: {start_seconds: -1}",
+        "config.invalid_value",
+        "hang_detection.start_seconds (line 1): must be above 0, found -1",
+    ),
+    (
+        "name: digits",
+        "hang_detection: {rest_seconds: 0}",
+        "config.invalid_value",
+        "hang_detection.rest_seconds (line 1): must be above 0, found 0",
+    ),
+    (
+        "name: digits",
         "name: one\nname: two",
         "config.duplicate_key",
         "line 2: name stands here a second time (first on line 1); keep one",
