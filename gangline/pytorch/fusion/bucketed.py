@@ -23,7 +23,8 @@ HAS_CAP_LIST = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel
 
 class BucketedModel:
     """wrapper: gives the present one. replace: takes options of DistributedDataParallel, drops the present wrapper and
-    makes one with them. wire_ratio: what compression leaves of the bytes; None where buckets must stay."""
+    makes one with them. wire_ratio: what compression leaves of the bytes; None where buckets must stay. is_outdated:
+    whether other parameters are trained now, so that nothing that was measured holds any more."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class BucketedModel:
         self._wrapper = wrapper
         self._replace = replace
         self.wire_ratio = wire_ratio
+        self.is_outdated = False
         ours = wrapper()
         self.inner: nn.Module = ours.module
         self.parameters = [parameter for parameter in self.inner.parameters() if parameter.requires_grad]
