@@ -85,9 +85,7 @@ class DriftCheck:
         found = self._distributed.maximum([*self._sums, *(-value for value in self._sums)])
         is_odd = [found[place] != -found[count + place] for place in range(count)]
         drifts = {
-            name: self._compare(parameter)
-            for (name, parameter), odd in zip(parameters, is_odd, strict=False)
-            if odd
+            name: self._compare(parameter) for (name, parameter), odd in zip(parameters, is_odd, strict=False) if odd
         }
         by_rank: list[dict[str, float]] = self._distributed.allgather(drifts)
         worst = {name: max(found[name] for found in by_rank) for name in drifts}
@@ -109,7 +107,9 @@ class DriftCheck:
 
     def _warn(self, name: str, drift: float) -> None:
         if not self._has_warned and self._distributed.is_chief:
-            text = "%s differs between ranks by %.1g of its largest value, as rounding on GPUs of several kinds makes it"
+            text = (
+                "%s differs between ranks by %.1g of its largest value, as rounding on GPUs of several kinds makes it"
+            )
             _log.warning(text, name, drift)
         self._has_warned = True
 

@@ -322,8 +322,8 @@ class TrainingLoop:
         name, value = found
         raise invalid(
             "training.nonfinite_loss",
-            f"{name} is {value} at batch {batches}; {self._keeper.settle_and_describe()}. Lower the learning rate or clip "
-            "the gradients; optimizations.nonfinite_loss: ignore trains on",
+            f"{name} is {value} at batch {batches}; {self._keeper.settle_and_describe()}. Lower the learning rate or "
+            "clip the gradients; optimizations.nonfinite_loss: ignore trains on",
         )
 
     def _validate(self) -> None:

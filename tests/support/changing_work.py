@@ -25,18 +25,19 @@ def rank() -> int:
 
 
 class ChangingTrial(PointsTrial):
-    """A trial with SGD whose model a test changes. change: called with trial and batch before each forward pass."""
-
-    change: Callable[[Any, int], None] | None = None
+    """A trial with SGD whose model a test changes."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         torch.manual_seed(4)
         super().__init__(context)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        if type(self).change is not None:
-            type(self).change(self, batch_idx)
+        self.change(self, batch_idx)
         return super().train_batch(batch, epoch_idx, batch_idx)
+
+    @staticmethod
+    def change(trial: Any, batch_idx: int) -> None:
+        """Before each forward pass."""
 
 
 class FrozenHeadTrial(ChangingTrial):
@@ -48,7 +49,7 @@ class FrozenHeadTrial(ChangingTrial):
         return model
 
     @staticmethod
-    def change(trial: Any, batch_idx: int) -> None:  # type: ignore[override]  # called through the class
+    def change(trial: Any, batch_idx: int) -> None:
         if batch_idx == 3:
             trial.model.head.requires_grad_(True)
 
@@ -60,7 +61,7 @@ class FrozenBlockTrial(FrozenHeadTrial):
         return model
 
     @staticmethod
-    def change(trial: Any, batch_idx: int) -> None:  # type: ignore[override]  # see above
+    def change(trial: Any, batch_idx: int) -> None:
         if batch_idx == 3:
             trial.model.blocks[1].requires_grad_(True)
         if batch_idx == 5:
@@ -90,7 +91,7 @@ class LateLayerTrial(ChangingTrial):
     """Adds a layer at the third batch, to the model and to the optimizer."""
 
     @staticmethod
-    def change(trial: Any, batch_idx: int) -> None:  # type: ignore[override]  # see above
+    def change(trial: Any, batch_idx: int) -> None:
         if batch_idx == 2:
             layer = nn.Linear(3, 3)
             trial.model.extra = layer
@@ -102,7 +103,7 @@ class OddRankTrial(FrozenHeadTrial):
     """Only the last rank thaws the head."""
 
     @staticmethod
-    def change(trial: Any, batch_idx: int) -> None:  # type: ignore[override]  # see above
+    def change(trial: Any, batch_idx: int) -> None:
         if batch_idx == 1 and rank() == 1:
             trial.model.head.requires_grad_(True)
 
@@ -149,7 +150,7 @@ class OddSeedTrial(LateInitTrial):
 
 class AssigningTrial(ChangingTrial):
     @staticmethod
-    def change(trial: Any, batch_idx: int) -> None:  # type: ignore[override]  # see above
+    def change(trial: Any, batch_idx: int) -> None:
         if batch_idx == 1:
             for parameter in trial.model.parameters():
                 parameter.data = parameter.data * 0.5
@@ -197,7 +198,7 @@ class DriftingTrial(ChangingTrial):
     amount = 0.05
 
     @staticmethod
-    def change(trial: Any, batch_idx: int) -> None:  # type: ignore[override]  # see above
+    def change(trial: Any, batch_idx: int) -> None:
         # zero1 sends what an optimizer has stepped to all ranks, so nothing of that could drift.
         trial.model.blocks[1].widen.requires_grad_(False)
         with torch.no_grad():
@@ -237,5 +238,3 @@ def run_impatient(kind: type[pytorch.PyTorchTrial], directory: Path, strategy: s
         return run(kind, directory, parallelism=strategy)
     except RuntimeError as error:
         return str(error), []
-
-

@@ -26,6 +26,8 @@ class BucketedModel:
     makes one with them. wire_ratio: what compression leaves of the bytes; None where buckets must stay. is_outdated:
     whether other parameters are trained now, so that nothing that was measured holds any more."""
 
+    is_outdated = False
+
     def __init__(
         self,
         wrapper: Callable[[], DistributedDataParallel],
@@ -35,7 +37,6 @@ class BucketedModel:
         self._wrapper = wrapper
         self._replace = replace
         self.wire_ratio = wire_ratio
-        self.is_outdated = False
         ours = wrapper()
         self.inner: nn.Module = ours.module
         self.parameters = [parameter for parameter in self.inner.parameters() if parameter.requires_grad]

@@ -1,4 +1,4 @@
-"""Finds ranks that gather or reduce different blocks of a divided model, before one takes another's message for its own.
+"""Finds ranks that gather or reduce different blocks of a divided model, before parts of different blocks mix.
 
 A collective does not say which block it is for: where some ranks skip a block, the parts of different blocks mix. Each
 rank therefore announces every collective to the others with a few bytes, on a process group of its own. On the CPU the

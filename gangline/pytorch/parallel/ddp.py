@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ from gangline.pytorch.parallel.same_change import check_same_change
 from gangline.pytorch.parallel.strategy import Holder, Strategy
 from gangline.pytorch.parallel.stray import average_strays
 from gangline.pytorch.profile.traffic import TrafficMeter
+from gangline.pytorch.torch_error import unused_parameters
 
 _log = logging.getLogger("gangline")
 
@@ -66,7 +67,8 @@ class DdpStrategy(Strategy):
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for routed in self._exchanged():
             if any(id(parameter) in held for parameter in routed.model.parameters()):
-                assert routed.number is not None and routed.wrapper is not None
+                assert routed.number is not None
+                assert routed.wrapper is not None
                 self._exchange.compress(routed.number, routed.wrapper, is_wanted, class_name(routed.model))
 
     def share_buffers(self, models: Iterable[nn.Module]) -> None:
@@ -76,7 +78,7 @@ class DdpStrategy(Strategy):
     def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
         return Holder(dist.get_rank(), dist.get_world_size())
 
-    def replicated(self) -> dict[str, torch.Tensor]:
+    def replicated(self) -> Mapping[str, torch.Tensor]:
         return self._models.named_parameters()
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -88,7 +90,7 @@ class DdpStrategy(Strategy):
             return None
         (routed,) = exchanged
         self._bucketed = BucketedModel(
-            lambda: self._wrappers()[0], lambda options: self._rewrap(routed, options), self._exchange.wire_ratio
+            lambda: self._wrappers[0], lambda options: self._rewrap(routed, options), self._exchange.wire_ratio
         )
         return self._bucketed
 
@@ -97,9 +99,11 @@ class DdpStrategy(Strategy):
 
     def after_backward(self) -> None:
         self._forwards.end_backward()
+        if not self._options.get("find_unused_parameters") and not self._options.get("static_graph"):
+            self._check_used()
 
     def traffic_meters(self) -> Sequence[TrafficMeter]:
-        return [DdpMeter(lambda: tuple(self._wrappers()))]
+        return [DdpMeter(lambda: tuple(self._wrappers))]
 
     def rank_state(self) -> dict[str, Any]:
         return self._exchange.rank_state()
@@ -107,10 +111,22 @@ class DdpStrategy(Strategy):
     def load_rank_state(self, state: dict[str, Any] | None) -> None:
         self._exchange.load_rank_state(state)
 
+    def _check_used(self) -> None:
+        """torch exchanges a bucket once all of its gradients are there, and says that one is missing a step later."""
+        for routed in self._exchanged():
+            unused = [one for one in routed.wrapped_for if one.grad is None]
+            # A model that this backward pass has not reached at all waits for one of its own.
+            if not unused or len(unused) == len(routed.wrapped_for):
+                continue
+            name_by_id = {id(parameter): name for name, parameter in routed.model.named_parameters()}
+            names = [name_by_id.get(id(one), "a parameter that it has no more") for one in unused]
+            raise unused_parameters(class_name(routed.model), names, self.name)
+
     def _exchanged(self) -> list[_Routed]:
         """The models whose gradients are exchanged: those with a parameter that is trained."""
         return [routed for routed in self._routed if routed.wrapper is not None]
 
+    @property
     def _wrappers(self) -> list[DistributedDataParallel]:
         return [routed.wrapper for routed in self._routed if routed.wrapper is not None]
 
@@ -119,7 +135,7 @@ class DdpStrategy(Strategy):
         route(
             model,
             lambda inner: self._wrap(routed, inner),
-            on_forward=lambda: routed.on_forward(),
+            on_forward=routed.tell,
             before_pass=lambda: self._follow(routed),
         )
         self._routed.append(routed)
@@ -129,7 +145,7 @@ class DdpStrategy(Strategy):
         if not routed.trained:
             routed.bare = _Bare(inner)
             return routed.bare
-        routed.number = len(self._wrappers())
+        routed.number = len(self._wrappers)
         routed.wrapper, routed.wrapped_for = self._make_wrapper(inner, {}), routed.trained
         self._exchange.attach(routed.wrapper)
         routed.on_forward = self._forwards.add(class_name(routed.model), routed.model)
@@ -190,7 +206,7 @@ class DdpStrategy(Strategy):
 
     def _set_exchange(self, is_on: bool) -> None:
         self._is_exchanging = is_on
-        for wrapper in self._wrappers():
+        for wrapper in self._wrappers:
             wrapper.require_backward_grad_sync = is_on
 
 
@@ -207,8 +223,13 @@ class _Routed:
         self.wrapped_for: list[nn.Parameter] = []
         self.bare: _Bare | None = None
         self.number: int | None = None
-        self.on_forward = _nothing
+        self.on_forward: Callable[[], None] | None = None
         self.look()
+
+    def tell(self) -> None:
+        """At each pass; only a model that has a wrapper counts them."""
+        if self.on_forward is not None:
+            self.on_forward()
 
     def look(self) -> None:
         parameters = list(self.model.parameters())
@@ -235,7 +256,3 @@ class _Bare(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
-
-
-def _nothing() -> None:
-    return None

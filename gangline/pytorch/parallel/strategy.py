@@ -96,7 +96,7 @@ class Strategy(ABC):
         """This rank among those that hold the same content as this tensor of model_state or of an optimizer's state."""
         return Holder()
 
-    def replicated(self) -> dict[str, torch.Tensor]:
+    def replicated(self) -> Mapping[str, torch.Tensor]:
         """Parameters that every rank holds whole and updates by itself, by name, so that they could drift apart; none
         where each value lies on one rank."""
         return {}

@@ -1,4 +1,4 @@
-"""Averages gradients that no exchange has seen: a trial made them with torch.autograd.grad, or put its own in their place.
+"""Averages gradients that no exchange has seen: a trial made them with torch.autograd.grad, or by hand.
 
 Called before each step by the strategies that are built on DistributedDataParallel, whose gradients are views of its
 buckets. Averaging a gradient that is the same on all ranks changes nothing, so a trial may have averaged it already.

@@ -1,5 +1,4 @@
-"""Draws random numbers for divided parameters as one process would: for the whole tensor, from which each rank keeps its
-part.
+"""Draws random numbers for divided parameters as one process would: for the whole tensor. Each rank keeps its part.
 
 torch's DTensor draws each part from the rank's own generator on the CPU. Ranks of one seed then draw the same numbers,
 so that the rows of a parameter repeat. Owns the handlers in DTensor's table of operators; `install` puts them there.
@@ -31,7 +30,7 @@ def install(mesh: DeviceMesh) -> None:
     handlers.update(dict.fromkeys(_ALIKE, _draw_alike))
 
 
-def _draw_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+def _draw_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor: DTensor = args[0]
     if tensor.device_mesh not in _meshes:
         return _as_torch(operator, args, kwargs)
@@ -42,7 +41,7 @@ def _draw_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return tensor
 
 
-def _draw_alike(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+def _draw_alike(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor: DTensor = args[0]
     if tensor.device_mesh not in _meshes:
         return _as_torch(operator, args, kwargs)

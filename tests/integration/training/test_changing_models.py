@@ -58,7 +58,8 @@ def test_rank_that_alone_unfreezes_is_refused(tmp_path: Path) -> None:
     found = run_gang(2, tmp_path / "gang", work.run_impatient, work.OddRankTrial, tmp_path, "ddp")
     assert found[1][0] == (
         "parallelism.model_changed: Net is frozen or unfrozen differently on different ranks (rank 1 has done so and "
-        "others have not within 1 s), so gradients cannot be exchanged; set requires_grad at the same batch on all ranks"
+        "others have not within 1 s), so gradients cannot be exchanged; set requires_grad at the same batch on all "
+        "ranks"
     )
 
 
