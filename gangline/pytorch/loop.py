@@ -69,8 +69,10 @@ class TrainingLoop:
         self._aggregation_frequency = context.setting.optimizations.aggregation_frequency
         self._best = BestValidation(context.setting.metric, context.setting.smaller_is_better)
         self._has_warned_of_metric = False
-        self._reports = TrainingReports(context, callbacks, profile, self._check_finite)
         self._keeper = Keeper(context, callbacks)
+        self._reports = TrainingReports(
+            context, callbacks, profile, self._check_finite, self._keeper.settle_and_describe
+        )
         self._fusion: Fusion = Untuned()
         self._saved_fusion: dict[str, Any] = {}
         self._next_event = 0
@@ -325,11 +327,10 @@ class TrainingLoop:
         if found is None or self._context.setting.optimizations.nonfinite_loss == "ignore":
             return
         name, value = found
-        self._keeper.settle()
         raise invalid(
             "training.nonfinite_loss",
-            f"{name} is {value} at batch {batches}; {self._keeper.describe_newest()}. Lower the learning rate or clip "
-            "the gradients; optimizations.nonfinite_loss: ignore trains on",
+            f"{name} is {value} at batch {batches}; {self._keeper.settle_and_describe()}. Lower the learning rate or "
+            "clip the gradients; optimizations.nonfinite_loss: ignore trains on",
         )
 
     def _validate(self) -> None:

@@ -14,6 +14,7 @@ from gangline.pytorch import metric, reducer
 from gangline.pytorch.averaging import Averaging
 from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.drift import DriftCheck
 from gangline.pytorch.profile.profile import Profile, mean
 
 CheckFinite = Callable[[tuple[str, float] | None, int], None]
@@ -22,7 +23,7 @@ CheckFinite = Callable[[tuple[str, float] | None, int], None]
 
 class TrainingReports:
     """All ranks call everything but `add` in step. newest: the batches completed at the newest report, begun or
-    ended."""
+    ended. describe_newest: which checkpoint training can go on from, as a clause of a message."""
 
     def __init__(
         self,
@@ -30,12 +31,15 @@ class TrainingReports:
         callbacks: Mapping[str, PyTorchCallback],
         profile: Profile,
         check_finite: CheckFinite,
+        describe_newest: Callable[[], str] = lambda: "there is no checkpoint yet",
     ) -> None:
         self.newest = 0
         self._context = context
         self._callbacks = callbacks
         self._profile = profile
         self._check_finite = check_finite
+        self._describe_newest = describe_newest
+        self._drift = DriftCheck(context)
         self._sums = metric.MetricSums()
         self._averaging = Averaging(context.distributed)
         self._is_profiled = context.profile_setting.is_enabled
@@ -47,6 +51,7 @@ class TrainingReports:
     def start(self, batches: int) -> None:
         """batches: completed before the first `add`."""
         self.newest = batches
+        self._drift.start(batches)
         self._context.reducers.reset(is_training=True)
         # What a reducer gathers, a callback looks at or the profile measures is of the moment at which a report is due.
         at_once = self._keeps_batch_metrics or self._is_profiled or self._context.reducers.has_any(is_training=True)
@@ -60,8 +65,11 @@ class TrainingReports:
             self._batch_metrics.append(metric.check_metrics(result, "train_batch"))
 
     def check(self, batches: int) -> None:
-        """That the losses so far are finite, reported or not. Waits for the device."""
+        """That the losses so far are finite, reported or not, and the ranks' parameters the same. Waits for the
+        device."""
         self.end()
+        self._drift.begin(batches, is_wanted=True)
+        self._drift.end(batches, self._describe_newest)
         self._check_finite(self._sums.nonfinite_loss(), batches)
 
     def begin(self, batches: int, may_wait: bool) -> None:
@@ -73,6 +81,7 @@ class TrainingReports:
         own = self._sums.take()
         is_joint = self._context.setting.optimizations.average_training_metrics
         self._average = self._averaging.average_later(own) if is_joint else lambda: metric.average([own])
+        self._drift.begin(batches)
         if self._ends_at_once or not may_wait:
             self.end()
 
@@ -84,6 +93,7 @@ class TrainingReports:
         beat.enter(REPORT)
         averaged = self._average()
         self._average = None
+        self._drift.end(self.newest, self._describe_newest)
         metrics = reducer.join(averaged, self._context.reducers.reduce(is_training=True), "train_batch")
         self._check_finite(metric.find_nonfinite_loss(metrics), self.newest)
         if self._context.distributed.is_chief:

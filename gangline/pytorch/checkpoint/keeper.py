@@ -75,6 +75,11 @@ class Keeper:
         batches = self._saver.under_way
         return found if batches is None else f"{found}, one of batch {batches} is being saved"
 
+    def settle_and_describe(self) -> str:
+        """For the message of a rank that fails."""
+        self.settle()
+        return self.describe_newest()
+
     def restore(self, source: Source) -> bool:
         """All but the random numbers. Returns whether the checkpoint is this trial's, so that training goes on from its
         position as well."""

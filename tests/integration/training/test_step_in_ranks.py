@@ -59,7 +59,7 @@ def _run(
         ),
         (
             _UNUSED,
-            "some parameters took no part in the last loss, so their gradients never came; freeze them, or set "
+            "unused of Sequential took no part in the loss, so their gradients never came; freeze them, or set "
             "parallelism: {strategy: ddp, find_unused_parameters: true}",
         ),
     ],
