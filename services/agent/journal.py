@@ -124,8 +124,12 @@ class Journal:
     def _survey(self, folder: AllocationFolder) -> Survey:
         record, record_problem = _load(folder, folder.record_path, folder.load_record)
         spec, spec_problem = _load(folder, folder.spec_path, folder.load_spec)
+        # A process that has left its report and its locks may run another command by now.
         is_alive = folder.is_locked() or (
-            record is not None and record.process is not None and process.is_alive(record.process)
+            record is not None
+            and record.process is not None
+            and process.is_alive(record.process)
+            and not folder.has_exit
         )
         found = Found(
             record=record,
