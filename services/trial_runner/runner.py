@@ -123,6 +123,7 @@ class TrialRunner:
             forked,
         )
         self._metrics_address = ""
+        self._has_spoken = False
         self._speaking: asyncio.TimerHandle | None = None
         self._crew: Crew | None = None
         self._peer: Failure | None = None
@@ -240,7 +241,7 @@ class TrialRunner:
 
     def _is_short(self, crew: Crew) -> bool:
         """Whether it has ended by itself before this runner had anything to say."""
-        return not self._metrics_address and self._stop.stop is None and not crew.lost
+        return not self._has_spoken and self._stop.stop is None and not crew.lost
 
     async def _judge(self, crew: Crew) -> ExitReport:
         ends = crew.ends()
@@ -390,8 +391,9 @@ class TrialRunner:
 
     def _speak(self) -> None:
         """The ranks go on, or have something to say: from now on this runner can be asked, and reports by itself."""
-        if self._metrics_address:
+        if self._has_spoken:
             return
+        self._has_spoken = True
         spec = self._spec
         self._metrics_address = metrics.serve(
             next(iter(spec.scheduler_addresses), ""),
