@@ -287,8 +287,10 @@ class AllocationStory:
             return
         was = (self.record.phase, self.record.status)
         self.record = record
+        # What the runner's report on this disk says is worked out from it again.
+        is_durable = record.is_live or not self.folder.exit_path.exists()
         try:
-            self.folder.save(record)
+            self.folder.save(record, is_durable=is_durable)
         except OSError as error:
             self._log.error(
                 "cannot write the journal; going on without", path=str(self.folder.record_path), error=str(error)

@@ -17,10 +17,11 @@ from gangline.v1 import agent_pb2, types_pb2
 from services.agent import command_runner, metrics
 from services.agent.journal import Journal, open_journal
 from services.agent.launcher import Launcher, RunnerProgram
-from services.agent.record import Phase, Process, StopOrder
+from services.agent.record import Phase, Process, StopOrder, parse_record
 from services.agent.recovery import Verdict, plan_recovery
 from services.agent.roster import Roster
 from services.agent.warm import Template
+from services.common import disk
 from tests.support.agent_process import is_running, wait_until
 from tests.support.runner_process import make_spec
 
@@ -168,6 +169,40 @@ async def test_no_command_survives_the_kill_of_a_process_that_had_run_another(co
     assert not is_running(int(child.read_text()))
 
 
+async def test_only_its_start_waits_for_the_disk(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent has one thread for all of its allocations, and a disk takes milliseconds for each write that it syncs."""
+    synced: list[tuple[str, str]] = []
+    write = disk.write_atomic
+
+    def note(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
+        write(path, text, mode, is_durable=is_durable)
+        if is_durable:
+            synced.append((path.name, str(parse_record(text).phase)))
+
+    monkeypatch.setattr("services.agent.folder.write_atomic", note)
+    await commands.run("1.1.1", "true")
+    assert synced == [("record.json", "RUNNING")]
+    assert (commands.journal.folder("1.1.1").path / "record.json").exists()
+
+
+async def test_an_end_that_only_the_agent_knows_is_synced(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    write = disk.write_atomic
+
+    def note(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
+        write(path, text, mode, is_durable=is_durable)
+        if is_durable:
+            synced.append(str(parse_record(text).phase))
+
+    monkeypatch.setattr("services.agent.folder.write_atomic", note)
+    started = commands.folder / "started"
+    commands.begin("1.1.1", f"touch {started}; exec sleep 600")
+    await wait_until(started.exists)
+    os.kill(commands.process("1.1.1").pid, signal.SIGKILL)
+    await commands.end("1.1.1")
+    assert synced == ["RUNNING", "ENDED"]
+
+
 async def test_idle_processes_end(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_runner, "IDLE_SECONDS", 0.3)
     await commands.run("1.1.1", "true")
@@ -208,9 +243,7 @@ async def test_an_ended_command_is_not_taken_for_the_one_that_its_process_runs_n
     assert record is not None
     folder.save(type(record)(**{**_fields(record), "phase": Phase.RUNNING, "status": None}))
     assert is_running(commands.process("1.1.1").pid)
-    surveys = commands.journal.survey()
-    print(surveys)
-    (survey,) = surveys
+    (survey,) = commands.journal.survey()
     assert plan_recovery(survey.found) is Verdict.CONCLUDE
     status = folder.load_exit()
     assert status is not None
