@@ -170,7 +170,7 @@ async def test_no_command_survives_the_kill_of_a_process_that_had_run_another(co
 
 
 async def test_only_its_start_waits_for_the_disk(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent has one thread for all of its allocations, and a disk takes milliseconds for each write that it syncs."""
+    """An agent has one thread for all of its allocations, and a synced write takes milliseconds."""
     synced: list[tuple[str, str]] = []
     write = disk.write_atomic
 
