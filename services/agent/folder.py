@@ -91,7 +91,7 @@ class AllocationFolder:
         # Of an allocation that had the same id, in a cluster before this one.
         remove_spare(self.exit_path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(self.spec_path, json_format.MessageToJson(spec), mode=0o600, is_durable=False)
+        write_atomic(self.spec_path, json_format.MessageToJson(spec, indent=None), mode=0o600, is_durable=False)
         self.save(record, is_durable=False)
 
     def save(self, record: Record, *, is_durable: bool = True) -> None:

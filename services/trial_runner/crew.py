@@ -189,7 +189,7 @@ class Crew:
             ended_at=event["at"],
             # A command that ends after our SIGTERM, with whatever code, has obeyed.
             was_killed=(event["was_killed"] and number == signal.SIGKILL) or state.was_asked,
-            was_out_of_memory=memory.count_oom_kills() > self._oom_kills_before,
+            was_out_of_memory=event["exit_code"] != 0 and memory.count_oom_kills() > self._oom_kills_before,
         )
         log.info("a rank ended", rank=state.end.rank, exit_code=event["exit_code"], signal=number)
         metrics.ranks.dec()
