@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -241,14 +242,10 @@ async def test_an_ended_command_is_not_taken_for_the_one_that_its_process_runs_n
     folder = commands.journal.folder("1.1.1")
     record = folder.load_record()
     assert record is not None
-    folder.save(type(record)(**{**_fields(record), "phase": Phase.RUNNING, "status": None}))
+    folder.save(replace(record, phase=Phase.RUNNING, status=None))
     assert is_running(commands.process("1.1.1").pid)
     (survey,) = commands.journal.survey()
     assert plan_recovery(survey.found) is Verdict.CONCLUDE
     status = folder.load_exit()
     assert status is not None
     assert json_format.MessageToDict(status)["exit"]["kind"] == "EXIT_KIND_COMPLETED"
-
-
-def _fields(record: object) -> dict[str, object]:
-    return {name: getattr(record, name) for name in type(record).__slots__}  # type: ignore[attr-defined]
