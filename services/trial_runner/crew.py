@@ -208,7 +208,7 @@ class Crew:
             ended_at=event["at"],
             # A command that ends after our SIGTERM, with whatever code, has obeyed.
             was_killed=(event["was_killed"] and number == signal.SIGKILL) or state.was_asked,
-            was_out_of_memory=memory.count_oom_kills() > self._oom_kills_before,
+            was_out_of_memory=event["exit_code"] != 0 and memory.count_oom_kills() > self._oom_kills_before,
         )
         if not state.end.is_success:
             self._begin_end()

@@ -26,7 +26,7 @@ class Templates:
 @pytest.fixture(scope="session")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Templates]:
     folder = tmp_path_factory.mktemp("templates")
-    runner = WarmProcess(folder / "runner.sock", "services.trial_runner.runner")
+    runner = WarmProcess(folder / "runner.sock", "services.trial_runner.program")
     rank = WarmProcess(folder / "rank.sock", "torch,torch._dynamo,gangline.core,gangline.launch.entrypoint")
     yield Templates(runner, rank)
     runner.close()
