@@ -86,6 +86,9 @@ class TrainingLoop:
         self._newest_metrics: dict[str, float] = {}
         self._has_its_validation = False
         self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size)
+        note = loader.describe_last_step(self._distributed.size)
+        if note is not None and self._distributed.is_chief:
+            _log.info("training data: %s", note)
         self._position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
         context.position = self._position
 
@@ -144,32 +147,32 @@ class TrainingLoop:
             if self._is_profiled:
                 self._profile.begin_batch(position.batches)
             with clock.phase("data"):
-                batch = next(batches)
-            self._train_batch(batch)
+                batch, weight = next(batches)
+            self._train_batch(batch, weight)
             self._after_batch()
             if position.batches >= pace.next_look and self._should_stop():
                 return
 
-    def _batches(self) -> Iterator[Any]:
-        """This rank's endless stream of batches, from where training stands."""
-        loader = self._loader.get_data_loader(
-            repeat=True,
+    def _batches(self) -> Iterator[tuple[Any, float]]:
+        """This rank's endless stream of batches with their weights, from where training stands."""
+        return self._loader.training_batches(
             skip=self._position.loader_step,
             shift=self._position.shift,
             num_replicas=self._distributed.size,
             rank=self._distributed.rank,
             seed=self._context.get_trial_seed(),
         )
-        return iter(loader)
 
-    def _train_batch(self, batch: Any) -> None:
+    def _train_batch(self, batch: Any, weight: float) -> None:
         position = self._position
         is_step = (position.batches + 1) % self._aggregation_frequency == 0
         if position.is_epoch_start:
             self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
-        result = self._update_model(batch, is_step)
-        self._reports.add(result)
-        records = self._trial.get_batch_length(batch)
+        # Reducers must not learn of records that another rank trains on.
+        with _NOTHING if weight else self._context.reducers.unchanged():
+            result = self._update_model(batch, weight, is_step)
+        self._reports.add(result, weight)
+        records = self._trial.get_batch_length(batch) if weight else 0
         self._records += records
         if self._is_profiled:
             self._profile.end_batch(records, is_step)
@@ -182,11 +185,11 @@ class TrainingLoop:
             self._fusion.on_step()
             self._link.send_first_step()
 
-    def _update_model(self, batch: Any, is_step: bool) -> Any:
+    def _update_model(self, batch: Any, weight: float, is_step: bool) -> Any:
         """What train_batch returns."""
         context, position = self._context, self._position
         self._beat.enter(FORWARD)
-        context.update.begin_batch(is_step)
+        context.update.begin_batch(is_step, weight)
         if context.experimental.moves_batches:
             with context.clock.phase("data"):
                 batch = context.to_device(batch)
@@ -405,7 +408,7 @@ def _place_here(progress: Mapping[str, Any], loader: DataLoader | ForeignLoader,
     """Offset and shift that come after the records that were done when the state was saved, also where batches have
     another size now."""
     batches = progress["offset"] * progress["world_size"]
-    if loader.batch_size is None or progress["batch_size"] is None:
+    if (loader.batch_size is None) != (progress["batch_size"] is None):
         return int(batches // size), 0
     # Earlier versions went on at the begin of a batch and kept no shift.
-    return loader.place_after(batches * progress["batch_size"] + progress.get("shift", 0), size)
+    return loader.place_after(batches * (progress["batch_size"] or 1) + progress.get("shift", 0), size)

@@ -58,10 +58,11 @@ class TrainingReports:
         # Where one rank waits all wait, as they have to exchange in the same order.
         self._ends_at_once = bool(self._context.distributed.maximum([int(at_once)])[0])
 
-    def add(self, result: Any) -> None:
-        """result: what train_batch returned. Raises GanglineError `pytorch.metrics`."""
-        self._sums.add(result, "train_batch")
-        if self._keeps_batch_metrics:
+    def add(self, result: Any, weight: float = 1.0) -> None:
+        """result: what train_batch returned. weight: what it counts, beside other ranks' results of the same batch.
+        Raises GanglineError `pytorch.metrics`."""
+        self._sums.add(result, "train_batch", weight)
+        if self._keeps_batch_metrics and weight:
             self._batch_metrics.append(metric.check_metrics(result, "train_batch"))
 
     def check(self, batches: int) -> None:

@@ -32,7 +32,8 @@ def _checkpoint(
 ) -> Checkpoint:
     metadata = {} if loss is None else {"validation_metrics": {"loss": loss}}
     text = json.dumps(metadata)
-    at = float(number) if created_at is None else created_at
+    # Attempts run on machines whose clocks differ, so that times say nothing of the order.
+    at = float(number * 29 % 41) if created_at is None else created_at
     return Checkpoint(f"c{number:03d}", f"1.{trial}", 1, batches, "/s", {}, text, created_at=at)
 
 
