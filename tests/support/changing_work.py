@@ -178,7 +178,7 @@ class DropTrial(ChangingTrial):
 
     def make_model(self) -> nn.Module:
         model = DroppingNet()
-        model.choose = lambda: self.options[rank() % 2]  # type: ignore[method-assign]  # of this instance
+        model.choose = lambda: self.options[rank() % 2]
         return model
 
 
