@@ -189,7 +189,7 @@ class PowerSgd:
     def _fitting(self, layout: dict[int, list[int]], errors: dict[int, torch.Tensor]) -> dict[int, list[int]]:
         """Empty where gradients cannot be put together so: there are several buckets, the model has other parameters
         now, or a memory's order of numbers is not that of its rows."""
-        # gloo has too few threads for the chained exchanges of several buckets beside a step that waits for them.
+        # Chained exchanges of several buckets were seen to stand still on gloo where a step waits for each of them.
         if len(layout) != 1:
             return {}
         trained = [position for position, one in enumerate(self._parameters) if one.requires_grad]
