@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol, cast
 
 import torch
@@ -70,7 +70,7 @@ class _SampledOrder:
             seeds.seed_generators(getattr(part, "__dict__", {}), number)
         streams = seeds.SharedStreams(number)
         with streams:
-            entries = iter(self._sampler)
+            entries = iter(cast("Iterable[Any]", self._sampler))
         num_drawn = 0
 
         def read(first: int, last: int) -> list[Any]:

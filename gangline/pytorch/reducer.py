@@ -124,7 +124,7 @@ class Reducers:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """What they are told meanwhile is forgotten. Of a trial's own class only plain data in attributes is kept so."""
+        """What they are told meanwhile is forgotten. A trial's own class gets back the plain data in its attributes."""
         before = [(wrapped.reducer, _plain_content(wrapped.reducer)) for wrapped in self._wrapped]
         yield
         for reducer, content in before:

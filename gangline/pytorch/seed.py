@@ -1,8 +1,8 @@
 """Random numbers of a rank: where their generators start, and their state in a checkpoint.
 
 A trial is built with the trial's seed on every rank, so that all ranks draw the same initial weights and split data
-alike. Training then goes on with seed + 1 + rank, so that ranks do not drop the same units. A sampler draws the order of
-the data from streams that depend on trial and epoch alone, so that ranks divide one order.
+alike. Training then goes on with seed + 1 + rank, so that ranks do not drop the same units. A sampler draws the order
+of the data from streams that depend on trial and epoch alone, so that ranks divide one order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIMIT = 2**32
 
 
 def number_of(seed: int, *numbers: int) -> int:
-    """The seed of a stream of its own for each row of numbers: neighbouring seeds must not share their epochs' orders."""
+    """The seed of a stream for each row of numbers: neighbouring seeds must not share their epochs' orders."""
     digest = hashlib.sha256("/".join(map(str, (seed, *numbers))).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

@@ -1,5 +1,5 @@
-"""What ranks of a gang do in tests of the data that they see: train on records that do not fill the last step, count what
-they send, and clip gradients."""
+"""What ranks of a gang do in tests of the data that they see: train on records that do not fill the last step, count
+what they send, and clip gradients."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _counted_reductions() -> Iterator[list[int]]:
     original: Any = getattr(dist, name)
     sizes: list[int] = []
 
-    def counted(output: torch.Tensor, input: torch.Tensor, *arguments: Any, **options: Any) -> Any:  # noqa: A002  torch's name
+    def counted(output: torch.Tensor, input: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         sizes.append(input.numel() * input.element_size())
         return original(output, input, *arguments, **options)
 
@@ -182,7 +182,7 @@ def clip(strategy_name: str, bounds: Sequence[float]) -> list[tuple[float, bool,
     optimizer = strategy.prepare_optimizer(make_optimizer(model, "sgd"))
     found = []
     for bound in bounds:
-        functional.mse_loss(model(torch.ones(4, 6)), torch.zeros(4, 3)).backward()
+        functional.mse_loss(model(torch.ones(4, 6)), torch.zeros(4, 3)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         before = [_local(parameter.grad).clone() for parameter in model.parameters()]
         norm = float(strategy.clip_gradients(model.parameters(), bound))
         after = [_local(parameter.grad) for parameter in model.parameters()]

@@ -100,8 +100,8 @@ def fused_config(steps: int, optimizations: Mapping[str, object]) -> dict[str, o
     }
 
 
-# gloo behind one wire, on which each all-reduce takes some time and then some time for each byte. Nothing is told to the
-# tuner: what it learns of the link and of its steps it measures.
+# gloo behind one wire, on which each all-reduce takes some time and then some time for each byte. Nothing is told to
+# the tuner: what it learns of the link and of its steps it measures.
 SLOW_LINK = """
 import queue, threading
 import torch.distributed as dist

@@ -93,8 +93,9 @@ class PowerSgd:
     """PowerSGD for one wrapper: torch's state, and the moment from which its hook may run.
 
     torch makes new buckets after the first step of a wrapper, and PowerSGD's memory belongs to the new ones. The first
-    step of a trial goes uncompressed. Where training goes on in the middle, the gradients of the first step are put
-    together as the buckets of the memory had them, so that training goes on bit for bit.
+    step of a trial goes uncompressed. Where training goes on in the middle and the memory belongs to one bucket, the
+    gradients of the first step are put together as that bucket had them, so that training goes on bit for bit. With
+    several buckets the first step goes uncompressed and leaves the memory as it was.
 
     layout: by bucket, the positions of its gradients' parameters among the wrapper's.
     """
@@ -151,7 +152,7 @@ class PowerSgd:
             buffer = torch.cat([gradient.reshape(-1) for gradient in gradients])
             bucket = _Regrouped(index, buffer, shapes, is_final=index == max(self._saved_layout))
             self.prepare(bucket)
-            powerSGD_hook.powerSGD_hook(self.state, bucket).wait()  # type: ignore[arg-type]  # all that it asks of one
+            powerSGD_hook.powerSGD_hook(self.state, bucket).wait()
             for gradient, sent in zip(gradients, bucket.gradients(), strict=True):
                 gradient.copy_(sent)
         for buffer, future in self._held:
@@ -186,8 +187,11 @@ class PowerSgd:
         self._saved_layout = self._fitting(saved.get("layout", {}), saved["error_dict"])
 
     def _fitting(self, layout: dict[int, list[int]], errors: dict[int, torch.Tensor]) -> dict[int, list[int]]:
-        """Empty where gradients cannot be put together so: the model has other parameters now, or a memory's order of
-        numbers is not that of its rows."""
+        """Empty where gradients cannot be put together so: there are several buckets, the model has other parameters
+        now, or a memory's order of numbers is not that of its rows."""
+        # Chained exchanges of several buckets were seen to stand still on gloo where a step waits for each of them.
+        if len(layout) != 1:
+            return {}
         trained = [position for position, one in enumerate(self._parameters) if one.requires_grad]
         if sorted(position for positions in layout.values() for position in positions) != trained:
             return {}

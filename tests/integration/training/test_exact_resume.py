@@ -1,5 +1,5 @@
-"""A trial that goes on after a pause or a restart, on as many ranks, is bit for bit the one that nothing interrupted: also
-where ranks keep what no other rank knows."""
+"""A trial that goes on after a pause or a restart, on as many ranks, is bit for bit the one that nothing interrupted:
+also where ranks keep what no other rank knows."""
 
 from __future__ import annotations
 
@@ -68,13 +68,14 @@ def _check(whole: RunningTrial, resumed: RunningTrial) -> None:
 
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
-def test_restarted_trial_is_the_same_bit_for_bit(
-    tmp_path: Path, case: tuple[str, dict[str, object], str, int]
-) -> None:
+def test_restarted_trial_is_the_same_bit_for_bit(tmp_path: Path, case: tuple[str, dict[str, object], str, int]) -> None:
     """Twice: after some steps with compressed gradients, and after the first step of an attempt."""
     whole = _run(tmp_path / "whole", _trial(case, 14))
     first = _run(tmp_path / "first", _trial(case, 6))
-    second = _run(tmp_path / "second", _trial(case, 6 + int(str(case[1].get("aggregation_frequency", 1))), first.latest_checkpoint()))
+    second = _run(
+        tmp_path / "second",
+        _trial(case, 6 + int(str(case[1].get("aggregation_frequency", 1))), first.latest_checkpoint()),
+    )
     third = _run(tmp_path / "third", _trial(case, 14, second.latest_checkpoint()))
     _check(whole, third)
 

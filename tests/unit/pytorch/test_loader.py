@@ -81,8 +81,8 @@ def test_batch_sampler_is_divided_by_its_batches() -> None:
     assert _take(loader, 1, num_replicas=2, rank=1) == [[4, 5, 6, 7]]
     assert loader.steps_per_epoch(2) == 2
     assert loader.describe_last_step(2) == (
-        "the last step of each epoch has 1 of 2 batches for 2 slots; gradients and metrics of a slot count by its number "
-        "of records; 1 slots get none, repeat other slots' batches and count nothing"
+        "the last step of each epoch has 1 of 2 batches for 2 slots; gradients and metrics of a slot count by its "
+        "number of records; 1 slots get none, repeat other slots' batches and count nothing"
     )
     steps = [_weighted(loader, 3, num_replicas=2, rank=rank) for rank in range(2)]
     assert steps == [
