@@ -51,7 +51,7 @@ class HangRule:
     seconds: float = 60.0
     factor: float = 5.0
     start_seconds: float = 1800.0
-    rest_seconds: float = 3600.0
+    rest_seconds: float = 14400.0
     is_enabled: bool = True
     watches_scripts: bool = False
 

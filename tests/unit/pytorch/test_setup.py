@@ -14,11 +14,11 @@ from gangline.pytorch.setup import timeout_of
 @pytest.mark.parametrize(
     ("watch", "seconds"),
     [
-        ({}, 7200),
+        ({}, 28800),
         ({"seconds": 5, "start_seconds": 10, "rest_seconds": 20}, 7200),
-        ({"start_seconds": 10000}, 20000),
+        ({"start_seconds": 20000}, 40000),
         ({"rest_seconds": 9000}, 18000),
-        ({"seconds": 8000}, 16000),
+        ({"seconds": 16000}, 32000),
         ({"enabled": False}, None),
     ],
 )
