@@ -363,6 +363,8 @@ async def test_heartbeats_go_on_while_the_journal_waits_for_the_disk(
     folder.mkdir(parents=True)
     draft = folder / f".spec.json.{agent.process.pid}"
     os.mkfifo(draft)
+    # The record cannot take the place of a folder, so the start fails once the disk answers.
+    (folder / "record.json").mkdir()
     scheduler.start_allocation(make_spec("1.1.1", ["a1/0"]))
     await scheduler.wait_silent()
     seen, beats = len(scheduler.pulses), scheduler.num_heartbeats
