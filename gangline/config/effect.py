@@ -9,6 +9,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from gangline.config.complaint import Complaint
+from gangline.config.elastic import find_size_conflict
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import find_undrawable
@@ -71,6 +72,7 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
         _find_source(config.searcher)
         or _find_undrawable(config)
         or find_spread_conflict(config)
+        or find_size_conflict(config)
         or _find_impossible(config.resources)
         or find_bad_pattern(config.log_policies)
     )

@@ -6,6 +6,7 @@ context.experimental.disable_dataset_reproducibility_checks().
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,10 +23,11 @@ class ForeignLoader:
         self.loader = loader
         self.batch_size = loader.batch_size
 
-    def steps_per_epoch(self, num_replicas: int) -> int:
-        """The loader holds this rank's part already. Raises GanglineError where it has no length, or no batch."""
+    def steps_per_epoch(self, num_replicas: int, rounds: int = 1) -> int:
+        """Steps of `rounds` batches each; the loader holds this rank's part already. Raises GanglineError where it has
+        no length, or too few batches."""
         try:
-            steps = len(self.loader)
+            steps = len(self.loader) // rounds
         except TypeError:
             raise invalid(
                 "pytorch.loader_length",
@@ -41,15 +43,17 @@ class ForeignLoader:
         assert self.batch_size is not None
         return Shard(0, num_replicas).place_at_batch(records, self.batch_size)
 
-    def get_data_loader(self, repeat: bool = False, **_place: Any) -> Any:
-        """An iterable of this rank's batches; endless with repeat."""
-        return _repeat(self.loader) if repeat else self.loader
+    def get_data_loader(self, repeat: bool = False, rounds: int = 1, **_place: Any) -> Any:
+        """An iterable of this rank's batches; endless with repeat. An epoch ends with a whole step of `rounds`
+        batches."""
+        return _repeat(self.loader, rounds) if repeat else self.loader
 
 
-def _repeat(loader: data.DataLoader[Any]) -> Iterator[Any]:
+def _repeat(loader: data.DataLoader[Any], rounds: int) -> Iterator[Any]:
+    per_epoch = len(loader) // rounds * rounds if rounds > 1 else None
     while True:
         is_empty = True
-        for batch in loader:
+        for batch in itertools.islice(loader, per_epoch):
             is_empty = False
             yield batch
         if is_empty:

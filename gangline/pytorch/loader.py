@@ -111,7 +111,8 @@ class _ShardSampler(data.Sampler[Any]):
     def __len__(self) -> int:
         count = len(self._source)
         is_training = self._first_step is not None
-        return self._shard.steps_per_epoch(count) if is_training else len(self._shard.validation_positions(count))
+        per_epoch = self._shard.steps_per_epoch(count) * self._shard.rounds
+        return per_epoch if is_training else len(self._shard.validation_positions(count))
 
 
 class DataLoader:
@@ -160,14 +161,15 @@ class DataLoader:
         seed: int = 0,
         *,
         shift: int = 0,
+        rounds: int = 1,
     ) -> data.DataLoader[Any]:
         """torch's loader for one rank of num_replicas.
 
-        repeat: epoch after epoch without an end, for training, beginning skip batches (of this rank) after the start
-        and, in that epoch, shift records later.
+        repeat: epoch after epoch without an end, for training, beginning skip steps after the start and, in that
+        epoch, shift records later. rounds: batches of this rank in one step; 1 in a gang of full size.
         Without repeat: one pass that leaves out nothing.
         """
-        sampler = _ShardSampler(self._source, Shard(rank, num_replicas), skip if repeat else None, seed, shift)
+        sampler = _ShardSampler(self._source, Shard(rank, num_replicas, rounds), skip if repeat else None, seed, shift)
         # Workers draw their seeds from it: those of a rank that goes on shall not repeat what they drew at the start.
         options: dict[str, Any] = {"generator": _generator(seed, rank + num_replicas * skip), **self._options}
         whole = batched(self.dataset) if self._may_be_batched else None
@@ -181,14 +183,15 @@ class DataLoader:
         a batch_size."""
         return self._source.place_after(records, num_replicas)
 
-    def steps_per_epoch(self, num_replicas: int) -> int:
-        """Batches of each rank in one epoch. Raises GanglineError when there is not one for every rank."""
-        steps = Shard(0, num_replicas).steps_per_epoch(len(self))
+    def steps_per_epoch(self, num_replicas: int, rounds: int = 1) -> int:
+        """Steps of each rank in one epoch, of `rounds` batches each. Raises GanglineError when there is none."""
+        steps = Shard(0, num_replicas, rounds).steps_per_epoch(len(self))
         if steps < 1:
             records = len(cast("Sized", self.dataset))
             raise invalid(
                 "pytorch.dataset_too_short",
-                f"the training data has {records} records in {len(self)} batches, fewer than the {num_replicas} slots; "
+                f"the training data has {records} records in {len(self)} batches, fewer than the "
+                f"{num_replicas * rounds} slots; "
                 "use a smaller batch, fewer slots or more data",
             )
         return steps

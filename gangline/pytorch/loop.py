@@ -82,8 +82,11 @@ class TrainingLoop:
         self._newest_checkpoint = self._newest_validation = -1
         self._newest_metrics: dict[str, float] = {}
         self._has_its_validation = False
-        self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size)
-        self._position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
+        self._rounds = context.rounds
+        # Ranks of the full gang: positions and batches are counted as it would make them.
+        self._full_size = self._distributed.size * self._rounds
+        self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size, self._rounds)
+        self._position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._full_size)
         context.position = self._position
 
     def restore(self, source: Source) -> None:
@@ -94,7 +97,7 @@ class TrainingLoop:
         progress = source.trainer["progress"]
         position = self._position
         position.batches = progress["batches"]
-        position.go_on(progress["epoch"], *_place_here(progress, self._loader, self._distributed.size))
+        position.go_on(progress["epoch"], *_place_here(progress, self._loader, self._full_size))
         self._best.value = progress["best_validation"]
         self._saved_fusion = progress.get("fusion", {})
         self._newest_checkpoint, self._newest_validation = position.batches, progress["newest_validation"]
@@ -137,36 +140,39 @@ class TrainingLoop:
                 if schedule.is_over(position):
                     break
                 self._next_event = schedule.next_event(position)
-            self._beat.tick()
             if self._is_profiled:
                 self._profile.begin_batch(position.batches)
-            with clock.phase("data"):
-                batch = next(batches)
-            self._train_batch(batch)
+            self._train_batch(batches)
             self._after_batch()
             if position.batches >= pace.next_look and self._should_stop():
                 return
 
     def _batches(self) -> Iterator[Any]:
-        """This rank's endless stream of batches, from where training stands."""
+        """This rank's endless stream of batches, from where training stands: as many for each step as it has rounds."""
         loader = self._loader.get_data_loader(
             repeat=True,
             skip=self._position.loader_step,
             shift=self._position.shift,
             num_replicas=self._distributed.size,
             rank=self._distributed.rank,
+            rounds=self._rounds,
             seed=self._context.get_trial_seed(),
         )
         return iter(loader)
 
-    def _train_batch(self, batch: Any) -> None:
+    def _train_batch(self, batches: Iterator[Any]) -> None:
+        """One batch of each rank of the full gang, whose gradients this rank gathers in one round or several."""
         position = self._position
         is_step = (position.batches + 1) % self._aggregation_frequency == 0
-        if position.is_epoch_start:
-            self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
-        result = self._update_model(batch, is_step)
-        self._reports.add(result)
-        records = self._trial.get_batch_length(batch)
+        records = 0
+        for number in range(1, self._rounds + 1):
+            self._beat.tick()
+            with self._context.clock.phase("data"):
+                batch = next(batches)
+            if position.is_epoch_start and number == 1:
+                self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
+            self._reports.add(self._update_model(batch, is_step and number == self._rounds))
+            records += self._trial.get_batch_length(batch)
         self._records += records
         if self._is_profiled:
             self._profile.end_batch(records, is_step)
@@ -370,7 +376,7 @@ class TrainingLoop:
             "offset": position.offset,
             "shift": position.shift,
             "batch_size": self._loader.batch_size,
-            "world_size": self._distributed.size,
+            "world_size": self._full_size,
             "best_validation": self._best.value,
             "newest_validation": self._newest_validation,
             "fusion": self._fusion.state_dict(),
