@@ -39,8 +39,8 @@ class ClusterInfo:
     """node_rank counts the machines of this allocation, slot_ids are the slots of this machine, in local-rank order.
     storage_url is where checkpoints go, code_directory where the user's files lie. addresses: of the machines, by node
     rank, in the network over which the gang is linked. rank, world_size: of the slot in which this process runs,
-    whatever a launcher of the script's own calls its workers. full_world_size: slots_per_trial, while this attempt runs on
-    fewer slots; 0 in an attempt of full size."""
+    whatever a launcher of the script's own calls its workers. full_world_size: slots_per_trial in an attempt on
+    fewer slots; 0 in one of full size."""
 
     cluster_id: str
     allocation_id: str

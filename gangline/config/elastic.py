@@ -46,7 +46,7 @@ def find_size_conflict(config: ExperimentConfig) -> Complaint | None:
     possible = smaller_sizes(slots, 1, strategy)
     advice = f"use at most {possible[0]}" if possible else "leave it out"
     text = (
-        f"with {fewest} there is no smaller size for {slots} slots_per_trial and the strategy {strategy}, because a "
-        f"smaller size divides slots_per_trial and is one that the strategy can use; {advice}, or change slots_per_trial"
+        f"with {fewest} there is no smaller size for {slots} slots_per_trial and the strategy {strategy}: a smaller "
+        f"size divides slots_per_trial, and the strategy can use it; {advice}, or change slots_per_trial"
     )
     return Complaint("invalid_value", _PATH, text)

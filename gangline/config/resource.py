@@ -14,7 +14,8 @@ _MEMORY_SIZE = re.compile(r"^([0-9]*[.])?[0-9]+ ?(([kmgtp]i?b?)|b)?$", re.IGNORE
 
 class Resources(Section):
     """slots_per_trial: the size of a trial's gang. min_slots_per_trial: the fewest slots on which a trial that has run
-    may go on while it cannot have all of them; None for no fewer, see gangline.config.elastic. priority: 1 is most urgent; None takes the pool's default.
+    may go on while it cannot have all of them; None for no fewer, see gangline.config.elastic. priority: 1 is most
+    urgent; None takes the pool's default.
 
     resource_pool: empty takes the default pool. is_single_node: all slots on one agent, or the trial waits.
     """

@@ -131,7 +131,7 @@ class TrainingLoop:
         self._keeper.settle()
 
     def _train(self) -> None:
-        position, schedule, clock, pace = self._position, self._schedule, self._context.clock, self._pace
+        position, schedule, pace = self._position, self._schedule, self._pace
         if schedule.is_over(position):
             return
         batches = self._batches()

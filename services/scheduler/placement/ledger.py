@@ -4,8 +4,8 @@ Owns the four ways to answer a request: it starts now; it claims slots that stop
 less urgent work stopped; or it waits, and the first that waits holds a reservation which nobody behind it may delay:
 who starts meanwhile takes slots that are spare in every order of ends (spare.py), or is certain to be over in time, or
 starts on call, to be stopped as soon as that lets the holder start. A request that may have fewer slots takes them
-before it waits; work that runs on fewer slots grows before anything else is placed (elastic.py). A policy decides in which order requests are put
-here, and whom they may have stopped.
+before it waits; work that runs on fewer slots grows before anything else is placed (elastic.py). A policy decides in
+which order requests are put here, and whom they may have stopped.
 """
 
 from __future__ import annotations

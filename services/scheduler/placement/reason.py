@@ -70,7 +70,11 @@ class Explanation:
             needed = self._counterfactual.of(waiting)
             code, message = self._sentence(waiting)
             reasons[trial_id] = Reason(
-                code, message + self._smaller(waiting), self._describe(needed), self._blocking(waiting, needed), forecast.eta(waiting)
+                code,
+                message + self._smaller(waiting),
+                self._describe(needed),
+                self._blocking(waiting, needed),
+                forecast.eta(waiting),
             )
             changes[trial_id] = needed
         return reasons, changes

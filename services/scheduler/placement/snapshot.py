@@ -87,8 +87,8 @@ class PendingRequest:
     hold: PAUSED or SEARCH_WAITING keep it from starting.
     is_first: it goes before every other request of its pool, whatever the policy. excluded: agents of the blocklist
     that stand there for a while only, each with a sentence that says how long and why.
-    smaller_sizes: on which it may start instead from shrink_at on, the largest first; empty for none. kept_slots: one of
-    them that it may take at any time; 0 for none.
+    smaller_sizes: on which it may start instead from shrink_at on, the largest first; empty for none. kept_slots: one
+    of them that it may take at any time; 0 for none.
 
     shape: requests of one shape fit, or do not fit, into the same room. kind: what else an answer may depend on, beside
     its group, its length and the time. Both are kept because every cycle asks every request for them.
