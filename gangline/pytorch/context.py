@@ -299,8 +299,9 @@ class PyTorchTrialContext(Lacking):
         return self.position.batches
 
     def get_initial_batch(self) -> int:
-        """Batches of the trial that lie behind when this process begins; for loaders that skip by themselves."""
-        return self.initial_batch
+        """Batches of this rank that lie behind when this process begins; for loaders that skip by themselves. On fewer
+        slots than slots_per_trial these are several for each batch of the trial."""
+        return self.initial_batch * self.rounds
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ends training early and in order, with a checkpoint, as soon as all ranks have noticed. Any rank may ask."""

@@ -6,7 +6,6 @@ context.experimental.disable_dataset_reproducibility_checks().
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,17 +42,15 @@ class ForeignLoader:
         assert self.batch_size is not None
         return Shard(0, num_replicas).place_at_batch(records, self.batch_size)
 
-    def get_data_loader(self, repeat: bool = False, rounds: int = 1, **_place: Any) -> Any:
-        """An iterable of this rank's batches; endless with repeat. An epoch ends with a whole step of `rounds`
-        batches."""
-        return _repeat(self.loader, rounds) if repeat else self.loader
+    def get_data_loader(self, repeat: bool = False, **_place: Any) -> Any:
+        """An iterable of this rank's batches; endless with repeat."""
+        return _repeat(self.loader) if repeat else self.loader
 
 
-def _repeat(loader: data.DataLoader[Any], rounds: int) -> Iterator[Any]:
-    per_epoch = len(loader) // rounds * rounds if rounds > 1 else None
+def _repeat(loader: data.DataLoader[Any]) -> Iterator[Any]:
     while True:
         is_empty = True
-        for batch in itertools.islice(loader, per_epoch):
+        for batch in loader:
             is_empty = False
             yield batch
         if is_empty:

@@ -145,3 +145,23 @@ def _go_on(  # noqa: PLR0917  as above
     place = {"skip": position.loader_step, "shift": position.shift}
     stream = loader.get_data_loader(repeat=True, num_replicas=size, rank=rank, seed=seed, **place)
     return list(itertools.islice(stream, steps))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**40), st.integers(0, 9))
+def test_fewer_ranks_train_the_batches_of_the_full_gang_in_rounds(
+    shape: dict[str, Any], size: int, rounds: int, seed: int, skip: int
+) -> None:
+    loader = _loader(**shape)
+    full_size = size * rounds
+    steps = _steps(loader, full_size)
+    if steps == 0:
+        return
+    assert loader.steps_per_epoch(size, rounds) == loader.steps_per_epoch(full_size) == steps
+    count = 2 * steps + 1
+    full = [_train(loader, rank, full_size, skip, count, seed) for rank in range(full_size)]
+    place = {"repeat": True, "skip": skip, "num_replicas": size, "rounds": rounds, "seed": seed}
+    streams = [iter(loader.get_data_loader(**place, rank=rank)) for rank in range(size)]
+    for step in range(count):
+        found = [next(stream) for _ in range(rounds) for stream in streams]
+        assert found == [batches[step] for batches in full], "the same batches, none cut or merged"

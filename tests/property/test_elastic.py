@@ -179,7 +179,9 @@ class ElasticMachine(RuleBasedStateMachine):
                 assert allocation.num_slots in facts.smaller_sizes
                 assert allocation.shrink_reason
                 trial = get(self.model.state, Trial, allocation.trial_id)
-                assert allocation.state is State.STOPPING or allocation.grow_at == trial.resized_at + RULES.resize_seconds
+                assert (
+                    allocation.state is State.STOPPING or allocation.grow_at == trial.resized_at + RULES.resize_seconds
+                )
             else:
                 assert allocation.num_slots == facts.slots
             assert allocation.attempt > 1 or not allocation.full_slots, "a trial that never ran has its full size"
