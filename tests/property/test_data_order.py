@@ -160,7 +160,7 @@ def test_fewer_ranks_train_the_batches_of_the_full_gang_in_rounds(
     assert loader.steps_per_epoch(size, rounds) == loader.steps_per_epoch(full_size) == steps
     count = 2 * steps + 1
     full = [_train(loader, rank, full_size, skip, count, seed) for rank in range(full_size)]
-    place = {"repeat": True, "skip": skip, "num_replicas": size, "rounds": rounds, "seed": seed}
+    place: dict[str, Any] = {"repeat": True, "skip": skip, "num_replicas": size, "rounds": rounds, "seed": seed}
     streams = [iter(loader.get_data_loader(**place, rank=rank)) for rank in range(size)]
     for step in range(count):
         found = [next(stream) for _ in range(rounds) for stream in streams]

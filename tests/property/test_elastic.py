@@ -135,9 +135,9 @@ class ElasticMachine(RuleBasedStateMachine):
             self.model.now,
         )
         for trial_id in sorted(shrunk, key=place.__getitem__)[:1]:
-            ahead = {one for one in place if place[one] < place[trial_id]}
-            before = {one.trial_id: one.slots_by_agent for one in rigid.assignments if one.trial_id in ahead}
-            after = {one.trial_id: one.slots_by_agent for one in decided.assignments if one.trial_id in ahead}
+            first = {one for one in place if place[one] < place[trial_id]}
+            before = {one.trial_id: one.slots_by_agent for one in rigid.assignments if one.trial_id in first}
+            after = {one.trial_id: one.slots_by_agent for one in decided.assignments if one.trial_id in first}
             assert after == before
 
     def note_changes(self) -> None:

@@ -24,7 +24,8 @@ class _Adam(SmallTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         torch.manual_seed(3)
-        torch.nn.init.normal_(self.model.weight)
+        for parameter in self.model.parameters():
+            torch.nn.init.normal_(parameter)
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.1))
         scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.scheduler = context.wrap_lr_scheduler(scheduler, LRScheduler.StepMode.STEP_EVERY_BATCH)
