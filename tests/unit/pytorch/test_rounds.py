@@ -18,7 +18,7 @@ SETTING = {"hparams": {"global_batch_size": 12}}
 LENGTH = pytorch.Batch(7)
 
 
-class _Adam(SmallTrial):
+class _Counted(SmallTrial):
     """Twelve records a batch over all ranks; counts its calls and the steps of its scheduler."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -26,7 +26,7 @@ class _Adam(SmallTrial):
         torch.manual_seed(3)
         for parameter in self.model.parameters():
             torch.nn.init.normal_(parameter)
-        self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.1))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9))
         scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.scheduler = context.wrap_lr_scheduler(scheduler, LRScheduler.StepMode.STEP_EVERY_BATCH)
         self.num_calls = 0
@@ -40,7 +40,7 @@ class _Adam(SmallTrial):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
-def _in_rounds(monkeypatch: pytest.MonkeyPatch, rounds: int, make: Any = _Adam, **arguments: Any) -> Any:
+def _in_rounds(monkeypatch: pytest.MonkeyPatch, rounds: int, make: Any = _Counted, **arguments: Any) -> Any:
     monkeypatch.setattr(trial_context, "_rounds_of", lambda core: rounds)
     return fit(make, **{"max_length": LENGTH, "init": SETTING, **arguments})
 
@@ -69,7 +69,7 @@ def test_rounds_and_aggregated_batches_multiply(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_trial_that_clears_gradients_itself_may_not_be_one_that_shrinks() -> None:
-    class Own(_Adam):
+    class Own(_Counted):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             self.context.backward((self.model(batch[0]) ** 2).mean())
             self.context.step_optimizer(self.optimizer, auto_zero_grads=False)
