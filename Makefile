@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON_OF_VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup demo test check format protos release-protos bench constraints clean
+.PHONY: help setup demo test mutants check format protos release-protos bench constraints clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: setup ## Bring a cluster up, train the digits example over two agents, tak
 
 test: setup ## Run all tests; ARGS="tests/unit -k name" narrows it down
 	@scripts/test $(ARGS)
+
+mutants: setup ## Plant small defects and show those that no test notices; ARGS="20 --seed 7" chooses how many and which
+	@$(PYTHON_OF_VENV) scripts/mutants.py $(ARGS)
 
 check: setup ## Format, lint, types, layers, protos and size
 	@$(PYTHON_OF_VENV) scripts/check.py $(ARGS)

@@ -1,14 +1,15 @@
 """How many waiting requests the scheduler admits in a second, on the load of Kueue's own performance test.
 
 An admission is an allocation that stands in etcd, written in a transaction that the leader's fencing token guards, and
-of which its agent has been told. The scheduler and etcd are the real programs, etcd syncs to the disk; agents are
-simulated (simulated_agent.py): each holds a real stream, accepts what it is given and reports its end in time.
+of which all of its agents have been told. The scheduler and etcd are the real programs, etcd syncs to the disk; agents
+are simulated (simulated_agent.py): each holds a real stream, accepts what it is given and reports its end in time.
 
 The load is Kueue's baseline (kubernetes-sigs/kueue, test/performance/scheduler/configs/baseline/generator.yaml): 30
 queues of 500 requests each, 350 small ones of 1 slot, 100 medium ones of 5 and 50 large ones of 20, the larger the more
 urgent, submitted in the order in which its generator makes them. Its five cohorts of six queues with a quota of 20 that
-may be borrowed by all six are five pools here, each of six agents with 20 slots, 600 slots in all. Every request is an
-experiment of its own with a configuration of its own.
+may be borrowed by all six are five pools here, each of 24 agents with 5 slots, 600 slots in all: a medium request takes
+an agent, a large one is a gang over four agents. Every request is an experiment of its own with a configuration of its
+own.
 
 Two things differ, because with them 600 slots could not take more than 227 requests a second, whoever admits them: its
 run times of 0.2, 0.5 and 1 s are divided by `--shorten`, and all requests wait already when the agents connect instead
@@ -16,7 +17,8 @@ of coming over a minute. The deep queue makes planning dearer, not cheaper. Kueu
 not.
 
 The peer's figure is Kueue's own, as published beside its test (rangespec.yaml: 15,000 requests in 351.1 s, the mean of
-five runs): it takes a Kubernetes API server, so it is not run here. Every run has a fresh etcd and a fresh scheduler.
+five runs). It counts from the first submission to the last end, so the figure beside it here does as well. Kueue takes
+a Kubernetes API server, so it is not run here. Every run has a fresh etcd and a fresh scheduler.
 Run it with `python -m benchmarks.admissions`; the runs that `--seconds` leaves no time for are left out, and said.
 """
 
@@ -48,9 +50,10 @@ from services.common.etcd import EtcdClient, EtcdSettings
 
 COHORTS = 5
 QUEUES_PER_COHORT = 6
-SLOTS_PER_QUEUE = 20
-KUEUE_ADMISSIONS_PER_SECOND = 15_000 / 351.1164
-TARGET_PER_SECOND = 400.0
+AGENTS_PER_COHORT = 24
+SLOTS_PER_AGENT = 5
+KUEUE_PER_SECOND = 15_000 / 351.1164
+TARGET_PER_SECOND = 150.0
 SUBMITTERS = 32
 READY_SECONDS = 30.0
 RUN_DEADLINE_SECONDS = 240.0
@@ -73,12 +76,17 @@ CLASSES = (
     Class("medium", 100, 5, 0.5, 0.5, 40),
     Class("large", 50, 20, 1.0, 1.2, 20),
 )
+SETTINGS = "".join(
+    f'[[resource_pools]]\npool_name = "cohort-{cohort}"\nscheduler = {{ preemption = false }}\n'
+    for cohort in range(COHORTS)
+)
 CLASS_BY_SLOTS = {one.slots: one for one in CLASSES}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of one run. waits: seconds from the agents' connecting to the admission, by class."""
+    """Of one run. waits: seconds from the agents' connecting to the admission, by class. whole_per_second: requests
+    over the time from the first submission to the last end on record."""
 
     submits_per_second: float
     admissions_per_second: float
@@ -109,7 +117,6 @@ def config_json(name: str, kind: Class) -> str:
             "slots_per_trial": kind.slots,
             "resource_pool": f"cohort-{cohort}",
             "priority": kind.priority,
-            "is_single_node": True,
         },
     }
     return ExperimentConfig.model_validate(document).model_dump_json()
@@ -117,14 +124,14 @@ def config_json(name: str, kind: Class) -> str:
 
 def make_agents(shorten: float, book: Book) -> list[SimulatedAgent]:
     def run_seconds(spec: runner_pb2.RunnerSpec) -> float:
-        slots = len(spec.allocation.members[spec.node_rank].slot_ids)
+        slots = sum(len(member.slot_ids) for member in spec.allocation.members)
         return CLASS_BY_SLOTS[slots].run_seconds / shorten
 
     agents = []
-    for number in range(COHORTS * QUEUES_PER_COHORT):
+    for number in range(COHORTS * AGENTS_PER_COHORT):
         name = f"agent-{number}"
-        slots = tuple(Slot(f"{name}/cpu-{slot}") for slot in range(SLOTS_PER_QUEUE))
-        record = Agent(name, f"cohort-{number // QUEUES_PER_COHORT}", slots=slots, host_id=name, hostname=name)
+        slots = tuple(Slot(f"{name}/cpu-{slot}") for slot in range(SLOTS_PER_AGENT))
+        record = Agent(name, f"cohort-{number // AGENTS_PER_COHORT}", slots=slots, host_id=name, hostname=name)
         agents.append(SimulatedAgent(record, run_seconds, book))
     return agents
 
@@ -139,6 +146,7 @@ async def measure(plane: ControlPlane, scale: float, shorten: float) -> Measurem
     submitted_at = time.time()
     processor_before = plane.processor_seconds()
     await _admit_all(plane, agents, book, len(requests))
+    ended_at = time.time()
     processor = {name: used - processor_before[name] for name, used in plane.processor_seconds().items()}
     await _check_records(plane, len(requests), book)
     last_at = max(book.started_at.values())
@@ -148,7 +156,7 @@ async def measure(plane: ControlPlane, scale: float, shorten: float) -> Measurem
     return Measurement(
         submits_per_second=len(requests) / (submitted_at - began_at),
         admissions_per_second=len(requests) / (last_at - submitted_at),
-        whole_per_second=len(requests) / (last_at - began_at),
+        whole_per_second=len(requests) / (ended_at - began_at),
         waits=waits,
         processor_ms={name: used / len(requests) * 1e3 for name, used in processor.items()},
         faults=tuple(book.faults),
@@ -188,7 +196,7 @@ async def _admit_all(plane: ControlPlane, agents: Sequence[SimulatedAgent], book
     """Until the scheduler has put the end of each on record. Raises SystemExit when a request is left behind."""
     async with _connected(plane, agents) as streams:
         deadline = time.monotonic() + RUN_DEADLINE_SECONDS
-        while len(book.forgotten) < count:
+        while len(book.ended) < count:
             book.has_news.clear()
             for stream in streams:
                 if stream.done():
@@ -198,7 +206,7 @@ async def _admit_all(plane: ControlPlane, agents: Sequence[SimulatedAgent], book
                     await book.has_news.wait()
             except TimeoutError:
                 raise SystemExit(
-                    f"stranded: {count - len(book.forgotten)} of {count} requests after {RUN_DEADLINE_SECONDS:g} s; "
+                    f"stranded: {count - len(book.ended)} of {count} requests after {RUN_DEADLINE_SECONDS:g} s; "
                     f"{len(book.started_at)} were admitted"
                 ) from None
 
@@ -235,7 +243,7 @@ def show(measurement: Measurement) -> None:
     waits = ", ".join(f"{name} {fmean(found):.1f}" for name, found in measurement.waits.items())
     print(
         f"  admitted {measurement.admissions_per_second:6.1f} a second; submitted before that "
-        f"{measurement.submits_per_second:6.1f} a second; both together {measurement.whole_per_second:6.1f}; "
+        f"{measurement.submits_per_second:6.1f} a second; from submission to end {measurement.whole_per_second:6.1f}; "
         f"processor ms each: {used}; mean wait s: {waits}",
         flush=True,
     )
@@ -255,17 +263,20 @@ def main() -> int:
     while len(found) < arguments.runs:
         if found and (time.monotonic() - began_at) * (1 + 1 / len(found)) > arguments.seconds:
             break
-        with running_control_plane() as plane:
+        with running_control_plane(SETTINGS) as plane:
             found.append(asyncio.run(measure(plane, arguments.scale, arguments.shorten)))
         show(found[-1])
-    rates = summarise([one.admissions_per_second for one in found])
     num_requests = len(make_requests(arguments.scale))
+    print(f"{num_requests:,} requests, {len(found)} of {arguments.runs} runs, a second:")
+    admitted = summarise([one.admissions_per_second for one in found])
+    whole = summarise([one.whole_per_second for one in found])
+    for name, rates in (("admissions alone", admitted), ("from the first submission to the last end", whole)):
+        print(f"  {name:42} median {rates.p50:6.1f} ({rates.minimum:.1f} to {rates.maximum:.1f})")
     print(
-        f"admissions a second, {num_requests:,} requests, {rates.count} of {arguments.runs} runs: "
-        f"median {rates.p50:.1f}, {rates.minimum:.1f} to {rates.maximum:.1f}; wanted {TARGET_PER_SECOND:g}; "
-        f"Kueue publishes {KUEUE_ADMISSIONS_PER_SECOND:.1f}: {rates.p50 / KUEUE_ADMISSIONS_PER_SECOND:.1f} times"
+        f"  {'Kueue, published, not run here':42} {KUEUE_PER_SECOND:13.1f}, from the first submission to the last end: "
+        f"1/{whole.p50 / KUEUE_PER_SECOND:.1f}"
     )
-    return 0 if rates.p50 >= TARGET_PER_SECOND and not any(one.faults for one in found) else 1
+    return 0 if whole.p50 >= TARGET_PER_SECOND and not any(one.faults for one in found) else 1
 
 
 if __name__ == "__main__":

@@ -46,11 +46,14 @@ class ControlPlane:
 
 
 @contextmanager
-def running_control_plane() -> Iterator[ControlPlane]:
-    """Serves while the context lasts. Raises SystemExit with the scheduler's last words when it does not start."""
+def running_control_plane(settings: str = "") -> Iterator[ControlPlane]:
+    """Serves while the context lasts. settings: the text of the scheduler's file. Raises SystemExit with the last words
+    of a scheduler that does not start."""
     with tempfile.TemporaryDirectory(prefix="gl-bench-") as folder:
         layout = Layout(Path(folder))
         layout.create()
+        if settings:
+            layout.settings("scheduler").write_text(settings)
         etcd = start_etcd(find_etcd_binary(), layout.root / "etcd")
         try:
             program = _scheduler(layout, etcd.address)

@@ -1,9 +1,10 @@
 """What a training step costs under Gangline, beside the same model in a plain torchrun loop.
 
-Both trainings are up at once and take turns, a block of 100 steps each, so that both meet the same machine. Every run
-starts both anew (contest.py says why); as many runs as bring the 95 % interval of the ratio within 2 %, five at least
-and --runs at most. Processor time of all ranks is counted beside the wall clock. Run it with
-`python -m benchmarks.overhead`.
+Both trainings are up at once and take turns, a block of 100 steps each, so that both meet the same machine. Both read
+their data record by record with torch's loader. Every run starts both anew (contest.py says why); as many runs as bring
+the 95 % interval of the ratio within 2 %, five at least and --runs at most. Processor time of all ranks is counted
+beside the wall clock. So is that of all other processes: Gangline's scheduler, etcd, gateway, agent and runner, and the
+launcher of torchrun, over the whole time of a run. Run it with `python -m benchmarks.overhead`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from benchmarks.cluster import running_cluster
-from benchmarks.contest import Contest
+from benchmarks.contest import HALF_WIDTH, WARM_UP_ROUNDS, Contest
 from benchmarks.machine import describe_machine
+from benchmarks.statistic import summarise
 from benchmarks.turnstile import Side, Turnstile
 from gangline.client import Client
+from gangline.local.layout import Layout
+from gangline.local.process_table import load_table
 
 WORKLOAD = Path(__file__).parent / "workload"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
@@ -29,7 +35,7 @@ MOST_STEPS = 1_000_000
 CONFIG = """
 name: benchmark-overhead
 entrypoint: trial:BenchmarkTrial
-hyperparameters: {{global_batch_size: 64, turnstile: "{turnstile}", steps_per_block: {steps}}}
+hyperparameters: {{global_batch_size: 64, turnstile: "{turnstile}", steps_per_block: {steps}, by_record: true}}
 searcher: {{name: single, metric: validation_loss, max_length: {{batches: {most}}}}}
 resources: {{slots_per_trial: 2}}
 scheduling_unit: {steps}
@@ -44,30 +50,54 @@ def main() -> None:
     arguments = parser.parse_args()
     print(describe_machine())
     contest = Contest(STEPS_PER_BLOCK)
-    with running_cluster(agents=1, slots=2) as (client, _):
+    steps = STEPS_PER_BLOCK * (arguments.rounds + WARM_UP_ROUNDS)
+    beside: dict[str, list[float]] = {"gangline": [], "torchrun": []}
+    with running_cluster(agents=1, slots=2) as (client, data):
         for _ in range(arguments.runs):
-            with _both(client) as sides:
+            with _both(client) as (sides, torchrun):
+                table = load_table(Layout(data).processes)
+                assert table is not None
+                roots = {"gangline": table.supervisor.pid, "torchrun": torchrun}
+                before = {name: _seconds_beside(pid, sides[name].pids) for name, pid in roots.items()}
                 contest.run(sides, arguments.rounds)
+                for name, pid in roots.items():
+                    beside[name].append((_seconds_beside(pid, sides[name].pids) - before[name]) / steps)
             if contest.is_enough():
                 break
     contest.print_steps()
     contest.print_runs("gangline", "torchrun")
-    print(f"step time, gangline / torchrun: {contest.wall_ratio('gangline', 'torchrun')}")
-    print(f"processor time, the same:       {contest.cpu_ratio('gangline', 'torchrun')}")
+    wall = contest.wall_ratio("gangline", "torchrun")
+    print(f"step time, gangline / torchrun: {wall}")
+    print(f"processor time of the ranks:    {contest.cpu_ratio('gangline', 'torchrun')}")
+    for name, seconds in beside.items():
+        found = summarise([one * 1000 for one in seconds])
+        print(
+            f"{name}'s other processes: processor time a step p50 {found.p50:.3f} ms ({found.minimum:.3f} to "
+            f"{found.maximum:.3f})"
+        )
+    if wall.half_width > HALF_WIDTH:
+        print(f"the interval of the step time is wider than ± {HALF_WIDTH:.0%}; give more --runs")
+
+
+def _seconds_beside(root: int, ranks: Collection[int]) -> float:
+    """Processor time so far of this process and all below it that live, but for the ranks."""
+    process = psutil.Process(root)
+    others = [one for one in (process, *process.children(recursive=True)) if one.pid not in ranks]
+    return sum(sum(one.cpu_times()[:2]) for one in others)
 
 
 @contextmanager
-def _both(client: Client) -> Iterator[dict[str, Side]]:
-    """Both trainings, each in front of its first block; they are ended with the block."""
+def _both(client: Client) -> Iterator[tuple[dict[str, Side], int]]:
+    """Both trainings, each in front of its first block, and the pid of torchrun; they are ended with the block."""
     with tempfile.TemporaryDirectory(prefix="gl-") as folder:
         turnstile = Turnstile(Path(folder, "turn"), deadline_seconds=60)
         config = CONFIG.format(turnstile=turnstile.path, steps=STEPS_PER_BLOCK, most=MOST_STEPS)
         created = client.create_experiment(config, WORKLOAD)
         options = ["--turnstile", str(turnstile.path), "--blocks", str(MOST_STEPS // STEPS_PER_BLOCK)]
-        bare = [*TORCHRUN, "bare.py", "overhead", *options]
+        bare = [*TORCHRUN, "bare.py", "overhead", "--by-record", *options]
         peer = subprocess.Popen(bare, cwd=WORKLOAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            yield dict(turnstile.admit() for _ in range(2))
+            yield dict(turnstile.admit() for _ in range(2)), peer.pid
         finally:
             peer.terminate()
             peer.wait()

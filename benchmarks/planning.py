@@ -105,6 +105,15 @@ def one_ended(num_agents: int, num_pending: int) -> Snapshot:
     return replace(settled, agents=(replace(first, used=SLOTS - 2), *rest), running=settled.running[1:])
 
 
+def avoiding(num_agents: int, num_pending: int, share: float) -> Snapshot:
+    """As `one_ended`, where a share of the requests avoids one to three agents of its own, as after failed attempts."""
+    settled, rng, queue = one_ended(num_agents, num_pending), random.Random(3), Queue()
+    for request in settled.requests:
+        avoided = rng.sample(range(num_agents), rng.randint(1, 3)) if rng.random() < share else ()
+        queue.add(replace(request, blocklist=tuple(f"a{number}" for number in avoided)))
+    return replace(settled, requests=queue.requests())
+
+
 def on_call(num_agents: int, num_pending: int) -> Snapshot:
     """A gang as large as the cluster waits for one of those that run; all others have passed it. One has ended."""
     settled = one_ended(num_agents, num_pending)
@@ -136,6 +145,10 @@ def cases() -> list[Case]:
         Case("fair_share, 1,000 idle agents, 10,000 pending", lambda: idle(1000, 10_000, "fair_share"), 1.0),
         Case("priority, 1,000 full agents, 10,000 pending", lambda: full(1000, 10_000), 1.0),
         Case("settled, one allocation ended, 1,000 agents, 10,000 pending", lambda: one_ended(1000, 10_000), 0.05),
+        *(
+            Case(f"the same, {share:.0%} of requests avoid agents", partial(avoiding, 1000, 10_000, share), 0.05)
+            for share in (0.05, 0.3)
+        ),
         Case("on call, one allocation ended, 1,000 agents, 10,000 pending", lambda: on_call(1000, 10_000), 0.1),
         Case("preemption, 64 agents, 1,000 pending", lambda: urgent(64, 1000)),
         Case("preemption, 1,000 agents, 10,000 pending", lambda: urgent(1000, 10_000), 1.0),

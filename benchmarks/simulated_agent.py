@@ -26,12 +26,34 @@ RunSeconds = Callable[[runner_pb2.RunnerSpec], float]
 
 @dataclass
 class Book:
-    """What all agents of a run have seen. started_at: by allocation id. faults: what must not happen, in words."""
+    """What all agents of a run have seen. started_at: when the last member was started, by allocation id, for those of
+    which all members are. ended: allocations of which every member's end is on record. faults: what must not happen, in
+    words."""
 
     started_at: dict[str, float] = field(default_factory=dict)
-    forgotten: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
+    _num_members: dict[str, int] = field(default_factory=dict)
+    _started: dict[str, set[str]] = field(default_factory=dict)
+    _forgotten: dict[str, set[str]] = field(default_factory=dict)
+
+    def start(self, allocation: types_pb2.Allocation, agent_id: str, now: float) -> None:
+        """Called for each member."""
+        started = self._started.setdefault(allocation.id, set())
+        if agent_id in started:
+            self.faults.append(f"{allocation.id} was started twice on {agent_id}")
+        started.add(agent_id)
+        self._num_members[allocation.id] = len(allocation.members)
+        if len(started) == len(allocation.members):
+            self.started_at[allocation.id] = now
+
+    def forget(self, allocation_id: str, agent_id: str) -> None:
+        """Called for each member."""
+        forgotten = self._forgotten.setdefault(allocation_id, set())
+        forgotten.add(agent_id)
+        if len(forgotten) == self._num_members.get(allocation_id):
+            self.ended.add(allocation_id)
 
 
 class SimulatedAgent:
@@ -80,14 +102,12 @@ class SimulatedAgent:
             case "stop":
                 self._book.faults.append(f"{response.stop.allocation_id} was to be stopped: {response.stop.reason}")
             case "forget":
-                self._book.forgotten.add(response.forget.allocation_id)
+                self._book.forget(response.forget.allocation_id, self._record.id)
         self._book.has_news.set()
 
     def _start(self, spec: runner_pb2.RunnerSpec) -> None:
         allocation_id, now = spec.allocation.id, time.time()
-        if allocation_id in self._book.started_at:
-            self._book.faults.append(f"{allocation_id} was started twice")
-        self._book.started_at[allocation_id] = now
+        self._book.start(spec.allocation, self._record.id, now)
         for slot_id in spec.allocation.members[spec.node_rank].slot_ids:
             owner = self._owner_by_slot.setdefault(slot_id, allocation_id)
             if owner != allocation_id:

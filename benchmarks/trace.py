@@ -1,10 +1,11 @@
 """Plays synthetic traces in virtual time: what the planner makes of waits and makespan, beside two baselines.
 
 Run as `python -m benchmarks.trace`. Both loads have 512 slots on 64 agents; every figure is the median over five seeds,
-with the smallest and the largest. The planner is shown in pools without preemption, with run times as a live scheduler
-knows them, from progress, and with run times that are known when somebody submits; and in pools with preemption, where
-who passes the head of the queue is on call. Both baselines play the same traces in the same run: strict submission
-order without backfill, and a restatement of Determined's documented priority rules. The run fails when backfill has
+with the smallest and the largest. The first column is a pool as it comes: work that passes the head of the queue is on
+call. Beside it are pools without preemption, with run times as a live scheduler knows them, from progress, and with run
+times that are known at the submission. The baselines play the same traces in the same run: strict submission
+order without backfill, and a restatement of Determined's documented priority rules (all requests of these loads have
+one priority, at which those rules preempt nothing). The run fails when backfill has
 moved the start of a head gang: when it would have fitted without what passed it, and nobody had that stopped at once.
 """
 
@@ -29,12 +30,13 @@ AGENTS = [8] * 64
 INTENSITY = {"helios": 2.0, "llm-dev": 1.0}
 """helios alone hardly makes anybody wait on so many slots."""
 ROWS: tuple[tuple[str, Estimates], ...] = (
+    ("priority, preemption", "progress"),
     ("priority", "progress"),
     ("priority", "exact"),
-    ("priority, preemption", "progress"),
     ("submission order", "progress"),
     ("documented priority", "progress"),
 )
+"""The first is a pool as it comes."""
 
 Measure = Callable[[Figures], float | None]
 

@@ -14,9 +14,10 @@ from typing import IO, Any
 
 @dataclass(slots=True)
 class Side:
-    """One program: its connection, and the blocks it has reported."""
+    """One program: its connection, the pids of its ranks, and the blocks it has reported."""
 
     connection: socket.socket
+    pids: list[int] = field(default_factory=list)
     wall_seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
     _lines: IO[str] = field(init=False)
@@ -61,7 +62,8 @@ class Turnstile:
         connection, _ = self._socket.accept()
         connection.settimeout(self._deadline_seconds)
         side = Side(connection)
-        name = str(side.receive()["side"])
+        hello = side.receive()
+        name, side.pids = str(hello["side"]), hello["pids"]
         assert side.receive() == {"ready": True}
         return name, side
 

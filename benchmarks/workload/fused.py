@@ -75,7 +75,7 @@ def main() -> None:
 def _tune(bench: Bench) -> dict[str, Any]:
     """Trains until the tuner has decided."""
     switches: list[float] = []
-    _time_switches(switches)
+    _time_switches(bench, switches)
     began = time.perf_counter()
     bench.fusion = open_fusion(bench.context, _TRIAL_STEPS, batch_size=1, saved={})
     while isinstance(bench.fusion, Tuner) and bench.fusion.record is None:
@@ -98,11 +98,19 @@ def _tune(bench: Bench) -> dict[str, Any]:
 
 
 _PROBES: list[float] = []
+# How many steps there had been at each change of buckets.
+_SWITCHED_AFTER: list[int] = []
 
 
-def _time_switches(switches: list[float]) -> None:
-    """Notes how long each change of buckets and each measurement of the link takes."""
-    BucketedModel.rewrap = _timed(BucketedModel.rewrap, switches)  # type: ignore[method-assign]  # to measure it
+def _time_switches(bench: Bench, switches: list[float]) -> None:
+    """Notes when each change of buckets happens, and how long it and each measurement of the link take."""
+    rewrap = _timed(BucketedModel.rewrap, switches)
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        _SWITCHED_AFTER.append(len(bench.step_seconds))
+        return rewrap(*arguments, **options)
+
+    BucketedModel.rewrap = noted  # type: ignore[method-assign]  # to measure it
     probe.measure_link = _timed(probe.measure_link, _PROBES)
 
 
@@ -118,6 +126,8 @@ def _timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]
 
 def _recall(bench: Bench) -> dict[str, Any]:
     """Begins anew with what is remembered, and looks at the buckets that torch really made."""
+    num_steps = len(bench.step_seconds)
+    _SWITCHED_AFTER.clear()
     bench.fusion = open_fusion(bench.context, _TRIAL_STEPS, batch_size=1, saved={})
     record = bench.fusion.record if isinstance(bench.fusion, Tuner) else None
     for _ in range(_RECALL_STEPS):
@@ -127,6 +137,7 @@ def _recall(bench: Bench) -> dict[str, Any]:
     sizes = wrapper._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     return {
         "is_recalled": record is not None,
+        "steps_before": max(_SWITCHED_AFTER, default=num_steps) - num_steps,
         "caps": list(record.bucket_bytes) if record else [],
         "buckets": sizes,
         "is_same_everywhere": is_same_everywhere(bench.context.distributed, sizes),

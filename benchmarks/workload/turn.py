@@ -7,6 +7,7 @@ of training steps. Between two blocks all ranks wait, so that only one side uses
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 
@@ -25,11 +26,13 @@ class Turn:
         self._started = 0.0
         self._started_cpu = 0.0
         self._is_open = False
+        pids = [0] * dist.get_world_size()
+        dist.all_gather_object(pids, os.getpid())
         if self._rank == 0:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.connect(path)
             self._lines = self._socket.makefile("r")
-            self._send({"side": side})
+            self._send({"side": side, "pids": pids})
 
     def next_block(self) -> None:
         """Ends the running block, if there is one, waits for this side's turn and begins the next."""

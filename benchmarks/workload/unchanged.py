@@ -1,50 +1,67 @@
-"""One rank that trains a small net twice on the same data, once with torch's own buckets and once with buckets that
-change every third step. Prints on rank 0 the largest difference in parameters and optimizer state as JSON."""
+"""One rank that trains a small net, with the tuner at work or without. Rank 0 writes everything that training changed,
+parameters and optimizer state, to a file, and prints how often the buckets changed as JSON."""
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import torch
 from torch import nn
 
 from gangline import pytorch
+from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.fusion.opening import open_fusion
 
-_STEPS = 24
-_WIDTH = 128
-_CAPS = [(1 << 14,), (1 << 20, 25 << 20), (70_000, 200_000), (1 << 18,), (1,), (1 << 22,)]
+_STEPS = 80
+_WIDTH = 256
+_LAYERS = 24
+# So many steps are left that tuning is worth its time.
+_TRIAL_STEPS = 20_000
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--file", required=True)
+    parser.add_argument("--tune", action="store_true")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with pytorch.init() as context:
-        states = [_train(context, changes) for changes in (False, True)]
-        difference = max(float((one - other).abs().max()) for one, other in zip(*states, strict=True))
-        worst = max(context.distributed.allgather(difference))
+    configuration = {"optimizations": {"auto_tune_tensor_fusion": arguments.tune}}
+    with pytorch.init(exp_conf=configuration) as context:
+        num_changes = _count_changes()
+        trained = _train(context)
         if context.distributed.is_chief:
-            print(json.dumps({"difference": worst, "ranks": context.distributed.size}), flush=True)
+            torch.save(trained, arguments.file)
+            print(json.dumps({"num_changes": len(num_changes)}), flush=True)
 
 
-def _train(context: pytorch.PyTorchTrialContext, changes: bool) -> list[torch.Tensor]:
-    """All that training changed, one tensor after another."""
+def _count_changes() -> list[None]:
+    """Grows by one with each change of the buckets."""
+    changes: list[None] = []
+    rewrap = BucketedModel.rewrap
+
+    def counted(*arguments: object, **options: object) -> None:
+        changes.append(None)
+        rewrap(*arguments, **options)  # type: ignore[arg-type]  # what the caller gave
+
+    BucketedModel.rewrap = counted  # type: ignore[method-assign]  # to count it
+    return changes
+
+
+def _train(context: pytorch.PyTorchTrialContext) -> list[torch.Tensor]:
     torch.manual_seed(5)
-    net = nn.Sequential(*(nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Tanh()) for _ in range(12)))
-    # A context holds one trial; the strategy that a trial would get is made for each net.
-    strategy = type(context.strategy)(context.device, {}, context.strategy._exchange)  # type: ignore[attr-defined,call-arg]  # see above
-    model = strategy.prepare_model(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Tanh()) for _ in range(_LAYERS)))
+    model = context.wrap_model(net)
+    optimizer = context.wrap_optimizer(torch.optim.AdamW(net.parameters(), lr=0.01))
+    fusion = open_fusion(context, _TRIAL_STEPS, batch_size=1, saved={})
     generator = torch.Generator().manual_seed(context.distributed.rank)
-    for step in range(_STEPS):
-        if changes and step % 3 == 0:
-            bucketed = strategy.bucketed()
-            assert bucketed is not None
-            bucketed.rewrap(_CAPS[step // 3 % len(_CAPS)])
-        loss = model(torch.randn(16, _WIDTH, generator=generator)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for _ in range(_STEPS):
+        context.backward(model(torch.randn(16, _WIDTH, generator=generator)).square().mean())
+        context.step_optimizer(optimizer)
+        fusion.on_step()
+    fusion.close()
     states = [value for state in optimizer.state.values() for value in state.values()]
-    return [parameter.detach() for parameter in net.parameters()] + [value.float() for value in states]
+    return [parameter.detach().clone() for parameter in net.parameters()] + [value.float() for value in states]
 
 
 if __name__ == "__main__":

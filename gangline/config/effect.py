@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from gangline.config.batch import find_bad_batch_size
 from gangline.config.complaint import Complaint
 from gangline.config.elastic import find_size_conflict
 from gangline.config.experiment import ExperimentConfig
@@ -70,6 +71,7 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
         return Complaint("not_supported", ("searcher", "name"), text)
     return (
         _find_source(config.searcher)
+        or find_bad_batch_size(config.hyperparameters)
         or _find_undrawable(config)
         or find_spread_conflict(config)
         or find_size_conflict(config)

@@ -17,11 +17,15 @@ _SYNTAX = "write it as https://github.com/google/re2/wiki/Syntax says, without l
 
 class HangDetection(Section):
     """A gang hangs when none of its ranks moves on for `seconds`, or `factor` times the slowest step if that is
-    longer. enabled: None watches Trainer.fit alone, true also scripts that use the Core API."""
+    longer. start_seconds: the limit before the first completed batch. rest_seconds: the limit while a callback,
+    evaluate_full_dataset or storage keeps a rank busy. enabled: None watches Trainer.fit alone, true also scripts that
+    use the Core API."""
 
     enabled: bool | None = None
     seconds: float = Field(default=HangRule().seconds, gt=0)
     factor: float = Field(default=HangRule().factor, ge=1)
+    start_seconds: float = Field(default=HangRule().start_seconds, gt=0)
+    rest_seconds: float = Field(default=HangRule().rest_seconds, gt=0)
 
 
 class LogPolicy(Section):

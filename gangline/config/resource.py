@@ -18,6 +18,8 @@ class Resources(Section):
     urgent; None takes the pool's default.
 
     resource_pool: empty takes the default pool. is_single_node: all slots on one agent, or the trial waits.
+    preemptible: false for work that cannot go on from a checkpoint; it is never stopped for other work, and starts only
+    where it delays none that waits longer.
     """
 
     slots_per_trial: int = Field(default=1, ge=1)
@@ -28,6 +30,7 @@ class Resources(Section):
     resource_pool: str = ""
     shm_size: int | str | None = None
     is_single_node: bool = False
+    preemptible: bool = True
     devices: list[Any] = Field(default_factory=list)
     native_parallel: bool = False
     agent_label: str | None = None

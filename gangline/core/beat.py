@@ -1,4 +1,4 @@
-"""A rank's sign of life: how far it is, in a small file that its trial runner looks at every second.
+"""A rank's sign of life: how far it is and where, in a small file that its trial runner looks at every second.
 
 Owns the rank's end of that file. A beat is a few stores into mapped memory, without a system call or a lock, so
 that it can stand in every batch. The process that writes also promises to dump the stacks of its threads beside the
@@ -9,35 +9,82 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import threading
 from pathlib import Path
 from typing import Protocol
 
-from gangline.domain.beat import BREAK, UNKNOWN, Phase
-from gangline.launch.beat_file import BATCHES, BEAT_KEY, PART, PHASE, PID, map_cells, stack_signal, stacks_path_of
+from gangline.cluster_info import ClusterInfo
+from gangline.core.collectives import count_collectives
+from gangline.domain.beat import BREAK, UNKNOWN, Collectives, Phase, Where
+from gangline.domain.failure import hang_rule_of
+from gangline.launch.beat_file import (
+    BACKGROUND,
+    BATCHES,
+    BEAT_KEY,
+    LIFE,
+    OTHERS,
+    PART,
+    PHASE,
+    PID,
+    WHERE,
+    WORLD,
+    map_cells,
+    stack_signal,
+    stacks_path_of,
+)
 
 # As plain numbers: looking up a member of an enumeration takes longer than all else in a beat.
-_OUTSIDE, _WATCHED, _RESTING = (int(phase) for phase in (Phase.OUTSIDE, Phase.WATCHED, Phase.RESTING))
+_OUTSIDE, _WATCHED, _RESTING, _STARTING = (int(phase) for phase in Phase)
+START, GROUP, BUILD = int(Where.START), int(Where.GROUP), int(Where.BUILD)
+DATA, FORWARD, BACKWARD, OPTIMIZER = int(Where.DATA), int(Where.FORWARD), int(Where.BACKWARD), int(Where.OPTIMIZER)
+TRAIN_BATCH, BETWEEN, EXCHANGE = int(Where.TRAIN_BATCH), int(Where.BETWEEN), int(Where.EXCHANGE)
+REPORT, CALLBACK, VALIDATION = int(Where.REPORT), int(Where.CALLBACK), int(Where.VALIDATION)
+CHECKPOINT, TRACE = int(Where.CHECKPOINT), int(Where.TRACE)
+# How often the counts of collectives are brought up to date.
+COUNT_SECONDS = 0.25
 
 
 class Beat(Protocol):
-    """All calls cost next to nothing. They come from the thread that trains."""
+    """All calls cost next to nothing. They come from the thread that trains, except `pulse`. where: one of the numbers
+    of this module, as DATA."""
+
+    def prepare(self, where: int) -> None:
+        """A trial is being made, by whatever code and for however long."""
+        ...
+
+    def start(self, where: int) -> None:
+        """Training is about to begin: its first batch is expected in bounded time."""
+        ...
 
     def begin(self, batches: int) -> None:
-        """Training goes on after so many batches. It is watched from its first completed batch on: what comes before,
-        such as a compilation, may take long."""
+        """Training goes on after so many batches. Until the first completed batch it is watched as a start, which may
+        take long: it may compile."""
         ...
 
     def step(self, batches: int) -> None:
         """So many batches of the trial are complete."""
         ...
 
-    def tick(self) -> None:
-        """Something less than a batch is done; a rest is over."""
+    def enter(self, where: int) -> None:
+        """All ranks come to this part of their work in step; a rest is over."""
         ...
 
-    def rest(self) -> None:
-        """Until the next tick, step or resume it may take as long as it likes: the user's own code runs, or storage
-        takes a checkpoint. Not for waiting for other ranks: one of them may hang."""
+    def stay(self, where: int) -> None:
+        """Where this rank is from now on, without anything that the others do as well."""
+        ...
+
+    def tick(self) -> None:
+        """Something less than a batch is done, perhaps by this rank alone; a rest is over."""
+        ...
+
+    def pulse(self) -> None:
+        """Something is done for which a rest waits, as the writing of a checkpoint; the rest goes on. Outside of a rest
+        it has no effect: it says nothing about the thread that trains. Any thread may call it."""
+        ...
+
+    def rest(self, where: int) -> None:
+        """Until the next tick, step or resume it may take long: the user's own code runs, or storage takes a
+        checkpoint. Not for waiting for other ranks: one of them may hang."""
         ...
 
     def resume(self) -> None:
@@ -53,7 +100,8 @@ class Beat(Protocol):
         ...
 
     def report(self, batches: int) -> None:
-        """A script of the user's says how far it is. It is watched only where the experiment asks for it."""
+        """The chief says how far it is. A script is watched only where the experiment asks for it. Where the trainer
+        runs, it counts the batches itself: a report may be of an earlier one."""
         ...
 
     def touch(self) -> None:
@@ -64,16 +112,31 @@ class Beat(Protocol):
 class NoBeat:
     """The twin off the cluster: nobody looks."""
 
+    def prepare(self, where: int) -> None:
+        pass
+
+    def start(self, where: int) -> None:
+        pass
+
     def begin(self, batches: int) -> None:
         pass
 
     def step(self, batches: int) -> None:
         pass
 
+    def enter(self, where: int) -> None:
+        pass
+
+    def stay(self, where: int) -> None:
+        pass
+
     def tick(self) -> None:
         pass
 
-    def rest(self) -> None:
+    def pulse(self) -> None:
+        pass
+
+    def rest(self, where: int) -> None:
         pass
 
     def resume(self) -> None:
@@ -101,30 +164,59 @@ class FileBeat:
         self._watches_scripts = watches_scripts
         self._has_stepped = False
         self._is_training = False
+        self._where = 0
+        self._counting: threading.Thread | None = None
         self._stacks = stacks_path_of(Path(path)).open("w")
         faulthandler.register(stack_signal(), self._stacks, all_threads=True)
         self._cells[BATCHES] = batches
+        if watches_scripts:
+            self.start(START)
         self._cells[PID] = os.getpid()
 
+    def prepare(self, where: int) -> None:
+        self.stay(where)
+        self._count()
+
+    def start(self, where: int) -> None:
+        self._cells[PHASE] = _STARTING
+        self.prepare(where)
+
     def begin(self, batches: int) -> None:
-        self._is_training = True
+        self._is_training, self._has_stepped = True, False
         self._cells[BATCHES] = batches
         self._cells[PART] = 0
-        self._cells[PHASE] = _RESTING
+        self.start(BETWEEN)
 
     def step(self, batches: int) -> None:
         self._move(batches)
         self._has_stepped = True
+        self.stay(BETWEEN)
         self._cells[PHASE] = _WATCHED
 
-    def tick(self) -> None:
+    def enter(self, where: int) -> None:
         self._cells[PART] += 1
+        self._where = self._cells[WHERE] = where
+        if self._has_stepped:
+            self._cells[PHASE] = _WATCHED
+
+    def stay(self, where: int) -> None:
+        self._where = self._cells[WHERE] = where
+
+    def tick(self) -> None:
+        self._cells[LIFE] += 1
         self.resume()
 
-    def rest(self) -> None:
-        self._cells[PHASE] = _RESTING
+    def pulse(self) -> None:
+        if self._cells[PHASE] == _RESTING:
+            self._cells[LIFE] += 1
+
+    def rest(self, where: int) -> None:
+        self._cells[WHERE] = where
+        if self._has_stepped:
+            self._cells[PHASE] = _RESTING
 
     def resume(self) -> None:
+        self._cells[WHERE] = self._where
         if self._has_stepped:
             self._cells[PHASE] = _WATCHED
 
@@ -134,32 +226,60 @@ class FileBeat:
     def end(self) -> None:
         self._is_training = self._has_stepped = False
         self._cells[PHASE] = _OUTSIDE
+        self.stay(0)
 
     def report(self, batches: int) -> None:
+        if self._is_training:
+            self._cells[LIFE] += 1
+            return
         self._move(batches)
-        if self._watches_scripts:
-            self._cells[PHASE] = _WATCHED
+        self._watch_script()
 
     def touch(self) -> None:
+        if self._is_training:
+            self._cells[LIFE] += 1
+            return
         self._cells[PART] += 1
-        # A script reports as seldom as it likes; the trainer asks as a part of its step.
-        if not self._is_training:
-            self.leave_step()
+        # A script reports as seldom as it likes.
+        self.leave_step()
+        self._watch_script()
+
+    def _watch_script(self) -> None:
         if self._watches_scripts:
             self._cells[PHASE] = _WATCHED
+            self.stay(0)
+            self._count()
 
     def _move(self, batches: int) -> None:
         self._cells[PART] = self._cells[PART] + 1 if self._cells[BATCHES] == batches else 0
         self._cells[BATCHES] = batches
 
+    def _count(self) -> None:
+        """Starts to count the collectives that this process enters. A thread looks now and then, since collectives of
+        torch's own begin without a call that could be counted."""
+        if self._counting is None:
+            self._counting = threading.Thread(target=self._count_for_ever, name="gangline-collectives", daemon=True)
+            self._counting.start()
+
+    def _count_for_ever(self) -> None:
+        known, pause = Collectives(), threading.Event()
+        while not pause.wait(COUNT_SECONDS):
+            found = count_collectives()
+            if found == known:
+                continue
+            self._cells[WORLD], self._cells[OTHERS] = found.world, found.others
+            self._cells[BACKGROUND] = found.background
+            known = found
+
 
 _current: Beat | None = None
 
 
-def open_beat(*, batches: int = UNKNOWN, watches_scripts: bool = False) -> Beat:
+def open_beat(cluster: ClusterInfo | None = None, *, batches: int = UNKNOWN) -> Beat:
     """The beat of this process: opened at the first call, the twin where no runner made a file for it."""
     global _current  # noqa: PLW0603  a process has one trial runner
     if _current is None:
         path = os.environ.get(BEAT_KEY)
+        watches_scripts = cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts
         _current = FileBeat(path, batches=batches, watches_scripts=watches_scripts) if path else NoBeat()
     return _current

@@ -33,7 +33,8 @@ from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
 STEPS_COMPLETED = "steps_completed"
-_DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing")
+_DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing", "checkpoint.not_found")
+_ABSENCES = ("checkpoint.file_missing", "checkpoint.not_found")
 # What ranks tell one another of a checkpoint, here and in gangline.pytorch.checkpoint.
 let_travel(StoredFile, ErrorKind)
 
@@ -151,6 +152,8 @@ class CheckpointContext:
             return self._store.load_metadata(storage_id)
         except GanglineError as error:
             raise self._told_for(storage_id, error) from None
+        except OSError as error:
+            raise self._unreadable(storage_id, error) from error
 
     def delete(self, storage_id: str) -> None:
         """Chief only. On the cluster the files go soon after, by the scheduler's word.
@@ -172,7 +175,7 @@ class CheckpointContext:
 
     def draft(self, storage_id: str) -> CheckpointDraft:
         """For ranks that write a checkpoint's files themselves, perhaps in the background; then the chief commits."""
-        return CheckpointDraft(self._store, storage_id)
+        return CheckpointDraft(self._store, storage_id, self._beat.pulse)
 
     def commit(self, storage_id: str, files: Mapping[str, StoredFile], metadata: Mapping[str, Any]) -> None:
         """Makes a checkpoint of what the drafts of all ranks have written, and tells the cluster. Chief only."""
@@ -217,20 +220,33 @@ class CheckpointContext:
                 told = self._told_for(storage_id, error)
                 failure = (told.code, told.message, told.kind)
             except OSError as error:
-                text = f"checkpoint {storage_id} could not be read from {self._store.url}: {error}"
-                failure = ("checkpoint.storage", text, ErrorKind.UNAVAILABLE)
+                unreadable = self._unreadable(storage_id, error)
+                failure = (unreadable.code, unreadable.message, unreadable.kind)
         if mode is DownloadMode.LocalWorkersShareDownload:
             failure = self._distributed.broadcast_local(failure)
         if failure is not None:
             raise GanglineError(*failure)
 
     def _told_for(self, storage_id: str, error: GanglineError) -> GanglineError:
-        """With a code of its own for the checkpoint that the cluster knows as this trial's latest."""
+        """With a code of its own for the checkpoint that the cluster knows as this trial's latest. One that is absent
+        together with everything else is not damaged: its storage is away."""
         latest = self._cluster.latest_checkpoint if self._cluster else None
-        is_latest = latest is not None and latest.id == storage_id
-        return (
-            GanglineError(LATEST_CORRUPT, error.message, error.kind) if is_latest and error.code in _DAMAGES else error
-        )
+        if latest is None or latest.id != storage_id or error.code not in _DAMAGES:
+            return error
+        if error.code in _ABSENCES:
+            try:
+                is_away = not self._store.holds_anything()
+            except OSError as failure:
+                return self._unreadable(storage_id, failure)
+            if is_away:
+                url = f"{self._store.url.rstrip('/')}/checkpoints"
+                why = f"{url} is empty or absent, so the storage is away as a whole; mount it or bring it back"
+                return self._unreadable(storage_id, why)
+        return GanglineError(LATEST_CORRUPT, error.message, error.kind)
+
+    def _unreadable(self, storage_id: str, why: object) -> GanglineError:
+        text = f"checkpoint {storage_id} could not be read from {self._store.url}: {why}"
+        return GanglineError("checkpoint.storage", text, ErrorKind.UNAVAILABLE)
 
     def _select(self, storage_id: str, selector: Callable[[str], bool] | None) -> list[str] | None:
         if selector is None:

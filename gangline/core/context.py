@@ -22,7 +22,6 @@ from gangline.core.searcher import SearcherContext
 from gangline.core.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
-from gangline.domain.failure import hang_rule_of
 from gangline.domain.partial import Writer
 from gangline.domain.storage_url import check_storage_url
 from gangline.errors import invalid
@@ -99,7 +98,7 @@ def init(
     context = _assemble(
         cluster=cluster,
         link=link,
-        beat=open_beat(watches_scripts=cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts),
+        beat=open_beat(cluster),
         distributed=distributed or DistributedContext.from_environment(),
         storage_url=chosen_url or (cluster.storage_url if cluster else str(Path.cwd())),
         preempt_mode=preempt_mode,

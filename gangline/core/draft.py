@@ -7,7 +7,7 @@ caller's business. Used by gangline.pytorch.checkpoint; folders that exist alrea
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,17 +19,19 @@ _CHUNK_BYTES = 1 << 20
 
 
 class CheckpointDraft:
-    """files: what this rank has written, by path."""
+    """files: what this rank has written, by path. on_write: called after each write to storage."""
 
-    def __init__(self, store: CheckpointStore, storage_id: str) -> None:
+    def __init__(self, store: CheckpointStore, storage_id: str, on_write: Callable[[], None] = lambda: None) -> None:
         self.storage_id = storage_id
         self.files: dict[str, StoredFile] = {}
         self._store = store
+        self._on_write = on_write
 
     @contextmanager
     def open(self, path: str) -> Iterator[DigestStream]:
         """A new file, complete at the end of the block. Another rank must not write the same path."""
         with self._store.open_file(self.storage_id, path) as stream:
+            stream.on_write = self._on_write
             yield stream
         self.files[path] = StoredFile(stream.num_bytes, stream.sha256)
 

@@ -155,6 +155,16 @@ class CheckpointStore:
             raise _absent(storage_id, url) from None
         return read_document(content, f"{url}/{METADATA_FILE}")
 
+    def holds_anything(self) -> bool:
+        """Whether anything lies where checkpoints lie. The folder of a storage that is not mounted is empty or absent.
+        Raises OSError where the storage does not answer."""
+        filesystem, path = self._open(f"{self.url.rstrip('/')}/checkpoints")
+        filesystem.invalidate_cache()
+        try:
+            return bool(filesystem.ls(path, detail=False))
+        except FileNotFoundError:
+            return False
+
     def local_path(self, storage_id: str) -> Path | None:
         """The checkpoint's folder where storage is a directory of this machine, else None."""
         filesystem, path = self._open(checkpoint_url(self.url, storage_id))

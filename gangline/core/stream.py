@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -14,9 +15,10 @@ class _Target(Protocol):
 
 class DigestStream:
     """As much of a binary file, open for writing, as torch and pickle need. It never seeks and does not close its
-    target."""
+    target. on_write: called after each write."""
 
     def __init__(self, target: _Target) -> None:
+        self.on_write: Callable[[], None] = lambda: None
         self._target = target
         self._digest = hashlib.sha256()
         self._num_bytes = 0
@@ -34,6 +36,7 @@ class DigestStream:
         self._target.write(view)
         self._digest.update(view)
         self._num_bytes += view.nbytes
+        self.on_write()
         return view.nbytes
 
     def tell(self) -> int:

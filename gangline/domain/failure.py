@@ -50,6 +50,8 @@ class HangRule:
 
     seconds: float = 60.0
     factor: float = 5.0
+    start_seconds: float = 1800.0
+    rest_seconds: float = 14400.0
     is_enabled: bool = True
     watches_scripts: bool = False
 
@@ -60,6 +62,8 @@ def hang_rule_of(config: Mapping[str, Any]) -> HangRule:
     return HangRule(
         seconds=float(section.get("seconds", HangRule().seconds)),
         factor=float(section.get("factor", HangRule().factor)),
+        start_seconds=float(section.get("start_seconds", HangRule().start_seconds)),
+        rest_seconds=float(section.get("rest_seconds", HangRule().rest_seconds)),
         is_enabled=enabled is not False,
         watches_scripts=enabled is True,
     )

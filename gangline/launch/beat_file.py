@@ -10,13 +10,13 @@ import mmap
 import signal
 from pathlib import Path
 
-from gangline.domain.beat import Phase, Reading
+from gangline.domain.beat import Collectives, Phase, Reading, Where
 
 # The environment variable that names a rank its file.
 BEAT_KEY = "GANGLINE_BEAT_FILE"
-NUM_BYTES = 32
+NUM_BYTES = 128
 # Places of the 8-byte numbers in it.
-BATCHES, PART, PHASE, PID = range(4)
+BATCHES, PART, PHASE, PID, WHERE, LIFE, WORLD, OTHERS, BACKGROUND = range(9)
 _STACKS_SUFFIX = ".stacks"
 
 
@@ -49,6 +49,22 @@ class BeatFile:
         return stacks_path_of(self.path)
 
     def read(self) -> Reading:
-        batches, part, phase, pid = self._cells
+        cells = self._cells
         # A script can write anything into a file of its own.
-        return Reading(batches, part, Phase(phase) if phase in set(Phase) else Phase.OUTSIDE, pid)
+        return Reading(
+            batches=cells[BATCHES],
+            part=cells[PART],
+            phase=phase_of(cells[PHASE]),
+            pid=cells[PID],
+            where=where_of(cells[WHERE]),
+            life=cells[LIFE],
+            collectives=Collectives(cells[WORLD], cells[OTHERS], cells[BACKGROUND]),
+        )
+
+
+def phase_of(number: int) -> Phase:
+    return Phase(number) if number in set(Phase) else Phase.OUTSIDE
+
+
+def where_of(number: int) -> Where:
+    return Where(number) if number in set(Where) else Where.UNKNOWN

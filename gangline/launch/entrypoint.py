@@ -17,10 +17,10 @@ from typing import Any
 
 from gangline import alias
 from gangline.cluster_info import ClusterInfo, get_cluster_info
-from gangline.core.beat import open_beat
+from gangline.core.beat import START, open_beat
 from gangline.core.link import Link, connect
 from gangline.domain.entrypoint import Entrypoint, Module, Script, TrialClass, parse_entrypoint
-from gangline.domain.failure import CHILD, describe_signal, hang_rule_of, signal_passed_on
+from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 from gangline.launch.failure import Failure, describe, import_failure
@@ -66,7 +66,7 @@ def _run(entrypoint: Entrypoint, cluster: ClusterInfo) -> None:
 
 def run_trial(module: str, name: str, cluster: ClusterInfo) -> None:
     """Trains module:name as the experiment's configuration says, from the latest checkpoint if there is one."""
-    open_beat(batches=0, watches_scripts=hang_rule_of(cluster.trial.config).watches_scripts)
+    open_beat(cluster, batches=0).start(START)
     trial_class = load_trial(module, name)
     from gangline import pytorch  # noqa: PLC0415  a script need not pay for it
 

@@ -9,10 +9,12 @@ processors between sessions (autogroup), ranks in one session would share one pa
 
 From the runner: {"do": "host_store", "address"}; {"do": "start", "rank", "environment", "directory", "num_threads",
 "program", "target"} with the write ends of the rank's standard output and error, where a program takes the rank's place
-and a target is called in it; {"do": "signal", "ranks", "signal"}.
+and a target is called in it; {"do": "signal", "ranks", "signal"}; {"do": "clear"}, before its runner takes another
+allocation.
 To the runner: {"event": "store", "port"} or {"event": "store", "error"}; {"event": "started", "rank", "pid"}
 or {"event": "start_failed", "rank", "error"}; {"event": "exited", "rank", "pid", "exit_code", "signal", "at",
-"was_killed"}, where was_killed says that a SIGKILL from here met it alive.
+"was_killed"}, where was_killed says that a SIGKILL from here met it alive; {"event": "cleared", "is_empty"}, once
+it has killed and reaped what its ranks left behind.
 """
 
 from __future__ import annotations
@@ -83,6 +85,8 @@ class Nursery:
                 self._start(request, fds)
             case "signal":
                 self._signal(request["ranks"], request["signal"])
+            case "clear":
+                self._clear()
 
     def _signal(self, ranks: list[int], number: int) -> None:
         """Who has died already died for a reason of its own, also when nobody has looked yet."""
@@ -93,6 +97,12 @@ class Nursery:
                 if number == signal.SIGKILL and not child.is_exiting(pid):
                     self._killed_pids.add(pid)
                 _signal(pid, number)
+
+    def _clear(self) -> None:
+        """Kills what the ranks left behind. A rank that has not ended is left to the end of this process."""
+        if not self._pid_by_pidfd:
+            child.bury_descendants(BURIAL_SECONDS)
+        channel.send(self._control, {"event": "cleared", "is_empty": not child.descendants(os.getpid())})
 
     def _on_store_answer(self) -> None:
         word, _, rest = os.read(self._store_fd, 4096).decode(errors="replace").partition(" ")

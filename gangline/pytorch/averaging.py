@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gangline.core.distributed import DistributedContext
 from gangline.pytorch import metric
 
-Totals = Mapping[str, tuple[float, int]]
+Totals = Mapping[str, tuple[float, float]]
 
 
 class Averaging:

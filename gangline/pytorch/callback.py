@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gangline.core.beat import Beat
+from gangline.core.beat import CALLBACK, Beat
 
 _log = logging.getLogger("gangline")
 
@@ -78,10 +78,10 @@ class PyTorchCallback:
 
 
 def call_all(callbacks: Collection[PyTorchCallback], beat: Beat, hook: Callable[[PyTorchCallback], None]) -> None:
-    """A hook of every callback. It may take as long as it likes, so the rank rests meanwhile."""
+    """A hook of every callback. It may take long, so the rank rests meanwhile."""
     if not callbacks:
         return
-    beat.rest()
+    beat.rest(CALLBACK)
     for callback in callbacks:
         hook(callback)
     beat.resume()

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from gangline.config.batch import BatchSplit, split_batch
 from gangline.core import Context, DistributedContext
+from gangline.core.beat import BACKWARD, OPTIMIZER, TRAIN_BATCH
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.pytorch import batch as batches
@@ -239,8 +240,9 @@ class PyTorchTrialContext(Lacking):
         """As loss.backward. Where gradients are aggregated over several batches they become a mean, unless
         optimizations.average_aggregated_gradients is off."""
         # Tells a rank that waits for the others here from one that has not come so far.
-        self.core.beat.tick()
+        self.core.beat.enter(BACKWARD)
         self.update.backward(loss, gradient, retain_graph, create_graph)
+        self.core.beat.stay(TRAIN_BATCH)
 
     def step_optimizer(
         self,
@@ -256,7 +258,9 @@ class PyTorchTrialContext(Lacking):
         the gradients to the caller. scaler: a wrapped GradScaler; it is updated at the end of the batch, unless the
         trial does so itself.
         """
+        self.core.beat.enter(OPTIMIZER)
         self.update.step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
+        self.core.beat.stay(TRAIN_BATCH)
 
     def clip_grad_norm(
         self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0

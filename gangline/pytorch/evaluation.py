@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gangline.core.beat import EXCHANGE, VALIDATION
 from gangline.errors import invalid
 from gangline.pytorch import reducer
 from gangline.pytorch.callback import PyTorchCallback, call_all
@@ -34,17 +35,20 @@ class Evaluation:
     ) -> None:
         self._trial = trial
         self._context = context
+        self._beat = context.core.beat
         self._callbacks = list(callbacks.values())
         self._loader = loader
         self._max_batches = max_batches
         if isinstance(loader, DataLoader) and len(loader) == 0:
             raise _no_data()
+        self._has_run = False
         self._is_by_batch = _is_by_batch(trial)
         if self._is_by_batch:
             self._call_evaluate = evaluate_call(trial)
 
     def run(self) -> dict[str, float]:
         """The metrics over all ranks' data, the same on every rank. All ranks call it in step."""
+        self._beat.enter(VALIDATION)
         self._call(lambda callback: callback.on_validation_start())
         for model in self._context.models:
             model.eval()
@@ -60,7 +64,7 @@ class Evaluation:
         return metrics
 
     def _call(self, hook: Callable[[PyTorchCallback], None]) -> None:
-        call_all(self._callbacks, self._context.core.beat, hook)
+        call_all(self._callbacks, self._beat, hook)
 
     def _by_batch(self) -> dict[str, float]:
         self._call(lambda callback: callback.on_validation_epoch_start())
@@ -70,17 +74,21 @@ class Evaluation:
             self._make_up_for(loader)
         found = ValidationMetrics(self._trial.evaluation_reducer())
         outputs: list[dict[str, Any]] = []
-        self._context.core.beat.leave_step()
-        # The first batch may compile the model anew.
-        self._context.core.beat.rest()
+        self._beat.leave_step()
+        if not self._has_run:
+            # The first batch may compile the model anew.
+            self._beat.rest(VALIDATION)
+            self._has_run = True
         for index, batch in enumerate(loader):
             if index == self._max_batches:
                 break
             outputs.append(self._evaluate(batch, index))
             found.add(outputs[-1], self._trial.get_batch_length(batch))
-            self._context.core.beat.tick()
-        self._context.core.beat.resume()
+            self._beat.tick()
+        self._beat.resume()
         self._call(lambda callback: callback.on_validation_epoch_end(outputs))
+        # Ranks may have different numbers of batches: this one has none left.
+        self._beat.enter(EXCHANGE)
         by_rank = distributed.allgather((len(outputs), found.totals()))
         if not any(count for count, _ in by_rank):
             raise _no_data()
@@ -103,16 +111,18 @@ class Evaluation:
 
     def _full(self) -> dict[str, float]:
         with self._context.strategy.gather():
-            found: dict[str, float] = self._context.distributed.broadcast(self._full_on_chief())
+            own = self._full_on_chief()
+            self._beat.enter(EXCHANGE)
+            found: dict[str, float] = self._context.distributed.broadcast(own)
         return found
 
     def _full_on_chief(self) -> dict[str, float]:
         if not self._context.distributed.is_chief:
             return {}
-        self._context.core.beat.rest()
+        self._beat.rest(VALIDATION)
         with self._context.autocast():
             result = self._trial.evaluate_full_dataset(self._loader.get_data_loader())
-        self._context.core.beat.resume()
+        self._beat.resume()
         return {name: float(value) for name, value in check_metrics(result, "evaluate_full_dataset").items()}
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from torch.utils import data
 
 from gangline.errors import invalid
-from gangline.pytorch.shard import Shard
 
 
 class ForeignLoader:
@@ -37,14 +36,20 @@ class ForeignLoader:
             raise invalid("pytorch.dataset_too_short", "the training loader has no batch for this rank; use more data")
         return steps
 
-    def place_after(self, records: int, num_replicas: int) -> tuple[int, int]:
-        """As of a DataLoader with a sampler."""
-        assert self.batch_size is not None
-        return Shard(0, num_replicas).place_at_batch(records, self.batch_size)
+    def describe_last_step(self, num_replicas: int) -> None:
+        """Nothing is known of it."""
+
+    def place_after(self, entries: int, num_replicas: int) -> tuple[int, int]:
+        """At the begin of the batch that the next record is in. entries: records, or batches without a batch_size."""
+        return entries // ((self.batch_size or 1) * num_replicas), 0
 
     def get_data_loader(self, repeat: bool = False, **_place: Any) -> Any:
         """An iterable of this rank's batches; endless with repeat."""
         return _repeat(self.loader) if repeat else self.loader
+
+    def training_batches(self, **_place: Any) -> Iterator[tuple[Any, float]]:
+        """As of a DataLoader; how many records the other ranks have is not known, so all batches count alike."""
+        return ((batch, 1.0) for batch in _repeat(self.loader))
 
 
 def _repeat(loader: data.DataLoader[Any]) -> Iterator[Any]:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -28,15 +29,15 @@ def choose_device() -> torch.device:
     return device
 
 
-def open_group(device: torch.device) -> bool:
+def open_group(device: torch.device, timeout: timedelta | None = None) -> bool:
     """Joins the default process group where the environment names more than one rank. True when it was made here, now
-    or in an earlier call."""
+    or in an earlier call. timeout: of its collectives; None for torch's own."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return False
     if dist.is_initialized():
         return _keep_at_exit()
     # gloo beside NCCL carries what is no training data: metrics, objects, the question whether to stop.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     return True
 
 

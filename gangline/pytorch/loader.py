@@ -1,125 +1,183 @@
 """The data loader of the trial API: torch's, with the order of the data in Gangline's hands.
 
 Owns the seeded order of an epoch, which depends on seed and epoch alone (not on ranks or worker processes), its
-division over the ranks, and the start in the middle of an epoch at the exact record. Reading records, workers and
-collation stay with torch.utils.data.
+division over the ranks, and the start in the middle of an epoch at the exact record. A sampler of the user's draws
+under the same rule. Reading records, workers and collation stay with torch.utils.data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sized
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol, cast
 
 import torch
 from torch.utils import data
 
 from gangline.errors import invalid
-from gangline.pytorch.shard import Shard
+from gangline.pytorch import seed as seeds
+from gangline.pytorch.shard import Part, Row, Shard, shards_of, weight_of
 from gangline.pytorch.tensor_batches import batched, keep
 
+Read = Callable[[int, int], list[Any]]
+"""Gives the entries of an epoch from one position up to another one; positions never fall from call to call."""
 
-class BatchSource(Protocol):
-    """The batches of any epoch, as lists of record indices."""
+
+class Order(Protocol):
+    """The entries of any epoch, in the order in which they are trained on."""
 
     def __len__(self) -> int: ...
 
-    def batches(self, epoch: int, seed: int, positions: range, shift: int) -> Iterator[Any]:
-        """shift: by how many records they begin later than their positions say."""
-        ...
-
-    def place_after(self, records: int, size: int) -> tuple[int, int]:
-        """The step at which `size` ranks go on in an epoch of which so many records are done, and the shift."""
-        ...
+    def open(self, epoch: int, seed: int) -> Read: ...
 
 
-class _IndexSource:
-    """Batches of record numbers, in order or shuffled."""
+class _RecordOrder:
+    """Record numbers, as they are or shuffled."""
 
-    def __init__(self, length: int, batch_size: int, shuffle: bool, drop_last: bool) -> None:
+    def __init__(self, length: int, shuffle: bool) -> None:
         self._length = length
-        self._batch_size = batch_size
         self._shuffle = shuffle
-        self._drop_last = drop_last
-        self._count = self._batches_of(length)
 
     def __len__(self) -> int:
-        return self._count
+        return self._length
 
-    def batches(self, epoch: int, seed: int, positions: range, shift: int) -> Iterator[list[int]]:
+    def open(self, epoch: int, seed: int) -> Read:
+        if not self._shuffle:
+            return lambda first, last: list(range(first, last))
         # As an array: taking a few numbers out of a tensor costs more, and a list of all would take far more memory.
-        order = torch.randperm(self._length, generator=_generator(seed, epoch)).numpy() if self._shuffle else None
-        for position in positions:
-            first = position * self._batch_size + shift
-            last = min(first + self._batch_size, self._length)
-            yield list(range(first, last)) if order is None else order[first:last].tolist()
-
-    def place_after(self, records: int, size: int) -> tuple[int, int]:
-        left = self._batches_of(max(0, self._length - records))
-        return Shard(0, size).place_after(self._count, left, records, self._batch_size)
-
-    def _batches_of(self, records: int) -> int:
-        return records // self._batch_size if self._drop_last else -(-records // self._batch_size)
+        order = torch.randperm(self._length, generator=_generator(seed, epoch)).numpy()
+        return lambda first, last: order[first:last].tolist()
 
 
-class _SamplerSource:
-    """Batches of a user's sampler, which gets set_epoch(epoch) where it has such a method."""
+class _SampledOrder:
+    """What a sampler or batch sampler of the user's gives. It draws from random streams of (seed, epoch), so all ranks
+    see one order, and draws no further ahead than training needs."""
 
-    def __init__(self, sampler: Any, batch_size: int | None, drop_last: bool) -> None:
-        self._sampler = sampler
-        self._batch_size = batch_size
-        self._batches = sampler if batch_size is None else data.BatchSampler(sampler, batch_size, drop_last)
+    def __init__(self, sampler: Any) -> None:
         if not isinstance(sampler, Sized):
             raise invalid("pytorch.loader_length", f"{type(sampler).__name__} has no len(); give the sampler a __len__")
+        self._sampler = sampler
 
     def __len__(self) -> int:
-        return len(cast("Sized", self._batches))
+        return len(self._sampler)
 
-    def batches(self, epoch: int, seed: int, positions: range, shift: int) -> Iterator[Any]:
-        assert shift == 0, "a sampler's batches are as they are"
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
-        return itertools.islice(iter(self._batches), positions.start, positions.stop, positions.step)
+    def open(self, epoch: int, seed: int) -> Read:
+        number = seeds.number_of(seed, epoch)
+        for part in _parts_of(self._sampler):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+            seeds.seed_generators(getattr(part, "__dict__", {}), number)
+        streams = seeds.SharedStreams(number)
+        with streams:
+            entries = iter(cast("Iterable[Any]", self._sampler))
+        num_drawn = 0
 
-    def place_after(self, records: int, size: int) -> tuple[int, int]:
-        assert self._batch_size is not None
-        return Shard(0, size).place_at_batch(records, self._batch_size)
+        def read(first: int, last: int) -> list[Any]:
+            nonlocal num_drawn
+            with streams:
+                found = list(itertools.islice(entries, first - num_drawn, last - num_drawn))
+            num_drawn = last
+            if len(found) < last - first:
+                name = type(self._sampler).__name__
+                raise invalid(
+                    "pytorch.loader_length",
+                    f"{name} ended after fewer than {last} entries, but its len() is {len(self)}; correct its __len__",
+                )
+            return found
+
+        return read
 
 
 class _ShardSampler(data.Sampler[Any]):
-    """This rank's batches, for torch's DataLoader. shift: of the first epoch."""
+    """This rank's batches, for torch's DataLoader. first_step: None for one pass that leaves out nothing. shift: of the
+    first epoch. rounds: batches of this rank in one step of training. has_batches: whether the order's entries are
+    batches.
 
-    def __init__(self, source: BatchSource, shard: Shard, first_step: int | None, seed: int, shift: int = 0) -> None:
-        self._source = source
+    weights: takes the weight of each batch that torch's loader asks for. torch asks ahead, and returns batches in the
+    order in which it asked. None where the weights are not wanted.
+    """
+
+    def __init__(  # noqa: PLR0917  all of them by name
+        self,
+        order: Order,
+        row: Callable[[], Row],
+        shard: Shard,
+        rounds: int,
+        first_step: int | None,
+        seed: int,
+        shift: int,
+        has_batches: bool,
+    ) -> None:
+        self.weights: deque[float] | None = None
+        self._order = order
+        self._row = row
         self._shard = shard
+        self._in_rounds = shards_of(shard.rank, shard.size, rounds)
         self._first_step = first_step
         self._seed = seed
         self._shift = shift
+        self._has_batches = has_batches
 
     def __iter__(self) -> Iterator[Any]:
-        count = len(self._source)
-        if self._first_step is None:
-            return self._source.batches(0, self._seed, self._shard.validation_positions(count), 0)
-        epochs = self._shard.training_positions(count, self._first_step)
-        shifts = itertools.chain([self._shift], itertools.repeat(0))
-        return itertools.chain.from_iterable(
-            self._source.batches(epoch, self._seed, positions, shift)
-            for (epoch, positions), shift in zip(epochs, shifts, strict=False)
-        )
+        return self._validate() if self._first_step is None else self._train(self._first_step)
 
     def __len__(self) -> int:
-        count = len(self._source)
-        is_training = self._first_step is not None
-        per_epoch = self._shard.steps_per_epoch(count) * self._shard.rounds
-        return per_epoch if is_training else len(self._shard.validation_positions(count))
+        if self._first_step is not None:
+            return self._in_rounds[0].steps_per_epoch(self._row()) * len(self._in_rounds)
+        return len(self._shard.validation_positions(self._row().num_batches))
+
+    def _validate(self) -> Iterator[Any]:
+        row, read = self._row(), self._order.open(0, self._seed)
+        for position in self._shard.validation_positions(row.num_batches):
+            entries = row.batch(position)
+            found = read(entries.start, entries.stop)
+            yield found[0] if self._has_batches else found
+
+    def _train(self, first_step: int) -> Iterator[Any]:
+        shift = self._shift
+        first = self._in_rounds[0]
+        for epoch, steps in first.training_steps(first.steps_per_epoch(self._row()), first_step):
+            row, read = self._row(), self._order.open(epoch, self._seed)
+            for step in steps:
+                parts = [shard.part(row, step, shift) for shard in self._in_rounds]
+                for batch, weight in self._take(read, parts):
+                    if self.weights is not None:
+                        self.weights.append(weight)
+                    yield batch
+            shift = 0
+
+    def _take(self, read: Read, parts: list[Part]) -> list[tuple[Any, float]]:
+        """This rank's batches of one step, and what the mean of each counts."""
+        size = self._in_rounds[0].size
+        step = parts[0].step
+        if not self._has_batches:
+            # Read at once: a spare part lies before the parts of earlier rounds, and positions never fall.
+            first, last = min(part.entries.start for part in parts), max(part.entries.stop for part in parts)
+            records = read(first, last)
+            return [
+                (
+                    records[part.entries.start - first : part.entries.stop - first],
+                    0.0 if part.is_spare else weight_of(len(part.entries), len(step), size),
+                )
+                for part in parts
+            ]
+        batches = read(step.start, step.stop)
+        # Other things than lists of records have no number of records that is known here.
+        counts = [len(batch) if isinstance(batch, list) else 1 for batch in batches]
+        places = [part.entries.start - step.start for part in parts]
+        return [
+            (batches[place], 0.0 if part.is_spare else weight_of(counts[place], sum(counts), size))
+            for place, part in zip(places, parts, strict=True)
+        ]
 
 
 class DataLoader:
     """Takes the arguments of torch.utils.data.DataLoader. The trainer makes each rank's loader from it.
 
-    batch_size counts records of one rank: context.get_per_slot_batch_size(). The dataset has a length; shuffling
-    follows the trial's seed. What fewer than all ranks could train on at the end of an epoch is left out of it.
+    batch_size counts records of one rank: context.get_per_slot_batch_size(). The dataset has a length. Shuffling
+    follows the trial's seed, and so does a sampler's random order. The records that are left for the last step of an
+    epoch are divided over the ranks, and count by their number, unless drop_last leaves them out.
     """
 
     def __init__(  # noqa: PLR0917  the order of torch's arguments
@@ -139,14 +197,20 @@ class DataLoader:
         self.batch_size = None if batch_sampler is not None else batch_size
         _check_dataset(dataset)
         _check_choice(self.batch_size, shuffle, sampler, batch_sampler)
-        self._source = self._make_source(shuffle, sampler, batch_sampler, drop_last)
+        self._has_batches = batch_sampler is not None
+        self._drop_last = drop_last and not self._has_batches
+        self._order: Order = (
+            _RecordOrder(len(cast("Sized", dataset)), shuffle)
+            if sampler is None and batch_sampler is None
+            else _SampledOrder(sampler if sampler is not None else batch_sampler)
+        )
         self._options = {"num_workers": num_workers, "collate_fn": collate_fn, "pin_memory": pin_memory, **options}
         # A sampler of the user's may give other things than numbers.
         self._may_be_batched = sampler is None and batch_sampler is None and collate_fn is None
 
     def __len__(self) -> int:
         """Batches of one pass over all data, before it is divided over the ranks."""
-        return len(self._source)
+        return self._row().num_batches
 
     def __iter__(self) -> Iterator[Any]:
         """One pass over all data, in the order of epoch 0 with seed 0."""
@@ -166,49 +230,80 @@ class DataLoader:
         """torch's loader for one rank of num_replicas.
 
         repeat: epoch after epoch without an end, for training, beginning skip steps after the start and, in that
-        epoch, shift records later. rounds: batches of this rank in one step; 1 in a gang of full size.
+        epoch, shift entries later. rounds: batches of this rank in one step; 1 in a gang of full size. Where the last
+        step of an epoch has too few records for all ranks, some repeat others' records; `training_batches` tells which.
         Without repeat: one pass that leaves out nothing.
         """
-        sampler = _ShardSampler(self._source, Shard(rank, num_replicas, rounds), skip if repeat else None, seed, shift)
-        # Workers draw their seeds from it: those of a rank that goes on shall not repeat what they drew at the start.
-        options: dict[str, Any] = {"generator": _generator(seed, rank + num_replicas * skip), **self._options}
+        first_step = skip if repeat else None
+        shard = Shard(rank, num_replicas)
+        sampler = _ShardSampler(self._order, self._row, shard, rounds, first_step, seed, shift, self._has_batches)
+        # Workers draw their seeds from it. After a resume no rank may repeat what a rank drew at the start, also where
+        # there are more or fewer ranks now.
+        options: dict[str, Any] = {"generator": _generator(seed, rank, num_replicas, skip), **self._options}
         whole = batched(self.dataset) if self._may_be_batched else None
         if whole is not None:
             return data.DataLoader(whole, batch_sampler=sampler, **{**options, "collate_fn": keep})
         return data.DataLoader(self.dataset, batch_sampler=sampler, **options)
 
-    def place_after(self, records: int, num_replicas: int) -> tuple[int, int]:
-        """Where an epoch goes on of which so many records are done: batches of each rank, and shift, for `skip` and
-        `shift` above. Only an order of its own has a shift; a sampler's epoch goes on at the begin of a batch. Needs
-        a batch_size."""
-        return self._source.place_after(records, num_replicas)
+    def training_batches(
+        self, *, skip: int, shift: int, num_replicas: int, rank: int, seed: int, rounds: int = 1
+    ) -> Iterator[tuple[Any, float]]:
+        """A rank's endless stream as of get_data_loader, each batch with its weight: what the mean over its records
+        counts in the mean over all ranks and rounds. 0 for a batch of records that another rank trains on."""
+        loader = self.get_data_loader(True, skip, num_replicas, rank, seed, shift=shift, rounds=rounds)
+        weights = cast("_ShardSampler", loader.batch_sampler).weights = deque[float]()
+        for batch in loader:
+            yield batch, weights.popleft()
+
+    def place_after(self, entries: int, num_replicas: int) -> tuple[int, int]:
+        """Where an epoch goes on of which so many records are done: steps, and shift, for `skip` and
+        `shift` above. entries: batches where a batch sampler makes them. num_replicas: of the full
+        gang."""
+        return Shard(0, num_replicas).place_after(self._row(), entries)
 
     def steps_per_epoch(self, num_replicas: int, rounds: int = 1) -> int:
         """Steps of each rank in one epoch, of `rounds` batches each. Raises GanglineError when there is none."""
-        steps = Shard(0, num_replicas, rounds).steps_per_epoch(len(self))
+        steps = Shard(0, num_replicas * rounds).steps_per_epoch(self._row())
         if steps < 1:
             records = len(cast("Sized", self.dataset))
             raise invalid(
                 "pytorch.dataset_too_short",
-                f"the training data has {records} records in {len(self)} batches, fewer than the "
-                f"{num_replicas * rounds} slots; "
-                "use a smaller batch, fewer slots or more data",
+                f"the training data has {records} records and makes no whole batch for {num_replicas * rounds} slots; "
+                "use a smaller batch, fewer slots or more data, or leave out drop_last",
             )
         return steps
 
-    def _make_source(self, shuffle: bool, sampler: Any, batch_sampler: Any, drop_last: bool) -> BatchSource:
-        if batch_sampler is not None:
-            return _SamplerSource(batch_sampler, None, drop_last)
-        assert self.batch_size is not None
-        if sampler is not None:
-            return _SamplerSource(sampler, self.batch_size, drop_last)
-        return _IndexSource(len(cast("Sized", self.dataset)), self.batch_size, shuffle, drop_last)
+    def describe_last_step(self, num_replicas: int) -> str | None:
+        """What is special about the last step of each epoch on so many slots; None where it is as all others."""
+        row, shard = self._row(), Shard(0, num_replicas)
+        whole = row.batch_size * num_replicas
+        left = row.length % whole
+        if num_replicas == 1 or left == 0 or row.drop_last:
+            return None
+        what, num_spare = "batches" if self._has_batches else "records", num_replicas - shard.num_holders(row, left)
+        spare = f"; {num_spare} slots get none, repeat other slots' {what} and count nothing" if num_spare else ""
+        return (
+            f"the last step of each epoch has {left} of {whole} {what} for {num_replicas} slots; gradients and metrics "
+            f"of a slot count by its number of records{spare}"
+        )
+
+    def _row(self) -> Row:
+        """Asked again at each epoch, as a sampler may change its length."""
+        return Row(len(self._order), self.batch_size or 1, self._drop_last)
 
 
-def _generator(seed: int, number: int) -> torch.Generator:
-    """A stream of its own for every pair: neighbouring seeds must not share their epochs' orders."""
-    digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+def _generator(seed: int, *numbers: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seeds.number_of(seed, *numbers))
+
+
+def _parts_of(sampler: Any, found: list[Any] | None = None) -> list[Any]:
+    """The sampler itself, and samplers that it or one of these holds as an attribute."""
+    found = [] if found is None else found
+    found.append(sampler)
+    for value in getattr(sampler, "__dict__", {}).values():
+        if isinstance(value, data.Sampler) and not any(value is known for known in found):
+            _parts_of(value, found)
+    return found
 
 
 def _check_dataset(dataset: Any) -> None:
@@ -227,5 +322,12 @@ def _check_choice(batch_size: int | None, shuffle: bool, sampler: Any, batch_sam
         raise invalid("pytorch.loader_arguments", "DataLoader: batch_sampler excludes shuffle and sampler")
     if sampler is not None and shuffle:
         raise invalid("pytorch.loader_arguments", "DataLoader: sampler excludes shuffle")
+    for part in _parts_of(sampler if sampler is not None else batch_sampler):
+        if isinstance(part, data.DistributedSampler) and part.num_replicas > 1:
+            raise invalid(
+                "pytorch.loader_arguments",
+                "DataLoader: a DistributedSampler divides the data once more, which the loader divides over the slots "
+                "by itself; leave it out and say shuffle=True",
+            )
     if batch_sampler is None and (batch_size is None or batch_size < 1):
         raise invalid("pytorch.loader_arguments", f"DataLoader: batch_size is {batch_size}; it must be at least 1")

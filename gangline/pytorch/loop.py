@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gangline.core.beat import BETWEEN, DATA, EXCHANGE, FORWARD, TRACE
 from gangline.errors import invalid
 from gangline.pytorch import seed
 from gangline.pytorch.callback import PyTorchCallback, call_all
@@ -68,8 +69,10 @@ class TrainingLoop:
         self._aggregation_frequency = context.setting.optimizations.aggregation_frequency
         self._best = BestValidation(context.setting.metric, context.setting.smaller_is_better)
         self._has_warned_of_metric = False
-        self._reports = TrainingReports(context, callbacks, profile, self._check_finite)
         self._keeper = Keeper(context, callbacks)
+        self._reports = TrainingReports(
+            context, callbacks, profile, self._check_finite, self._keeper.settle_and_describe
+        )
         self._fusion: Fusion = Untuned()
         self._saved_fusion: dict[str, Any] = {}
         self._next_event = 0
@@ -86,6 +89,9 @@ class TrainingLoop:
         # Ranks of the full gang: positions and batches are counted as it would make them.
         self._full_size = self._distributed.size * self._rounds
         self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size, self._rounds)
+        note = loader.describe_last_step(self._full_size)
+        if note is not None and self._distributed.is_chief:
+            _log.info("training data: %s", note)
         self._position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._full_size)
         context.position = self._position
 
@@ -147,10 +153,10 @@ class TrainingLoop:
             if position.batches >= pace.next_look and self._should_stop():
                 return
 
-    def _batches(self) -> Iterator[Any]:
-        """This rank's endless stream of batches, from where training stands: as many for each step as it has rounds."""
-        loader = self._loader.get_data_loader(
-            repeat=True,
+    def _batches(self) -> Iterator[tuple[Any, float]]:
+        """This rank's endless stream of batches with their weights, from where training stands. Each step
+        takes as many as it has rounds."""
+        return self._loader.training_batches(
             skip=self._position.loader_step,
             shift=self._position.shift,
             num_replicas=self._distributed.size,
@@ -158,37 +164,40 @@ class TrainingLoop:
             rounds=self._rounds,
             seed=self._context.get_trial_seed(),
         )
-        return iter(loader)
 
-    def _train_batch(self, batches: Iterator[Any]) -> None:
+    def _train_batch(self, batches: Iterator[tuple[Any, float]]) -> None:
         """One batch of each rank of the full gang, whose gradients this rank gathers in one round or several."""
         position = self._position
         is_step = (position.batches + 1) % self._aggregation_frequency == 0
         records = 0
         for number in range(1, self._rounds + 1):
-            self._beat.tick()
+            self._beat.enter(DATA)
             with self._context.clock.phase("data"):
-                batch = next(batches)
+                batch, weight = next(batches)
             if position.is_epoch_start and number == 1:
                 self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
-            self._reports.add(self._update_model(batch, is_step and number == self._rounds))
-            records += self._trial.get_batch_length(batch)
+            # Reducers must not learn of records that another rank or round trains on.
+            with _NOTHING if weight else self._context.reducers.unchanged():
+                result = self._update_model(batch, weight, is_step and number == self._rounds)
+            self._reports.add(result, weight)
+            records += self._trial.get_batch_length(batch) if weight else 0
         self._records += records
         if self._is_profiled:
             self._profile.end_batch(records, is_step)
         if self._trace.is_on:
             # Now and then it writes a trace, for which there is no bound.
-            self._beat.rest()
+            self._beat.rest(TRACE)
             self._trace.step()
             self._beat.resume()
         if is_step:
             self._fusion.on_step()
             self._link.send_first_step()
 
-    def _update_model(self, batch: Any, is_step: bool) -> Any:
+    def _update_model(self, batch: Any, weight: float, is_step: bool) -> Any:
         """What train_batch returns."""
         context, position = self._context, self._position
-        context.update.begin_batch(is_step)
+        self._beat.enter(FORWARD)
+        context.update.begin_batch(is_step, weight)
         if context.experimental.moves_batches:
             with context.clock.phase("data"):
                 batch = context.to_device(batch)
@@ -257,7 +266,9 @@ class TrainingLoop:
             if self._pace.distance > 1:
                 self._pace.next_look = batches + 1
                 return
+        self._beat.enter(EXCHANGE)
         is_preempted, is_stopped, batches_to_trace, distance = self._question()
+        self._beat.stay(BETWEEN)
         self._question = None
         self._pace.agree(batches, distance)
         self._looked_at = (batches, time.perf_counter())
@@ -288,14 +299,17 @@ class TrainingLoop:
             self._trace.refuse("training stops")
             return
         # CUPTI takes a second or more to start.
-        self._beat.rest()
-        self._trace.order(batches, self._position.batches, self._context.core.tensorboard, self._beat.rest)
+        self._beat.rest(TRACE)
+        self._trace.order(batches, self._position.batches, self._context.core.tensorboard, self._rest_for_trace)
         self._beat.resume()
+
+    def _rest_for_trace(self) -> None:
+        self._beat.rest(TRACE)
 
     def _cut_trace(self, why: str) -> None:
         """An ordered one holds training alone: a validation of many batches would make a file that nothing opens."""
         if self._trace.is_on:
-            self._beat.rest()
+            self._beat.rest(TRACE)
             self._trace.cut(why)
             self._beat.resume()
 
@@ -324,11 +338,10 @@ class TrainingLoop:
         if found is None or self._context.setting.optimizations.nonfinite_loss == "ignore":
             return
         name, value = found
-        self._keeper.settle()
         raise invalid(
             "training.nonfinite_loss",
-            f"{name} is {value} at batch {batches}; {self._keeper.describe_newest()}. Lower the learning rate or clip "
-            "the gradients; optimizations.nonfinite_loss: ignore trains on",
+            f"{name} is {value} at batch {batches}; {self._keeper.settle_and_describe()}. Lower the learning rate or "
+            "clip the gradients; optimizations.nonfinite_loss: ignore trains on",
         )
 
     def _validate(self) -> None:
@@ -403,7 +416,7 @@ def _place_here(progress: Mapping[str, Any], loader: DataLoader | ForeignLoader,
     """Offset and shift that come after the records that were done when the state was saved, also where batches have
     another size now."""
     batches = progress["offset"] * progress["world_size"]
-    if loader.batch_size is None or progress["batch_size"] is None:
+    if (loader.batch_size is None) != (progress["batch_size"] is None):
         return int(batches // size), 0
     # Earlier versions went on at the begin of a batch and kept no shift.
-    return loader.place_after(batches * progress["batch_size"] + progress.get("shift", 0), size)
+    return loader.place_after(batches * (progress["batch_size"] or 1) + progress.get("shift", 0), size)

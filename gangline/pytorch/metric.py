@@ -34,13 +34,17 @@ class MetricSums:
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, float] = {}
 
-    def add(self, result: Any, method: str) -> None:
-        """result: what the trial's method returned. Raises GanglineError `pytorch.metrics`."""
+    def add(self, result: Any, method: str, weight: float = 1) -> None:
+        """result: what the trial's method returned. weight: how much it counts; 0 leaves nothing but the names. Raises
+        GanglineError `pytorch.metrics`."""
         sums, counts = self._sums, self._counts
         if not isinstance(result, dict):
             result = check_metrics(result, method)
+        if weight != 1:
+            # Not multiplied by 0, which leaves what is no finite number as it is.
+            result = {name: weight * value if weight else 0.0 for name, value in check_metrics(result, method).items()}
         for name, value in result.items():
             known = sums.get(name)
             if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
@@ -51,7 +55,7 @@ class MetricSums:
                     self._add_other(name, value, method)
             else:
                 self._add_other(name, value, method)
-            counts[name] = counts.get(name, 0) + 1
+            counts[name] = counts.get(name, 0) + weight
 
     def _add_other(self, name: str, value: Any, method: str) -> None:
         """The first of its name, or one that does not fit into the sum as it is."""
@@ -67,7 +71,7 @@ class MetricSums:
         """The first loss whose sum is no finite number. Waits for the device."""
         return find_nonfinite_loss({name: float(total) for name, total in self._sums.items() if _is_loss(name)})
 
-    def take(self) -> dict[str, tuple[float, int]]:
+    def take(self) -> dict[str, tuple[float, float]]:
         """Name -> sum and count since the last call."""
         found = {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
@@ -82,14 +86,14 @@ def _start_of_sum(number: Any) -> Any:
     return number.to(torch.int64 if is_whole else torch.promote_types(number.dtype, torch.float32), copy=True)
 
 
-def average(by_rank: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """The mean over all batches of all ranks."""
-    sums: dict[str, tuple[float, int]] = {}
+def average(by_rank: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+    """The mean over all batches of all ranks. A metric without any weight has none."""
+    sums: dict[str, tuple[float, float]] = {}
     for metrics in by_rank:
         for name, (total, count) in metrics.items():
             known = sums.get(name, (0.0, 0))
             sums[name] = (known[0] + total, known[1] + count)
-    return {name: total / count for name, (total, count) in sums.items()}
+    return {name: total / count for name, (total, count) in sums.items() if count}
 
 
 def find_nonfinite_loss(metrics: Mapping[str, float]) -> tuple[str, float] | None:

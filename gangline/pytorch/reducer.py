@@ -6,11 +6,15 @@ Owns the interface, what was wrapped, and the reduction over ranks. The loop and
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from gangline.core import DistributedContext
@@ -19,6 +23,7 @@ from gangline.pytorch import batch as batches
 from gangline.pytorch.metric import check_metrics
 
 _CPU = torch.device("cpu")
+_PLAIN = (int, float, complex, str, bytes, list, tuple, set, dict, deque, np.ndarray, torch.Tensor, type(None))
 
 
 class MetricReducer(ABC):
@@ -117,10 +122,36 @@ class Reducers:
         known: dict[str, float] = self._distributed.broadcast(metrics)
         return known
 
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """What they are told meanwhile is forgotten. A trial's own class gets back the plain data in its attributes."""
+        before = [(wrapped.reducer, _plain_content(wrapped.reducer)) for wrapped in self._wrapped]
+        yield
+        for reducer, content in before:
+            vars(reducer).update(content)
+
     def _of(self, is_training: bool) -> list[_Wrapped]:
         return [
             wrapped for wrapped in self._wrapped if (wrapped.for_training if is_training else wrapped.for_validation)
         ]
+
+
+def _plain_content(reducer: MetricReducer) -> dict[str, Any]:
+    """A copy of the numbers, collections, arrays and tensors among its attributes."""
+    return {name: _copy(value) for name, value in vars(reducer).items() if isinstance(value, _PLAIN)}
+
+
+def _copy(value: Any) -> Any:
+    """Not copy.deepcopy, which refuses the tensors of a graph."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, list):
+        return [_copy(entry) for entry in value]
+    copied = copy.copy(value)
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            copied[key] = _copy(entry)
+    return copied
 
 
 def _named(found: Any, wrapped: _Wrapped) -> dict[str, float]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gangline.core.beat import BETWEEN, REPORT
 from gangline.pytorch import metric, reducer
 from gangline.pytorch.averaging import Averaging
 from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.drift import DriftCheck
 from gangline.pytorch.profile.profile import Profile, mean
 
 CheckFinite = Callable[[tuple[str, float] | None, int], None]
@@ -21,7 +23,7 @@ CheckFinite = Callable[[tuple[str, float] | None, int], None]
 
 class TrainingReports:
     """All ranks call everything but `add` in step. newest: the batches completed at the newest report, begun or
-    ended."""
+    ended. describe_newest: which checkpoint training can go on from, as a clause of a message."""
 
     def __init__(
         self,
@@ -29,12 +31,15 @@ class TrainingReports:
         callbacks: Mapping[str, PyTorchCallback],
         profile: Profile,
         check_finite: CheckFinite,
+        describe_newest: Callable[[], str] = lambda: "there is no checkpoint yet",
     ) -> None:
         self.newest = 0
         self._context = context
         self._callbacks = callbacks
         self._profile = profile
         self._check_finite = check_finite
+        self._describe_newest = describe_newest
+        self._drift = DriftCheck(context)
         self._sums = metric.MetricSums()
         self._averaging = Averaging(context.distributed)
         self._is_profiled = context.profile_setting.is_enabled
@@ -46,21 +51,26 @@ class TrainingReports:
     def start(self, batches: int) -> None:
         """batches: completed before the first `add`."""
         self.newest = batches
+        self._drift.start(batches)
         self._context.reducers.reset(is_training=True)
         # What a reducer gathers, a callback looks at or the profile measures is of the moment at which a report is due.
         at_once = self._keeps_batch_metrics or self._is_profiled or self._context.reducers.has_any(is_training=True)
         # Where one rank waits all wait, as they have to exchange in the same order.
         self._ends_at_once = bool(self._context.distributed.maximum([int(at_once)])[0])
 
-    def add(self, result: Any) -> None:
-        """result: what train_batch returned. Raises GanglineError `pytorch.metrics`."""
-        self._sums.add(result, "train_batch")
-        if self._keeps_batch_metrics:
+    def add(self, result: Any, weight: float = 1.0) -> None:
+        """result: what train_batch returned. weight: what it counts, beside other ranks' results of the same batch.
+        Raises GanglineError `pytorch.metrics`."""
+        self._sums.add(result, "train_batch", weight)
+        if self._keeps_batch_metrics and weight:
             self._batch_metrics.append(metric.check_metrics(result, "train_batch"))
 
     def check(self, batches: int) -> None:
-        """That the losses so far are finite, reported or not. Waits for the device."""
+        """That the losses so far are finite, reported or not, and the ranks' parameters the same. Waits for the
+        device."""
         self.end()
+        self._drift.begin(batches, is_wanted=True)
+        self._drift.end(batches, self._describe_newest)
         self._check_finite(self._sums.nonfinite_loss(), batches)
 
     def begin(self, batches: int, may_wait: bool) -> None:
@@ -72,6 +82,7 @@ class TrainingReports:
         own = self._sums.take()
         is_joint = self._context.setting.optimizations.average_training_metrics
         self._average = self._averaging.average_later(own) if is_joint else lambda: metric.average([own])
+        self._drift.begin(batches)
         if self._ends_at_once or not may_wait:
             self.end()
 
@@ -79,8 +90,11 @@ class TrainingReports:
         """Sends off the report that was begun, if any."""
         if self._average is None:
             return
+        beat = self._context.core.beat
+        beat.enter(REPORT)
         averaged = self._average()
         self._average = None
+        self._drift.end(self.newest, self._describe_newest)
         metrics = reducer.join(averaged, self._context.reducers.reduce(is_training=True), "train_batch")
         self._check_finite(metric.find_nonfinite_loss(metrics), self.newest)
         if self._context.distributed.is_chief:
@@ -90,10 +104,9 @@ class TrainingReports:
             self._report_profile()
         batch_metrics, self._batch_metrics = self._batch_metrics, []
         call_all(
-            self._callbacks.values(),
-            self._context.core.beat,
-            lambda callback: callback.on_training_workload_end(metrics, batch_metrics),
+            self._callbacks.values(), beat, lambda callback: callback.on_training_workload_end(metrics, batch_metrics)
         )
+        beat.stay(BETWEEN)
 
     def _report_profile(self) -> None:
         found = mean(self._context.distributed.allgather(self._profile.take()))

@@ -1,18 +1,27 @@
 """Random numbers of a rank: where their generators start, and their state in a checkpoint.
 
 A trial is built with the trial's seed on every rank, so that all ranks draw the same initial weights and split data
-alike. Training then goes on with seed + 1 + rank, so that ranks do not drop the same units.
+alike. Training then goes on with seed + 1 + rank, so that ranks do not drop the same units. A sampler draws the order
+of the data from streams that depend on trial and epoch alone, so that ranks divide one order.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
 _LIMIT = 2**32
+
+
+def number_of(seed: int, *numbers: int) -> int:
+    """The seed of a stream for each row of numbers: neighbouring seeds must not share their epochs' orders."""
+    digest = hashlib.sha256("/".join(map(str, (seed, *numbers))).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def seed_build(trial_seed: int) -> None:
@@ -47,6 +56,64 @@ def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+class SharedStreams:
+    """Inside of its blocks the process draws from streams of their own, which begin at `number` and go on from block to
+    block. After each block the rank's own streams are where they were."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._states: list[Any] = []
+
+    def __enter__(self) -> None:
+        own = _states()
+        if self._states:
+            _set_states(self._states)
+        else:
+            random.seed(self._number)
+            np.random.seed(self._number % _LIMIT)
+            # torch.manual_seed would also seed a GPU that is not in use yet, which nothing could take back.
+            torch.default_generator.manual_seed(self._number)
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                torch.cuda.manual_seed(self._number)
+        self._states = own
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        shared = _states()
+        _set_states(self._states)
+        self._states = shared
+
+
+def seed_generators(content: dict[str, Any], number: int) -> None:
+    """Starts each random number generator among these values anew. content: an object's attributes."""
+    for value in content.values():
+        if isinstance(value, torch.Generator):
+            value.manual_seed(number)
+        elif isinstance(value, random.Random):
+            value.seed(number)
+        elif isinstance(value, np.random.RandomState):
+            value.seed(number % _LIMIT)
+        elif isinstance(value, np.random.Generator):
+            kind: Any = type(value.bit_generator)
+            value.bit_generator.state = kind(number).state
+
+
+def _states() -> list[Any]:
+    has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    gpu = torch.cuda.get_rng_state() if has_gpu else None
+    return [random.getstate(), np.random.get_state(), torch.get_rng_state(), gpu]
+
+
+def _set_states(states: list[Any]) -> None:
+    python, numpy, cpu, gpu = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu)
 
 
 def _seed(number: int) -> None:

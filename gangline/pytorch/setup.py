@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 import gangline.core
-from gangline.cluster_info import ClusterInfo
+from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.core import DistributedContext
+from gangline.core.beat import BUILD, GROUP, open_beat
 from gangline.core.manifest import find_unwritable
+from gangline.domain.failure import hang_rule_of
 from gangline.errors import invalid
 from gangline.pytorch import group, seed
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel import choose_strategy
 from gangline.pytorch.setting import TrialSetting, optimizations_from, seed_from
+
+_LEAST_TIMEOUT_SECONDS = 7200.0
 
 
 @contextmanager
@@ -36,8 +41,12 @@ def init(
     say it. enable_tensorboard_logging: whether the metrics that are reported are written to TensorBoard as well.
     One process may use it several times, one block after the other: the process group stays until the process ends.
     """
+    cluster = get_cluster_info()
+    beat = open_beat(cluster)
+    beat.prepare(GROUP)
     device = group.choose_device()
-    is_group_ours = group.open_group(device)
+    is_group_ours = group.open_group(device, timeout_of(cluster))
+    beat.prepare(BUILD)
     core = gangline.core.init(distributed=distributed or _distributed())
     setting = make_setting(core.info, hparams or {}, exp_conf or {}, aggregation_frequency)
     seed.seed_build(setting.trial_seed)
@@ -54,6 +63,15 @@ def init(
     # leaves the group once it has told its end.
     if is_group_ours and core.info is None:
         group.close_group_at_exit()
+
+
+def timeout_of(cluster: ClusterInfo | None) -> timedelta | None:
+    """How long a collective may wait. The trial runner finds a rank that hangs and names it; the backend's own timeout
+    would name a rank that waits, so it comes later. None for torch's own, where no runner watches."""
+    rule = hang_rule_of(cluster.trial.config) if cluster else None
+    if rule is None or not rule.is_enabled:
+        return None
+    return timedelta(seconds=max(_LEAST_TIMEOUT_SECONDS, 2 * max(rule.seconds, rule.start_seconds, rule.rest_seconds)))
 
 
 def make_setting(

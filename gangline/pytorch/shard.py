@@ -1,14 +1,17 @@
-"""PURE: which batches of an epoch a rank trains on.
+"""PURE: which records of an epoch a rank trains on.
 
-An epoch is a row of batches. Step i of a world of N ranks takes batches i*N to i*N + N - 1, rank r the r-th of them. A
-row that N does not divide loses its end, fewer than N batches: all ranks must make equally many steps. Validation
-loses nothing: its ranks need not be in step.
+An epoch is a row of entries: records, or the batches of a batch sampler. Each step takes the next batch_size * size of
+them, and rank r takes the r-th part. The last step takes the entries that are left, unless drop_last leaves them out.
+They are divided evenly, and each rank's share of the step's records becomes the weight of its gradients. A rank that
+gets none repeats the first rank's part with the weight 0, because all ranks must make equally many steps. So the mean
+over the ranks is what one process with the whole batch would have. Validation has no such steps: its ranks need not
+be in step.
 
-A gang that runs on fewer slots than its full size makes each step in several rounds: in round k of step i, rank r
-trains batch (i*K + k)*N + r, where K is the number of rounds. So a step takes the same batches as at full size.
+A gang of `size` ranks that runs on fewer slots stands for a full gang of size * rounds ranks. In round k of a step,
+rank r takes the part of the full gang's rank k * size + r, with its weight. So each step has the batches of full size.
 
 An epoch that was begun with other batches goes on at its next record: what is left of it becomes the last steps of a
-row of the new batches, which all begin `shift` records later than that row alone would have them.
+row of the new batches, which all begin `shift` entries later than that row alone would have them.
 """
 
 from __future__ import annotations
@@ -18,38 +21,86 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """An epoch's entries. batch_size: entries of one rank in a whole step."""
+
+    length: int
+    batch_size: int
+    drop_last: bool = False
+
+    @property
+    def num_batches(self) -> int:
+        """Of one pass over all entries, for one rank."""
+        return _count(self.length, self.batch_size, self.drop_last)
+
+    def batch(self, position: int) -> range:
+        first = position * self.batch_size
+        return range(first, min(first + self.batch_size, self.length))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """entries: of this rank; of the first rank where is_spare. step: all ranks' entries."""
+
+    step: range
+    entries: range
+    is_spare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size`. rounds: batches of each rank in one step."""
+    """Rank `rank` of `size`; of the full gang where a smaller one trains in rounds."""
 
     rank: int = 0
     size: int = 1
-    rounds: int = 1
 
-    @property
-    def batches_per_step(self) -> int:
-        return self.size * self.rounds
+    def steps_per_epoch(self, row: Row) -> int:
+        return _count(row.length, row.batch_size * self.size, row.drop_last)
 
-    def steps_per_epoch(self, num_batches: int) -> int:
-        return num_batches // self.batches_per_step
-
-    def training_positions(self, num_batches: int, first_step: int) -> Iterator[tuple[int, range]]:
-        """From an endless row of epochs, starting first_step steps after its begin: each epoch's number with the
-        positions of this rank's batches in it."""
-        steps, width = self.steps_per_epoch(num_batches), self.batches_per_step
-        epoch, offset = divmod(first_step, steps)
+    def training_steps(self, steps_per_epoch: int, first_step: int) -> Iterator[tuple[int, range]]:
+        """From an endless row of epochs, starting first_step steps after its begin: each epoch's number and steps."""
+        epoch, offset = divmod(first_step, steps_per_epoch)
         while True:
-            yield epoch, range(offset * width + self.rank, steps * width, self.size)
+            yield epoch, range(offset, steps_per_epoch)
             epoch, offset = epoch + 1, 0
 
-    def place_after(self, num_batches: int, batches_left: int, records: int, batch_size: int) -> tuple[int, int]:
-        """The step at which an epoch goes on after `records`, and its shift. num_batches: of a whole epoch;
-        batches_left: that the other records make."""
-        step = self.steps_per_epoch(num_batches) - self.steps_per_epoch(batches_left)
-        return step, records - step * self.batches_per_step * batch_size
+    def part(self, row: Row, step: int, shift: int = 0) -> Part:
+        """Of this step of an epoch."""
+        whole = row.batch_size * self.size
+        first = step * whole + shift
+        entries = range(first, min(first + whole, row.length))
+        num_holders = self.num_holders(row, len(entries))
+        rank = self.rank if self.rank < num_holders else 0
+        each, more = divmod(len(entries), num_holders)
+        begin = rank * each + min(rank, more)
+        return Part(entries, entries[begin : begin + each + (rank < more)], is_spare=rank != self.rank)
 
-    def place_at_batch(self, records: int, batch_size: int) -> tuple[int, int]:
-        """Likewise for batches that begin where they begin: with the batch that the next record is in."""
-        return records // (batch_size * self.batches_per_step), 0
+    def num_holders(self, row: Row, num_entries: int) -> int:
+        """How many ranks get entries of a step that has so many."""
+        # Batch normalisation cannot train on a single record, so two stay together where batches have more than one.
+        least = min(2, row.batch_size)
+        return min(self.size, max(1, num_entries // least, -(-num_entries // row.batch_size)))
+
+    def place_after(self, row: Row, entries: int) -> tuple[int, int]:
+        """The step at which an epoch goes on after so many entries, and its shift."""
+        left = Row(max(0, row.length - entries), row.batch_size, row.drop_last)
+        step = self.steps_per_epoch(row) - self.steps_per_epoch(left)
+        return step, entries - step * self.size * row.batch_size
 
     def validation_positions(self, num_batches: int) -> range:
         return range(self.rank, num_batches, self.size)
+
+
+def shards_of(rank: int, size: int, rounds: int) -> tuple[Shard, ...]:
+    """The shards of the full gang that this rank of a gang of `size` trains on, one in each round of a step."""
+    return tuple(Shard(number * size + rank, size * rounds) for number in range(rounds))
+
+
+def weight_of(own: int, total: int, size: int) -> float:
+    """What a rank's mean counts, so that the mean over all ranks is the mean over the step's records. own, total:
+    records of this rank and of the step."""
+    return own * size / total if total else 1.0
+
+
+def _count(length: int, size: int, drop_last: bool) -> int:
+    return length // size if drop_last else -(-length // size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gangline.errors import GanglineError, invalid
 
 _MEANINGS = (
@@ -25,6 +27,16 @@ _MEANINGS = (
         "the whole model is gathered at once",
     ),
 )
+
+
+def unused_parameters(model: str, names: Sequence[str], strategy: str) -> GanglineError:
+    """names: of the parameters of a wrapped model that a backward pass has not reached."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return invalid(
+        "pytorch.unused_parameters",
+        f"{', '.join(names[:3])}{more} of {model} took no part in the loss, so their gradients never came; freeze "
+        f"them, or set parallelism: {{strategy: {strategy}, find_unused_parameters: true}}",
+    )
 
 
 def explain(error: BaseException) -> GanglineError | None:

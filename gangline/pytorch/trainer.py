@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils import data
 
 from gangline.cluster_info import CheckpointInfo
+from gangline.core.beat import BUILD
 from gangline.core.checkpoint import STEPS_COMPLETED, CheckpointContext, location_of
 from gangline.core.storage import CheckpointStore
 from gangline.errors import invalid
@@ -75,6 +76,7 @@ class Trainer:
         self, schedule: Schedule, checkpoint: str | CheckpointInfo | None, validate_first: bool, test_mode: bool
     ) -> None:
         context = self._context
+        context.core.beat.start(BUILD)
         _check_wrapped(context)
         _warn_of_strangers(context)
         context.initial_batch = self._batches_of(checkpoint)

@@ -41,6 +41,7 @@ class ParameterUpdate:
         self.scalers: list[Any] = []
         self.own_scaler: Any = None
         self.is_step_batch = True
+        self._weight = 1.0
         self._is_first_backward = True
         self._strategy = strategy
         self._precision = precision
@@ -54,14 +55,18 @@ class ParameterUpdate:
         """Whether gradients that are aggregated over several batches become a mean, or stay a sum."""
         self._loss_divisor = self._rounds * (self._frequency if is_on else 1)
 
-    def begin_batch(self, is_step_batch: bool) -> None:
+    def begin_batch(self, is_step_batch: bool, weight: float = 1.0) -> None:
+        """weight: what this rank's loss counts in the mean over all ranks, where they have other numbers of records."""
         self.is_step_batch = is_step_batch
+        self._weight = weight
         self._is_first_backward = True
 
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
         with self._clock.phase("backward"), self._precision.without_autocast():
             if self._loss_divisor > 1:
                 loss = loss / self._loss_divisor
+            if self._weight != 1:
+                loss = loss * self._weight
             if self.own_scaler is not None:
                 loss = self.own_scaler.scale(loss)
             if self.is_step_batch:

@@ -21,7 +21,8 @@ from gangline.domain.state import ExitKind, State
 from gangline.errors import GanglineError
 from gangline.v1 import agent_pb2
 from services.agent import metrics, process
-from services.agent.conclusion import Evidence, conclude
+from services.agent.command_runner import CommandRunner
+from services.agent.conclusion import Evidence, ProcessEnd, conclude
 from services.agent.folder import AllocationFolder
 from services.agent.launcher import Launcher
 from services.agent.patience import plan_kill_at, plan_signal
@@ -56,14 +57,27 @@ class Surroundings:
 
 
 class AllocationStory:
-    """problem: what was unreadable in its folder; empty when all is well."""
+    """problem: what was unreadable in its folder; empty when all is well. is_lone_command: its runner may be a process
+    that has run other commands before and goes on to the next."""
 
-    def __init__(self, folder: AllocationFolder, record: Record, surroundings: Surroundings, problem: str = "") -> None:
+    def __init__(
+        self,
+        folder: AllocationFolder,
+        record: Record,
+        surroundings: Surroundings,
+        problem: str = "",
+        *,
+        is_lone_command: bool = False,
+    ) -> None:
         self.folder = folder
         self.record = record
         self._around = surroundings
         self._evidence = Evidence(problem=problem, log_path=str(folder.log_path))
         self._ordered = asyncio.Event()
+        self._is_lone_command = is_lone_command
+        # Set while this agent may hand its process over to another allocation.
+        self._command_runner: CommandRunner | None = None
+        self._is_released = False
         self._log = log.bind(allocation_id=record.allocation_id)
 
     def status(self) -> agent_pb2.AllocationStatus:
@@ -134,7 +148,10 @@ class AllocationStory:
         if self.record.stop is not None or self._evidence.start_error:
             return
         try:
-            runner = await self._around.launcher.start(self.folder)
+            if self._is_lone_command:
+                runner, self._command_runner = await self._around.launcher.start_command(self.folder)
+            else:
+                runner = await self._around.launcher.start(self.folder)
         except (OSError, GanglineError) as error:
             message = f"cannot start a trial runner: {error}"
             self._evidence = replace(self._evidence, start_error=message, is_disk_fault=is_disk_fault(error))
@@ -153,17 +170,19 @@ class AllocationStory:
                     await self._watch(runner, pidfd)
                     # An order that comes while its processes are swept up has not ended it.
                     ended_unasked = self.record.stop is None
-                    end = await process.read_end(pidfd)
+                    end = ProcessEnd() if self._is_released else await process.read_end(pidfd)
                     self._evidence = replace(self._evidence, end=end, ended_unasked=ended_unasked)
         finally:
             metrics.runners.dec()
+            self._let_go()
 
     async def _watch(self, runner: Process, pidfd: int) -> None:
         """Passes orders on as signals, once each; kills when patience is over. Returns when the runner has ended."""
         ended = asyncio.ensure_future(process.wait_end(pidfd))
+        done = asyncio.ensure_future(_never() if self._command_runner is None else self._command_runner.wait_done())
         sent, exit_seen_at = None, None
         try:
-            while not ended.done():
+            while not (ended.done() or done.done()):
                 wanted = plan_signal(self.record.stop)
                 if wanted is not None and wanted is not sent:
                     process.send_signal(pidfd, wanted)
@@ -175,9 +194,25 @@ class AllocationStory:
                     self._kill(runner)
                     kill_at = None
                 patience = POLL_SECONDS if kill_at is None else min(POLL_SECONDS, max(0.0, kill_at - time.time()))
-                await self._wait_first([ended], patience)
+                await self._wait_first([ended, done], patience)
+            # A signal that is on its way must not meet another allocation.
+            self._is_released = done.done() and not ended.done() and sent is None and not self._evidence.was_killed
+            if done.done() and not self._is_released and self._command_runner is not None:
+                self._command_runner.close()
+                await ended
         finally:
             ended.cancel()
+            done.cancel()
+
+    def _let_go(self) -> None:
+        """The process that has ended this command waits for the next one, or ends as it gets none."""
+        runner, self._command_runner = self._command_runner, None
+        if runner is None:
+            return
+        if self._is_released:
+            self._around.launcher.idle.put(runner)
+        else:
+            runner.close()
 
     async def _sweep(self) -> None:
         """Tolerates: nothing left, which is the rule. What it finds would otherwise share slots with the next trial."""
@@ -236,6 +271,10 @@ class AllocationStory:
 
     def _kill_groups(self, runner: Process | None, spares_nursery: bool) -> bool:
         """Whether anybody was alive. The nursery starts no more ranks when its runner is gone."""
+        if self._is_released:
+            # Runner and nursery belong to another allocation by now.
+            killed = [process.kill_group(leader) for leader in process.load_leaders(self.folder.rank_pids_path)]
+            return any(killed)
         end_nursery = process.has_group if spares_nursery else process.kill_group
         found = [runner is not None and process.kill_group(runner)]
         found += [end_nursery(leader) for leader in process.load_leaders(self.folder.nursery_path)]
@@ -248,8 +287,10 @@ class AllocationStory:
             return
         was = (self.record.phase, self.record.status)
         self.record = record
+        # What the runner's report on this disk says is worked out from it again.
+        is_durable = record.is_live or not self.folder.exit_path.exists()
         try:
-            self.folder.save(record)
+            self.folder.save(record, is_durable=is_durable)
         except OSError as error:
             self._log.error(
                 "cannot write the journal; going on without", path=str(self.folder.record_path), error=str(error)
@@ -265,3 +306,7 @@ class AllocationStory:
         finally:
             ordered.cancel()
             self._ordered.clear()
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()

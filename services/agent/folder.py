@@ -83,16 +83,22 @@ class AllocationFolder:
         return self.path / "lock"
 
     def create(self, spec: runner_pb2.RunnerSpec, record: Record) -> None:
-        """The record comes last: a folder without one was never accepted."""
+        """The record comes last: a folder without one was never accepted.
+
+        It outlives the agent, and need not outlive a power cut: that ends all that runs here, and the leader counts an
+        allocation as ended that the next hello does not name.
+        """
         # Of an allocation that had the same id, in a cluster before this one.
         remove_spare(self.exit_path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(self.spec_path, json_format.MessageToJson(spec), mode=0o600)
-        self.save(record)
-        sync_folder(self.path.parent)
+        write_atomic(self.spec_path, json_format.MessageToJson(spec, indent=None), mode=0o600, is_durable=False)
+        self.save(record, is_durable=False)
 
-    def save(self, record: Record) -> None:
-        write_atomic(self.record_path, format_record(record))
+    def save(self, record: Record, *, is_durable: bool = True) -> None:
+        """is_durable: also after a power cut."""
+        write_atomic(self.record_path, format_record(record), is_durable=is_durable)
+        if is_durable:
+            sync_folder(self.path.parent)
 
     def load_record(self) -> Record | None:
         """None when there is none. Raises ValueError when it cannot be read or is another allocation's."""

@@ -25,7 +25,7 @@ from services.agent import process
 from services.agent.folder import CORRUPT, AllocationFolder
 from services.agent.record import Phase, Record
 from services.agent.recovery import Found
-from services.common.disk import move_aside, sync_folder, write_atomic
+from services.common.disk import move_aside, write_atomic
 from services.common.disk_fault import is_disk_fault, remove_spare
 
 T = TypeVar("T")
@@ -98,9 +98,9 @@ class Journal:
             return
         target = self._ended / folder.allocation_id
         shutil.rmtree(target, ignore_errors=True)
+        # A power cut may bring it back: then its end is told again, and it is forgotten again.
         folder.path.rename(target)
         os.utime(target)
-        sync_folder(self._allocations)
         self._prune(self._num_kept)
 
     def drop_kept(self) -> None:
@@ -124,8 +124,12 @@ class Journal:
     def _survey(self, folder: AllocationFolder) -> Survey:
         record, record_problem = _load(folder, folder.record_path, folder.load_record)
         spec, spec_problem = _load(folder, folder.spec_path, folder.load_spec)
+        # A process that has left its report and its locks may run another command by now.
         is_alive = folder.is_locked() or (
-            record is not None and record.process is not None and process.is_alive(record.process)
+            record is not None
+            and record.process is not None
+            and process.is_alive(record.process)
+            and not folder.has_exit
         )
         found = Found(
             record=record,

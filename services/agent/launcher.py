@@ -1,4 +1,5 @@
-"""Starts one trial runner: forked from the runner template, or cold when that does not work.
+"""Starts one trial runner: forked from the runner template, or cold when that does not work. A short command goes to a
+process that has just ended another one, where there is one.
 
 Owns that an allocation gets at most one runner, whatever fails in between: the flock on the folder's `alive` file is
 taken before the fork and inherited by the runner. It does not watch what it started.
@@ -7,14 +8,16 @@ taken before the fork and inherited by the runner. It does not watch what it sta
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from gangline.errors import GanglineError
 from gangline.launch import child
 from services.agent import entry, metrics, process
+from services.agent.command_runner import CommandRunner, IdleRunners
 from services.agent.folder import AllocationFolder
 from services.agent.record import Process
 from services.agent.warm import Template
@@ -32,9 +35,9 @@ class RunnerProgram:
     preload, rank_preload: what the two templates import before they fork runners and ranks.
     """
 
-    target: str = "services.trial_runner.runner:main"
+    target: str = "services.trial_runner.program:main"
     # The last two are what the standard library would otherwise load in each runner by itself.
-    preload: tuple[str, ...] = ("services.trial_runner.runner", "concurrent.futures.thread", "encodings.idna")
+    preload: tuple[str, ...] = ("services.trial_runner.program", "concurrent.futures.thread", "encodings.idna")
     command: tuple[str, ...] = (sys.executable, "-m", "services.trial_runner")
     rank_preload: tuple[str, ...] = (
         "torch",
@@ -47,11 +50,42 @@ class RunnerProgram:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """runner_template: None for cold starts only. rank_socket_path: empty when there are no warm ranks."""
+    """runner_template: None for cold starts only. rank_socket_path: empty when there are no warm ranks. idle: processes
+    that have ended a short command and may take the next one."""
 
     program: RunnerProgram
     runner_template: Template | None
     rank_socket_path: str
+    idle: IdleRunners = field(default_factory=IdleRunners)
+
+    async def start_command(self, folder: AllocationFolder) -> tuple[Process | None, CommandRunner | None]:
+        """As `start`, for a command that is alone. The second is None where the process takes no other one.
+
+        Raises as `start` does.
+        """
+        if self.runner_template is None:
+            return await self.start(folder), None
+        try:
+            alive = folder.hold_alive()
+        except BlockingIOError:
+            return next(iter(process.find_openers(folder.alive_path)), None), None
+        output = os.open(folder.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            runner = self.idle.take(folder.path, (output, alive))
+            if runner is not None:
+                metrics.runner_starts.labels(kind="reused").inc()
+                return runner.process, runner
+            ours, theirs = socket.socketpair()
+            with theirs:
+                pid = await self._start(folder, alive, output, theirs.fileno())
+            found = process.identify(pid)
+            if found is None:
+                ours.close()
+                return None, None
+            return found, CommandRunner(found, ours)
+        finally:
+            os.close(output)
+            os.close(alive)
 
     async def start(self, folder: AllocationFolder) -> Process | None:
         """The runner that now runs, or the one that already did; None when it has ended already.
@@ -69,25 +103,32 @@ class Launcher:
             os.close(output)
             os.close(alive)
 
-    async def _start(self, folder: AllocationFolder, alive: int, output: int) -> int:
+    async def _start(self, folder: AllocationFolder, alive: int, output: int, control: int | None = None) -> int:
+        """control: the runner's end of a socket over which it may get further commands."""
         if self.runner_template is not None:
-            pid = await self._fork(self.runner_template, folder, alive, output)
+            pid = await self._fork(self.runner_template, folder, alive, output, control)
             if pid is not None:
                 metrics.runner_starts.labels(kind="warm").inc()
                 return pid
         metrics.runner_starts.labels(kind="cold").inc()
         return self._spawn(folder, alive, output)
 
-    async def _fork(self, template: Template, folder: AllocationFolder, alive: int, output: int) -> int | None:
+    async def _fork(
+        self, template: Template, folder: AllocationFolder, alive: int, output: int, control: int | None
+    ) -> int | None:
         """None when the template did not do it, and certainly will not."""
-        arguments = {"directory": str(folder.path), "rank_forkserver": self.rank_socket_path}
+        arguments: dict[str, object] = {"directory": str(folder.path), "rank_forkserver": self.rank_socket_path}
+        fds = [output, alive]
+        if control is not None:
+            arguments["takes_more"] = True
+            fds.append(control)
         try:
             return await template.fork(
                 entry.TARGET,
                 {"target": self.program.target, "arguments": arguments},
                 environment=os.environ,
                 directory=folder.path,
-                fds=(output, alive),
+                fds=fds,
                 deadline_seconds=FORK_SECONDS,
             )
         except GanglineError as error:

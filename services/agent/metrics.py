@@ -7,7 +7,11 @@ from prometheus_client import Counter, Gauge
 slots = Gauge("gangline_agent_slots", "Slots of this agent by state", ["state"])
 runners = Gauge("gangline_agent_runners", "Trial runners that this agent watches")
 journaled = Gauge("gangline_agent_journaled_allocations", "Allocations in the journal, ended ones included")
-runner_starts = Counter("gangline_agent_runner_starts_total", "Trial runners started: warm (forked) or cold", ["kind"])
+runner_starts = Counter(
+    "gangline_agent_runner_starts_total",
+    "Trial runners started: warm (forked), cold, or reused (short commands)",
+    ["kind"],
+)
 runner_exits = Counter("gangline_agent_runner_exits_total", "Ended allocations by their exit's kind", ["kind"])
 template_up = Gauge("gangline_agent_template_up", "1 while the fork server runs", ["template"])
 stream_connected = Gauge("gangline_agent_stream_connected", "1 while a leading scheduler has welcomed this agent")

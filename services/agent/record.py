@@ -89,7 +89,7 @@ def find_holders(records: Iterable[Record], allocation_id: str, slot_ids: Iterab
 
 
 def format_record(record: Record) -> str:
-    return json.dumps({"version": SCHEMA_VERSION, **asdict(record)}, indent=1) + "\n"
+    return json.dumps({"version": SCHEMA_VERSION, **asdict(record)}) + "\n"
 
 
 def parse_record(text: str) -> Record:

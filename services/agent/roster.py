@@ -22,6 +22,7 @@ from gangline.v1 import agent_pb2, runner_pb2
 from services.agent import metrics, process
 from services.agent.admission import refuse_slots
 from services.agent.allocation import AllocationStory, Surroundings
+from services.agent.command_runner import is_lone_command
 from services.agent.folder import AllocationFolder
 from services.agent.journal import Journal, Survey
 from services.agent.launcher import Launcher
@@ -92,7 +93,7 @@ class Roster:
             message = f"cannot write the journal in {folder.path}: {error}"
             kind = ExitKind.AGENT_DISK if is_disk_fault(error) else ExitKind.START_FAILED
             record = self._ended(record, kind, message)
-        self._begin(folder, record)
+        self._begin(folder, record, is_lone_command=is_lone_command(spec))
         self.on_status(self._stories[record.allocation_id].status())
 
     def stop(self, allocation_id: str, epoch: int, order: StopOrder) -> None:
@@ -134,6 +135,7 @@ class Roster:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._around.launcher.idle.close()
 
     def _take_up(self, survey: Survey, verdict: Verdict) -> None:
         folder, record = survey.folder, survey.record
@@ -154,8 +156,10 @@ class Roster:
             record = replace(record, phase=Phase.RUNNING)
         self._begin(folder, record, survey.found.problem)
 
-    def _begin(self, folder: AllocationFolder, record: Record, problem: str = "") -> None:
-        story = AllocationStory(folder, record, self._around, problem)
+    def _begin(
+        self, folder: AllocationFolder, record: Record, problem: str = "", *, is_lone_command: bool = False
+    ) -> None:
+        story = AllocationStory(folder, record, self._around, problem, is_lone_command=is_lone_command)
         self._stories[record.allocation_id] = story
         if record.is_live:
             self._tasks[record.allocation_id] = asyncio.create_task(self._live(story))

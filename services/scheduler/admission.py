@@ -33,15 +33,15 @@ def admit(
     """
     if not submitted["request_id"]:
         raise invalid("request.no_id", "a submit needs a request id; the client makes one for each experiment")
-    config = _parse(submitted["config_json"])
-    facts = facts_of(config.model_dump_json())
+    config_json = _parse(submitted["config_json"]).model_dump_json()
+    facts = facts_of(config_json)
     pool = _find_pool(facts, pools)
     warnings = _check_fit(facts, pool, [agent for agent in agents if agent.pool == pool.name])
     submission = Submission(
         request_id=submitted["request_id"],
         owner=submitted["owner"],
         facts=facts,
-        config_json=config.model_dump_json(),
+        config_json=config_json,
         code_sha256=submitted["code_sha256"],
         seed=_choose_seed(facts, rng),
     )

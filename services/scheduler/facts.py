@@ -29,6 +29,7 @@ class Facts:
     pool: str | None
     priority: int | None
     is_single_agent: bool
+    is_preemptible: bool
     max_slots: int | None
     weight: float
     max_restarts: int
@@ -59,6 +60,7 @@ def facts_of(config_json: str) -> Facts:
         pool=config.resources.resource_pool or None,
         priority=config.resources.priority,
         is_single_agent=config.resources.is_single_node,
+        is_preemptible=config.resources.preemptible,
         max_slots=config.resources.max_slots,
         weight=config.resources.weight,
         max_restarts=config.max_restarts,

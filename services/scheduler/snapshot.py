@@ -22,7 +22,7 @@ from services.scheduler.facts import facts_of
 from services.scheduler.hold import is_held
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
 from services.scheduler.placement.queue import Queue
-from services.scheduler.placement.snapshot import Groups
+from services.scheduler.placement.snapshot import Groups, default_pool
 from services.scheduler.records import State, get
 from services.scheduler.transition.exclusion import blocklist_of, holds
 from services.scheduler.transition.queue_move import position_of
@@ -108,6 +108,7 @@ class _Known:
 
     record: Experiment
     group: Group
+    is_preemptible: bool
     smaller_sizes: tuple[int, ...] = ()
     is_single_agent: bool = False
     waiting: list[PendingRequest] = field(default_factory=list)
@@ -117,7 +118,7 @@ def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tupl
     """The pools of the settings, and those that agents name beside them, with the defaults."""
     pools = {pool.name: pool for pool in configured}
     for agent in agents:
-        pools.setdefault(agent.pool, PoolConfig(agent.pool))
+        pools.setdefault(agent.pool, default_pool(agent.pool))
     return tuple(pools[name] for name in sorted(pools))
 
 
@@ -177,6 +178,7 @@ class _Look:
             wanted=self._wanted(allocation, known, trial),
             grow_at=allocation.grow_at,
             is_growing=is_stopping and is_growing(allocation),
+            is_preemptible=known.is_preemptible,
         )
 
     def _wanted(self, allocation: Allocation, known: _Known, trial: Trial) -> PendingRequest | None:
@@ -220,6 +222,7 @@ class _Look:
             smaller_sizes=known.smaller_sizes if request.shrink_at else (),
             shrink_at=request.shrink_at,
             kept_slots=request.kept_slots,
+            is_preemptible=known.is_preemptible,
         )
 
     def room(self, agent: Agent, problem: str) -> AgentRoom:
@@ -267,7 +270,7 @@ class _Look:
         default = self.default_priorities.get(facts.pool_name, DEFAULT_PRIORITY)
         priority = facts.priority if facts.priority is not None else default
         group = Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
-        return _Known(experiment, group, facts.smaller_sizes, facts.is_single_agent)
+        return _Known(experiment, group, facts.is_preemptible, facts.smaller_sizes, facts.is_single_agent)
 
     def _checkpoint_age(self, allocation: Allocation, trial: Trial) -> float | None:
         """None when this attempt has saved nothing yet."""

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from gangline.launch import child
-from services.trial_runner import runner
+from services.trial_runner import program
 
 
 def main() -> int:
@@ -17,7 +17,7 @@ def main() -> int:
     options = parser.parse_args()
     child.take_normal_priority()
     directory = str(options.spec.absolute().parent)
-    return runner.main({"directory": directory, "rank_forkserver": options.rank_forkserver}, [])
+    return program.main({"directory": directory, "rank_forkserver": options.rank_forkserver}, [])
 
 
 if __name__ == "__main__":

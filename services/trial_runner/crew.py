@@ -26,7 +26,7 @@ from services.trial_runner import memory, metrics
 from services.trial_runner.gang_plan import Place
 from services.trial_runner.log_pump import LogPump
 from services.trial_runner.nursery_client import Nursery
-from services.trial_runner.outcome import Failure, RankEnd, find_cause
+from services.trial_runner.outcome import Failure, RankEnd, find_cause, first_cause
 from services.trial_runner.patience import SETTLE_SECONDS, Orders, RankView, plan_kills
 
 # What SIGKILL does not end sits in the kernel (a hung GPU, a dead network disk); waiting longer changes nothing.
@@ -64,6 +64,8 @@ class Crew:
     _up: asyncio.Future[float] | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _watching: asyncio.Task[None] | None = None
+    _end_began_at: float | None = None
+    _ended_at: float | None = None
 
     async def start(
         self,
@@ -100,6 +102,15 @@ class Crew:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
 
+    def describe_end(self, *, was_ordered: bool) -> str:
+        """How long the end took, on the monotonic clock: from the moment at which this runner learned of the failure,
+        or of the order to end its ranks at once, until the last rank was gone. Empty where there was no such moment."""
+        if self._end_began_at is None or self._ended_at is None:
+            return ""
+        seconds = max(0.0, self._ended_at - self._end_began_at)
+        since = "they had to end" if was_ordered else "the failure was noticed"
+        return f"all ranks of {self.place.agent_id} were gone {seconds:.3f} s after {since}"
+
     @property
     def living(self) -> list[int]:
         """Ranks that have not ended, with those that say that their training is over left out."""
@@ -113,7 +124,11 @@ class Crew:
     def ends(self) -> list[RankEnd]:
         """How each rank ended, with its last lines; complete once the log pump is drained."""
         return [
-            replace(rank.end, last_lines=self.pump.last_lines(rank.end.rank))
+            replace(
+                rank.end,
+                last_lines=self.pump.last_lines(rank.end.rank),
+                uncaught_lines=self.pump.uncaught_lines(rank.end.rank),
+            )
             for rank in sorted(self._ranks.values(), key=lambda rank: rank.end.rank)
         ]
 
@@ -126,6 +141,7 @@ class Crew:
             case "failure":
                 state.end = replace(state.end, failure=_to_failure(rank, self.place.agent_id, message.failure))
                 state.failed_at = time.time()
+                self._begin_end()
             case "finished":
                 state.end = replace(state.end, is_finished=True)
                 state.finished_at = time.time()
@@ -142,12 +158,15 @@ class Crew:
         """Another member has failed: everybody here ends too."""
         if self._orders.peer_failed_at is None:
             self._orders = replace(self._orders, peer_failed_at=time.time())
+            self._begin_end()
             self._act()
 
     def stop(self, deadline_at: float, has_link: frozenset[int]) -> None:
         """Ends all ranks by deadline_at. has_link: the ranks that were asked to stop over their link; the others, plain
         commands, get SIGTERM when there is time left for them to heed it."""
         self._orders = replace(self._orders, stop_at=min(deadline_at, self._orders.stop_at or deadline_at))
+        if deadline_at <= time.time():
+            self._begin_end()
         deaf = [rank for rank, state in self._ranks.items() if state.is_alive and rank not in has_link]
         if deaf and deadline_at > time.time():
             for rank in deaf:
@@ -189,8 +208,10 @@ class Crew:
             ended_at=event["at"],
             # A command that ends after our SIGTERM, with whatever code, has obeyed.
             was_killed=(event["was_killed"] and number == signal.SIGKILL) or state.was_asked,
-            was_out_of_memory=memory.count_oom_kills() > self._oom_kills_before,
+            was_out_of_memory=event["exit_code"] != 0 and memory.count_oom_kills() > self._oom_kills_before,
         )
+        if not state.end.is_success:
+            self._begin_end()
         log.info("a rank ended", rank=state.end.rank, exit_code=event["exit_code"], signal=number)
         metrics.ranks.dec()
         self._act()
@@ -214,6 +235,7 @@ class Crew:
             self._timer.cancel()
             self._timer = None
         if self._ranks and not any(state.is_alive for state in self._ranks.values()):
+            self._ended_at = self._ended_at or time.monotonic()
             self._ended.set()
             return
         now = time.time()
@@ -227,8 +249,15 @@ class Crew:
             return
         later = [at for rank, at in kills.items() if not self._ranks[rank].killed_at]
         later += [state.killed_at + GIVE_UP_SECONDS for state in self._living() if state.killed_at]
+        if self._told is None:
+            ended = [state.end for state in self._ranks.values() if not state.is_alive]
+            later += [end.ended_at + SETTLE_SECONDS for end in ended if not end.is_success and not _has_said_all(end)]
         if later:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, min(later) - now), self._act)
+
+    def _begin_end(self) -> None:
+        if self._end_began_at is None:
+            self._end_began_at = time.monotonic()
 
     def _living(self) -> list[_Rank]:
         return [state for state in self._ranks.values() if state.is_alive]
@@ -242,15 +271,20 @@ class Crew:
     def tell(self, silent_before: float) -> None:
         """Tells of the cause, if there is one that was not told yet.
 
-        silent_before: ranks that ended later than this without a word are passed over: their last lines, which say
-        why, may still be in the pipe.
+        silent_before: ranks that ended later than this, and whose last lines say why, are passed over: the lines may
+        still be in the pipe.
         """
-        heard = [end for end in self.ends() if end.failure or end.signal is not None or end.ended_at <= silent_before]
+        heard = [end for end in self.ends() if _has_said_all(end) or end.ended_at <= silent_before]
         cause = find_cause(heard)
-        if cause is None or (self._told is not None and (cause.is_consequence or not self._told.is_consequence)):
+        if cause is None or (self._told is not None and first_cause(self._told, cause) is self._told):
             return
         self._told = replace(cause, agent_id=self.place.agent_id)
         self.on_failure(self._told)
+
+
+def _has_said_all(end: RankEnd) -> bool:
+    """Whether its last lines add nothing to what is known of its end. Before abort() the cause is printed."""
+    return end.failure is not None or (end.signal is not None and end.signal != signal.SIGABRT)
 
 
 def _view(state: _Rank) -> RankView:

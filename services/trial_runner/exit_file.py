@@ -47,7 +47,7 @@ def write_exit(
         exit=to_proto(report),
         undelivered=undelivered,
     )
-    path, text = directory / "exit.json", json_format.MessageToJson(status)
+    path, text = directory / "exit.json", json_format.MessageToJson(status, indent=None)
     try:
         write_atomic(path, text, mode=0o600)
     except OSError as error:

@@ -20,6 +20,7 @@ from services.trial_runner.outcome import Failure
 from services.trial_runner.rendezvous import RendezvousFailed
 
 LINK_SECONDS = 20.0
+OnBeats = Callable[[int, Sequence[Sequence[int]], Sequence[Sequence[int]]], None]
 
 
 class Gang:
@@ -28,7 +29,7 @@ class Gang:
 
     def __init__(self, token: str, node_rank: int, agent_ids: tuple[str, ...]) -> None:
         self.on_failure: Callable[[Failure], None] = lambda _: None
-        self.on_beats: Callable[[int, Sequence[Sequence[int]]], None] = lambda _node_rank, _beats: None
+        self.on_beats: OnBeats = lambda _node_rank, _beats, _details: None
         self.on_hang: Callable[[Failure], None] = lambda _: None
         self._token = token
         self._node_rank = node_rank
@@ -74,9 +75,9 @@ class Gang:
         """May be called again when a better cause is known."""
         self._broadcast(_to_message(failure))
 
-    def tell_beats(self, beats: list[list[int]]) -> None:
-        """How far this member's ranks are, to node rank 0."""
-        self._broadcast({"beats": beats})
+    def tell_beats(self, beats: list[list[int]], details: list[list[int]]) -> None:
+        """How far this member's ranks are and where, to node rank 0. See lookout.py for the rows."""
+        self._broadcast({"beats": beats, "beat_details": details})
 
     def tell_hang(self, failure: Failure) -> None:
         """Node rank 0 tells that the gang hangs, and in which rank. Everybody ends then, in whatever order."""
@@ -141,7 +142,7 @@ class Gang:
             self._done.add(peer)
             self._changed.set()
         if "beats" in message:
-            self.on_beats(peer, message["beats"])
+            self.on_beats(peer, message["beats"], message.get("beat_details", ()))
         if "hang" in message:
             self._expect_ends()
             self.on_hang(_to_failure(message["hang"]))

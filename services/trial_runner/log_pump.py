@@ -16,6 +16,8 @@ MAX_LINE_BYTES = 64 << 10
 LAST_LINES = 20
 # The last lines travel in the report of an exit into etcd, which takes half a megabyte for a whole gang's.
 MAX_LAST_LINE_LENGTH = 500
+# How lines begin that the runtime of C++ prints of an exception that nothing catches. Stacks of many lines follow them.
+_TERMINATE, _WHAT = "terminate called after throwing an instance of ", "what():"
 
 # rank, "stdout" or "stderr", the lines
 Sink = Callable[[int, str, Sequence[str]], None]
@@ -27,15 +29,20 @@ class LogPump:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._last: dict[tuple[int, str], deque[str]] = {}
+        self._uncaught: dict[int, deque[str]] = {}
         self._pipes: list[_LinePipe] = []
 
     async def open_pipe(self, rank: int, stream: str) -> int:
         """A new pipe that is read from now on; returns its writing end, which the caller closes."""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         last = self._last.setdefault((rank, stream), deque(maxlen=LAST_LINES))
+        uncaught = self._uncaught.setdefault(rank, deque(maxlen=2))
 
         def take(lines: Sequence[str]) -> None:
             last.extend(line[:MAX_LAST_LINE_LENGTH] for line in lines[-LAST_LINES:])
+            uncaught.extend(
+                line[:MAX_LAST_LINE_LENGTH] for line in lines if _WHAT in line[:10] or _TERMINATE in line[:200]
+            )
             self._sink(rank, stream, lines)
 
         loop = asyncio.get_running_loop()
@@ -46,6 +53,10 @@ class LogPump:
     def last_lines(self, rank: int) -> tuple[str, ...]:
         """Of standard error, where Python says why it ends; of standard output when that is empty."""
         return tuple(self._last.get((rank, "stderr")) or self._last.get((rank, "stdout")) or ())
+
+    def uncaught_lines(self, rank: int) -> tuple[str, ...]:
+        """The newest two lines about C++ exceptions that nothing caught."""
+        return tuple(self._uncaught.get(rank, ()))
 
     async def drain(self, deadline_seconds: float) -> None:
         """Waits for the end of every pipe, which comes when the last process that holds it has gone."""

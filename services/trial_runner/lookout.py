@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from gangline.domain.beat import Phase, Reading
+from gangline.domain.beat import Collectives, Phase, Reading
 from gangline.domain.failure import HangRule
 from gangline.domain.state import ExitKind
-from gangline.launch.beat_file import BeatFile
+from gangline.launch.beat_file import BeatFile, phase_of, where_of
 from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import Place
 from services.trial_runner.outcome import Failure
+from services.trial_runner.stacks import is_stopped
 from services.trial_runner.vigil import Hang, Vigil, find_hang, look
 
 LOOK_SECONDS = 1.0
@@ -54,12 +56,13 @@ class Lookout:
     async def _watch(self, living: Callable[[], Iterable[int]]) -> None:
         vigil, looked_at = Vigil(), time.monotonic()
         told: dict[int, Reading] = {}
+        shortest = min(self._rule.seconds, self._rule.start_seconds, self._rule.rest_seconds)
         while True:
-            await asyncio.sleep(max(MIN_LOOK_SECONDS, min(LOOK_SECONDS, self._rule.seconds / 4)))
-            own = {rank: self.files[rank].read() for rank in living()}
+            await asyncio.sleep(max(MIN_LOOK_SECONDS, min(LOOK_SECONDS, shortest / 4)))
+            own = {rank: self._read(rank) for rank in living()}
             if not self._place.is_head:
                 if own != told:
-                    self._gang.tell_beats(_to_message(own))
+                    self._gang.tell_beats(_to_message(own), _to_details(own))
                 told = own
                 continue
             now = time.monotonic()
@@ -68,6 +71,10 @@ class Lookout:
             if hang is not None:
                 self._tell(hang)
                 return
+
+    def _read(self, rank: int) -> Reading:
+        found = self.files[rank].read()
+        return replace(found, is_stopped=True) if found.pid and is_stopped(found.pid) else found
 
     def _gather(self, own: dict[int, Reading]) -> dict[int, Reading]:
         seen = dict(own)
@@ -84,11 +91,34 @@ class Lookout:
         node = next((node for node, readings in self._elsewhere.items() if rank in readings), self._place.node_rank)
         return self._place.agent_ids[node]
 
-    def _on_beats(self, node_rank: int, beats: Sequence[Sequence[int]]) -> None:
-        self._elsewhere[node_rank] = {
-            rank: Reading(batches, part, Phase(phase), pid) for rank, batches, part, phase, pid in beats
-        }
+    def _on_beats(self, node_rank: int, beats: Sequence[Sequence[int]], details: Sequence[Sequence[int]]) -> None:
+        plain = {rank: Reading(batches, part, phase_of(phase), pid) for rank, batches, part, phase, pid in beats}
+        for rank, phase, where, life, world, others, background, stopped, *_ in details:
+            if rank in plain:
+                plain[rank] = replace(
+                    plain[rank],
+                    phase=phase_of(phase),
+                    where=where_of(where),
+                    life=life,
+                    collectives=Collectives(world, others, background),
+                    is_stopped=bool(stopped),
+                )
+        self._elsewhere[node_rank] = plain
 
 
 def _to_message(readings: dict[int, Reading]) -> list[list[int]]:
-    return [[rank, found.batches, found.part, int(found.phase), found.pid] for rank, found in readings.items()]
+    """As every version understands it: an earlier one knows no phase for the start."""
+    return [
+        [rank, found.batches, found.part, int(min(found.phase, Phase.RESTING)), found.pid]
+        for rank, found in readings.items()
+    ]
+
+
+def _to_details(readings: dict[int, Reading]) -> list[list[int]]:
+    """What an earlier version leaves unread."""
+    rows = []
+    for rank, found in readings.items():
+        entered = found.collectives
+        counts = [found.life, entered.world, entered.others, entered.background, int(found.is_stopped)]
+        rows.append([rank, int(found.phase), int(found.where), *counts])
+    return rows

@@ -47,6 +47,8 @@ class Nursery:
         self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._control = process.control
         self._store: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._cleared: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._is_released = False
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -89,6 +91,22 @@ class Nursery:
         except OSError as error:
             log.warning("the nursery is gone", error=str(error))
 
+    async def release(self, deadline_seconds: float = 6.0) -> NurseryProcess | None:
+        """Has it kill what its ranks left behind, and returns the process for the next allocation of this runner. None
+        where something is left or it does not answer; then it must be closed. Otherwise no method may be called
+        afterwards."""
+        try:
+            channel.send(self._control, {"do": "clear"})
+            is_empty = await asyncio.wait_for(asyncio.shield(self._cleared), deadline_seconds)
+        except (OSError, TimeoutError):
+            return None
+        if not is_empty:
+            return None
+        self._is_released = True
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        return self._process
+
     async def close(self, deadline_seconds: float = 5.0) -> None:
         """Kills what is left and waits until the nursery has buried it."""
         self._control.shutdown(socket.SHUT_WR)
@@ -107,7 +125,7 @@ class Nursery:
                 os.waitpid(self.pid, 0)
 
     async def _read(self) -> None:
-        reader, _ = await asyncio.open_unix_connection(sock=self._control.dup())
+        reader, writer = await asyncio.open_unix_connection(sock=self._control.dup())
         try:
             while True:
                 (length,) = channel.LENGTH.unpack(await reader.readexactly(channel.LENGTH.size))
@@ -115,14 +133,23 @@ class Nursery:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self._on_event({"event": "store", "error": "the nursery died"})
-            self.events.put_nowait(None)
+            if self._is_released:
+                writer.close()
+            else:
+                self._on_event({"event": "store", "error": "the nursery died"})
+                self._on_event({"event": "cleared", "is_empty": False})
+                self.events.put_nowait(None)
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        if event["event"] != "store":
-            self.events.put_nowait(event)
-        elif not self._store.done():
-            self._store.set_result(event)
+        match event["event"]:
+            case "store":
+                if not self._store.done():
+                    self._store.set_result(event)
+            case "cleared":
+                if not self._cleared.done():
+                    self._cleared.set_result(bool(event["is_empty"]))
+            case _:
+                self.events.put_nowait(event)
 
 
 async def start_nursery(rank_forkserver: str, directory: Path) -> Nursery:
@@ -147,6 +174,13 @@ def fork_nursery(held: Sequence[int]) -> NurseryProcess:
         _become_nursery(theirs, [ours.detach(), *held])
     theirs.close()
     return NurseryProcess(pid, ours, is_child=True)
+
+
+def end_nursery(process: NurseryProcess) -> None:
+    """Ends one that was released and returns once it is gone."""
+    process.control.close()
+    with suppress(ChildProcessError):
+        os.waitpid(process.pid, 0)
 
 
 def _become_nursery(control: socket.socket, foreign: Sequence[int]) -> NoReturn:

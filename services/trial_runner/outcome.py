@@ -31,6 +31,9 @@ _CONSEQUENCE = re.compile(
 _ERROR_LINE = re.compile(
     r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
 )
+# What the runtime of C++ prints of an exception that nothing catches, before it aborts.
+_TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
+_WHAT = re.compile(r"\s*what\(\):\s*(\S.*)")
 _KIND_BY_EXCEPTION = {
     "MemoryError": ExitKind.OUT_OF_MEMORY,
     "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
@@ -72,7 +75,7 @@ class RankEnd:
 
     was_killed: by this runner, before it had ended by itself. is_finished: it had said that its training was over.
     was_out_of_memory: the kernel counted a kill for want of memory while it ran. worker_failure: the newest that a
-    process told of which the rank had started.
+    process told of which the rank had started. uncaught_lines: what the runtime of C++ printed of an exception.
     """
 
     rank: int
@@ -86,6 +89,7 @@ class RankEnd:
     was_out_of_memory: bool = False
     worker_failure: Failure | None = None
     last_lines: tuple[str, ...] = ()
+    uncaught_lines: tuple[str, ...] = ()
 
     @property
     def is_success(self) -> bool:
@@ -157,6 +161,12 @@ def find_cause(ends: Sequence[RankEnd]) -> Failure | None:
     return min(failures, key=lambda failure: (failure.is_consequence, failure.failed_at), default=None)
 
 
+def first_cause(known: Failure | None, told: Failure) -> Failure:
+    """Of two failures in the order in which they were told: the first one counts, unless it only noticed another that
+    is named later."""
+    return told if known is None or (known.is_consequence and not told.is_consequence) else known
+
+
 def failure_of(end: RankEnd) -> Failure | None:
     """What went wrong in this rank by its own fault; None when it finished or was killed from here."""
     if end.is_success:
@@ -210,7 +220,20 @@ def is_consequence(text: str) -> bool:
 
 
 def _signal_failure(end: RankEnd, number: int) -> Failure:
-    return Failure(**_killed(number, end.was_out_of_memory), rank=end.rank, failed_at=end.ended_at)
+    failure = Failure(**_killed(number, end.was_out_of_memory), rank=end.rank, failed_at=end.ended_at)
+    text = find_uncaught(end.uncaught_lines) if number == signal.SIGABRT else ""
+    if not text:
+        return failure
+    # gloo gives up where what comes from another rank does not fit: the code's ranks called different collectives.
+    kind = ExitKind.USER_ERROR if text.startswith("gloo::EnforceNotMet") else ExitKind.SIGNAL
+    return replace(failure, kind=kind, message=text if kind is ExitKind.USER_ERROR else f"{failure.message}: {text}")
+
+
+def find_uncaught(lines: Sequence[str]) -> str:
+    """The C++ exception that ended a process by abort(), as the runtime of C++ prints it; empty where there is none."""
+    types = [found[1] for found in map(_TERMINATE.search, lines) if found is not None]
+    whats = [found[1].strip() for found in map(_WHAT.match, lines) if found is not None]
+    return f"{types[-1]}: {whats[-1]}" if types and whats else ""
 
 
 def _killed(number: int, was_out_of_memory: bool, whom: str = "") -> dict[str, Any]:

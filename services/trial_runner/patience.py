@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from services.trial_runner.outcome import RankEnd, failure_of
 
 # A rank that has said why it fails may still print its traceback.
-LAST_WORDS_SECONDS = 0.8
+LAST_WORDS_SECONDS = 0.5
 # A rank that only noticed that another has gone, or ended without a word: the cause may arrive a moment later.
 SETTLE_SECONDS = 0.25
 # gloo ranks were seen to hang on exit after finished training.

@@ -46,6 +46,13 @@ class Recorder:
         log.info(text)
         self.record_lines(None, "runner", [text])
 
+    def record_stacks(self, rank: int, place: str, problem: str, lines: Sequence[str]) -> None:
+        """Of a rank that stood still. place: a part of a sentence. problem: why there are no lines; empty for none."""
+        where = f"rank {rank} on {self._agent_id}"
+        self.note(f"{where} stood still{place}")
+        self.note(f"no stacks of {where}: {problem}" if problem else f"the stacks of {where}:")
+        self.record_lines(rank, "runner", lines)
+
     def record_metrics(self, group: str, batches_completed: int, values: Mapping[str, float]) -> None:
         point = ingest_pb2.MetricsPoint(group=group, batches_completed=batches_completed, metrics=values)
         self._append([ingest_pb2.IngestRecord(at=time.time(), metrics=point)])

@@ -1,7 +1,7 @@
 """The story of one trial runner: prepare, meet, start the ranks, watch them, report how they ended.
 
-Owns the order of the steps, the start's timeline and the last report; each step is a module beside this one. The agent
-forks it (`main`) with the allocation's folder, in which spec.json lies and exit.json will; see exit_file.py. It goes on
+Owns the order of the steps, the start's timeline and the last report; each step is a module beside this one. Built by
+program.py with the allocation's folder, in which spec.json lies and exit.json will; see exit_file.py. It goes on
 without scheduler and gateway.
 """
 
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport, Timeline
 from gangline.domain.failure import hang_rule_of, log_rules_of
@@ -28,7 +27,6 @@ from gangline.launch.child import descendants
 from gangline.v1 import rank_pb2, runner_pb2
 from gangline.wire import enum_member, prepare, to_proto
 from services.common.disk_fault import is_disk_fault, names_disk_fault
-from services.common.telemetry import configure_logging
 from services.trial_runner import drainer, exit_file, metrics
 from services.trial_runner.attempt_lease import AttemptLease
 from services.trial_runner.crew import Crew
@@ -39,15 +37,14 @@ from services.trial_runner.gang_plan import (
     find_place,
     find_program,
     load_config,
-    needs_no_warmth,
     rank_environment,
     threads_per_rank,
 )
 from services.trial_runner.log_pump import LAST_LINES, LogPump
 from services.trial_runner.log_watch import LogWatch
 from services.trial_runner.lookout import Lookout
-from services.trial_runner.nursery_client import NurseryProcess, fork_nursery
-from services.trial_runner.outcome import Circumstances, Failure, describe_failure, find_cause, judge
+from services.trial_runner.nursery_client import NurseryProcess
+from services.trial_runner.outcome import Circumstances, Failure, describe_failure, find_cause, first_cause, judge
 from services.trial_runner.outlet import Outlet
 from services.trial_runner.preparation import Preparation
 from services.trial_runner.rank_link import RankLinkServer
@@ -56,6 +53,7 @@ from services.trial_runner.rendezvous import RendezvousFailed
 from services.trial_runner.signature import signature_of
 from services.trial_runner.stacks import dump_stacks
 from services.trial_runner.stop import StopOrder
+from services.trial_runner.vigil import describe_place
 
 # For what is on its way to scheduler and gateway; the slots are busy meanwhile, so it is short.
 DRAIN_SECONDS = 5.0
@@ -75,62 +73,25 @@ log = structlog.get_logger(__name__)
 prepare(ExitReport, Timeline)
 
 
-def main(arguments: dict[str, Any], held: list[int]) -> int:
-    """arguments: directory, the allocation's folder; rank_forkserver, the rank template's socket or empty. held: what
-    stays open as long as this process lives."""
-    configure_logging("trial-runner")
-    directory = Path(arguments["directory"])
-    try:
-        lock = exit_file.take_lock(directory)
-    except GanglineError as error:
-        log.error(error.message, code=error.code)
-        return 1
-    except OSError as error:
-        return _end_early(directory, directory.name, f"cannot lock {directory}: {error}", error)
-    log.info("the runner has its folder", directory=str(directory), lock=lock)
-    try:
-        spec = _load_spec(directory)
-    except (OSError, ValueError) as error:
-        return _end_early(directory, directory.name, f"cannot read {directory / 'spec.json'}: {error}", error)
-    structlog.contextvars.bind_contextvars(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
-    # Now or never: as soon as the event loop runs, there may be threads.
-    forked = fork_nursery([lock, *held]) if needs_no_warmth(spec) else None
-    return asyncio.run(_run(directory, spec, arguments.get("rank_forkserver") or "", forked))
-
-
-async def _run(
-    directory: Path, spec: runner_pb2.RunnerSpec, rank_forkserver: str, forked: NurseryProcess | None
-) -> int:
-    try:
-        runner = TrialRunner(directory, spec, rank_forkserver, forked)
-    except OSError as error:
-        return _end_early(directory, spec.allocation.id, f"the trial runner cannot start: {error}", error)
-    return await runner.run()
-
-
-def _end_early(directory: Path, allocation_id: str, message: str, error: Exception) -> int:
-    """The end of a runner that could not begin; its exit code."""
-    now, kind = time.time(), _kind_of(error)
-    report = ExitReport("", kind, message, failed_at=now, ended_at=now, is_agent_at_fault=True)
-    exit_file.write_exit(directory, allocation_id, report, ())
-    return 1
-
-
-def _load_spec(directory: Path) -> runner_pb2.RunnerSpec:
-    text = (directory / "spec.json").read_text()
-    try:
-        return json_format.Parse(text, runner_pb2.RunnerSpec(), ignore_unknown_fields=True)
-    except json_format.ParseError as error:
-        raise ValueError(f"no RunnerSpec in JSON: {error}") from error
-
-
 class TrialRunner:
-    """`run` tells the whole story, once."""
+    """`run` tells the whole story, once.
+
+    forked: a nursery for ranks that need no warm process. keeps_nursery: it serves another allocation after this one,
+    unless this one was more than a short command. released: set by `run` to the nursery, if it may.
+    """
 
     def __init__(
-        self, directory: Path, spec: runner_pb2.RunnerSpec, rank_forkserver: str, forked: NurseryProcess | None = None
+        self,
+        directory: Path,
+        spec: runner_pb2.RunnerSpec,
+        rank_forkserver: str,
+        forked: NurseryProcess | None = None,
+        *,
+        keeps_nursery: bool = False,
     ) -> None:
         state = directory.parent.parent
+        self.released: NurseryProcess | None = None
+        self._keeps_nursery = keeps_nursery and forked is not None
         self._directory = directory
         self._spec = spec
         self._place = find_place(spec)
@@ -163,6 +124,7 @@ class TrialRunner:
             forked,
         )
         self._metrics_address = ""
+        self._has_spoken = False
         self._speaking: asyncio.TimerHandle | None = None
         self._crew: Crew | None = None
         self._peer: Failure | None = None
@@ -203,7 +165,7 @@ class TrialRunner:
         except RendezvousFailed as error:
             return self._report(error.kind, error.message)
         except (GanglineError, OSError) as error:
-            report = replace(self._report(_kind_of(error), str(error)), is_agent_at_fault=_is_agents_fault(error))
+            report = replace(self._report(kind_of(error), str(error)), is_agent_at_fault=_is_agents_fault(error))
             self._gang.tell_failure(Failure(report.kind, report.message, None, report.agent_id, report.failed_at))
             return report
         # 3. Watch, until every rank has ended.
@@ -268,11 +230,21 @@ class TrialRunner:
         if all(end.is_success for end in crew.ends()):
             self._gang.tell_done()
             await _run_until(_first_of(self._gang.wait_done(), self._peer_told.wait()), self._stop.came)
-        assert self._preparation.nursery is not None
-        await self._preparation.nursery.close()
+        nursery = self._preparation.nursery
+        assert nursery is not None
+        if self._keeps_nursery and self._is_short(crew):
+            self.released = await nursery.release()
+        if self.released is None:
+            await nursery.close()
         await self._pump.drain(LAST_OUTPUT_SECONDS)
         await crew.close()
         crew.tell(time.time())
+        if text := crew.describe_end(was_ordered=self._stop.stop is not None):
+            self._outlet.recorder.note(text)
+
+    def _is_short(self, crew: Crew) -> bool:
+        """Whether it has ended by itself before this runner had anything to say."""
+        return not self._has_spoken and self._stop.stop is None and not crew.lost
 
     async def _judge(self, crew: Crew) -> ExitReport:
         ends = crew.ends()
@@ -381,9 +353,7 @@ class TrialRunner:
         self._stop.ask(ExitKind.KILLED, message)
 
     def _on_peer_failure(self, failure: Failure) -> None:
-        """The first one counts, unless it only noticed another that is named later."""
-        if self._peer is None or (self._peer.is_consequence and not failure.is_consequence):
-            self._peer = failure
+        self._peer = first_cause(self._peer, failure)
         self._peer_told.set()
         if self._crew is not None:
             self._crew.on_peer_failure()
@@ -404,15 +374,13 @@ class TrialRunner:
 
     async def _end_hung(self, failure: Failure, crew: Crew) -> None:
         """Every member has its ranks say what they are doing, and ends them then."""
-        note = self._outlet.recorder.note
-        note(f"the gang hangs: {describe_failure(failure)}")
+        recorder = self._outlet.recorder
+        recorder.note(f"the gang hangs: {describe_failure(failure)}")
         assert self._preparation.nursery is not None
         files = {rank: self._lookout.files[rank] for rank in crew.living}
         found = await dump_stacks(files, descendants(self._preparation.nursery.pid))
         for rank, stacks in found.items():
-            where = f"rank {rank} on {self._place.agent_id}"
-            note(f"no stacks of {where}: {stacks.problem}" if stacks.problem else f"the stacks of {where}:")
-            self._outlet.recorder.record_lines(rank, "runner", stacks.lines)
+            recorder.record_stacks(rank, describe_place(files[rank].read()), stacks.problem, stacks.lines)
         if failure.rank not in self._place.ranks:
             self._on_peer_failure(failure)
             return
@@ -422,8 +390,9 @@ class TrialRunner:
 
     def _speak(self) -> None:
         """The ranks go on, or have something to say: from now on this runner can be asked, and reports by itself."""
-        if self._metrics_address:
+        if self._has_spoken:
             return
+        self._has_spoken = True
         spec = self._spec
         self._metrics_address = metrics.serve(
             next(iter(spec.scheduler_addresses), ""),
@@ -468,7 +437,7 @@ class TrialRunner:
         )
 
 
-def _kind_of(error: Exception) -> ExitKind:
+def kind_of(error: Exception) -> ExitKind:
     """No other attempt makes valid what is invalid, such as the bytes under the code's sha256."""
     if is_disk_fault(error):
         return ExitKind.AGENT_DISK

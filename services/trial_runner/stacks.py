@@ -74,6 +74,11 @@ def _read(file: BeatFile, pid: int | None) -> Stacks:
     return Stacks(problem=f"it dumped none within {DUMP_SECONDS:g} s: {state}")
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process."""
+    return _process_state(pid) in ("T", "t")
+
+
 def _process_state(pid: int) -> str:
     """The letter that ps shows; empty when it is gone."""
     try:

@@ -1,10 +1,10 @@
 """PURE: whether a gang hangs, from how far its ranks are, looked at about once a second.
 
-A gang hangs as a whole: ranks wait for one another, so as long as one of them moves on, or is busy with something that
-may take long, nobody hangs. The limit grows with the slowest step that was seen lately, and with the slowest of the
-first ones for ever: what was compiled then may be compiled anew later. The caller's clock comes in as the seconds that
-have passed; a runner that was held up itself cannot judge, so a long gap between two looks counts as a
-short one.
+A gang hangs as a whole: ranks wait for one another, so as long as one of them moves on, no rank hangs. The limit grows
+with the slowest step that was seen lately, and with the slowest of the first ones for ever: what was compiled then may
+be compiled anew later. Until the first completed batch, and while a rank is busy with something that may take long, two
+longer limits of the rule hold instead. The caller's clock comes in as the seconds that have passed; a runner that was
+held up itself cannot judge, so a long gap between two looks counts as a short one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gangline.domain.beat import UNKNOWN, Phase, Reading
+from gangline.domain.beat import UNKNOWN, Phase, Reading, Where
 from gangline.domain.failure import HangRule
 
 # Steps by which the slowest recent one is told, and those that count for ever.
 NUM_RECENT = 64
 NUM_FIRST = 8
 MAX_LOOK_SECONDS = 5.0
+_COLLECTIVE = "while others wait in a collective that it has not entered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,20 @@ class Vigil:
 
     @property
     def is_watching(self) -> bool:
-        """Whether the gang is expected to move on: nobody rests for whom the last of the others may be waiting."""
+        """Whether the gang is expected to move on: no rank rests for which the last of the others may be waiting."""
+        if self.is_starting:
+            return False
         last = min((found.batches for found in self._all_in(Phase.WATCHED)), default=None)
         return last is not None and all(found.batches > last for found in self._all_in(Phase.RESTING))
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether a rank has not completed its first batch."""
+        return bool(self._all_in(Phase.STARTING))
+
     def _all_in(self, phase: Phase) -> list[Reading]:
-        return [reading for reading in self.readings.values() if reading.phase is phase]
+        """A stopped process does no work that may take long, so it counts as watched."""
+        return [reading for reading in self.readings.values() if _effective_phase(reading) is phase]
 
     @property
     def is_outside(self) -> bool:
@@ -52,28 +61,47 @@ class Vigil:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """rank: the one that is furthest behind. batches: it has completed, UNKNOWN where it never said so.
-    newest_batches: of ranks that came further, None when none did. is_behind: whether others are further on in the same
-    batch. num_ranks: that are watched."""
+    """rank: the one that is furthest behind. reading: its own. newest_batches: of ranks that came further, None when
+    none did. lag: what others have done that it has not, empty where all are at the same place. num_ranks: that are
+    expected to move on."""
 
     rank: int
-    batches: int
+    reading: Reading
     still_seconds: float
     limit_seconds: float
     newest_batches: int | None
-    is_behind: bool
+    lag: str
     num_ranks: int
+
+    @property
+    def batches(self) -> int:
+        """Completed, UNKNOWN where the rank never said so."""
+        return self.reading.batches
 
     @property
     def message(self) -> str:
         """One line without the rank's name."""
-        where = "" if self.batches == UNKNOWN else f" after batch {self.batches}"
-        what = f"hung: it has stood still{where} for {self.still_seconds:.0f} s (limit {self.limit_seconds:.0f} s)"
+        place = describe_place(self.reading)
+        seconds = f"{self.still_seconds:.0f} s (limit {self.limit_seconds:.0f} s)"
+        what = f"hung: it has stood still{place} for {seconds}"
+        if self.reading.is_stopped:
+            what += "; its process is stopped (SIGSTOP or a debugger)"
         if self.num_ranks == 1:
             return what
         if self.newest_batches is not None:
             return f"{what}, while others reached batch {self.newest_batches}"
-        return f"{what}, {'while others came further' if self.is_behind else 'as do all others'}"
+        return f"{what}, {self.lag or 'as do all others'}"
+
+
+def describe_place(reading: Reading) -> str:
+    """Where a rank is, as a part of a sentence with a blank before it; empty where nothing is known."""
+    if not reading.pid:
+        return " before its code began"
+    if reading.phase in (Phase.STARTING, Phase.OUTSIDE):
+        where = f" in {reading.where.words}" if reading.where.words else ""
+        return f"{where} before the first completed batch"
+    batches = "" if reading.batches == UNKNOWN else f" after batch {reading.batches}"
+    return batches + (f" in {reading.where.words}" if reading.where.words else "")
 
 
 def look(vigil: Vigil, readings: Mapping[int, Reading], passed_seconds: float) -> Vigil:
@@ -90,8 +118,8 @@ def look(vigil: Vigil, readings: Mapping[int, Reading], passed_seconds: float) -
 
 
 def _is_measured(vigil: Vigil, readings: Mapping[int, Reading]) -> bool:
-    """Whether the time up to this look belongs to a step. Before the first one is complete nothing is held against
-    anybody, but from its beginning it tells how long a step may take."""
+    """Whether the time up to this look belongs to a step. The first one counts from its beginning, although the limit
+    of the start holds then: it tells how long a step may take."""
     if all(vigil.readings.get(rank, reading) == reading for rank, reading in readings.items()):
         return False
     has_begun = any(reading.part for reading in vigil.readings.values())
@@ -124,34 +152,87 @@ def limit_of(vigil: Vigil, rule: HangRule) -> float:
 
 def find_hang(vigil: Vigil, rule: HangRule) -> Hang | None:
     limit = limit_of(vigil, rule)
-    if not vigil.is_watching or vigil.still_seconds <= limit:
+    if vigil.is_starting:
+        limit = max(limit, rule.start_seconds)
+    elif not vigil.is_watching:
+        limit = max(limit, rule.rest_seconds)
+    if vigil.is_outside or vigil.still_seconds <= limit:
         return None
-    watched = {rank: reading for rank, reading in vigil.readings.items() if reading.phase is Phase.WATCHED}
-    rank, is_behind = _find_last(watched)
-    batches = watched[rank].batches
-    newest = max(reading.batches for reading in watched.values())
+    expected = _expected(vigil)
+    rank, lag = _find_last(expected)
+    batches = expected[rank].batches
+    newest = max(reading.batches for reading in expected.values())
     return Hang(
         rank=rank,
-        batches=batches,
+        reading=expected[rank],
         still_seconds=vigil.still_seconds,
         limit_seconds=limit,
         newest_batches=newest if newest > batches != UNKNOWN else None,
-        is_behind=is_behind,
-        num_ranks=len(watched),
+        lag=lag,
+        num_ranks=len(expected),
     )
 
 
-def _find_last(watched: Mapping[int, Reading]) -> tuple[int, bool]:
-    """The rank that is furthest behind, and whether others are ahead of it. In a script only the chief may say how far
-    it is; then the others are compared by what they did."""
-    counted = {rank: reading for rank, reading in watched.items() if reading.batches != UNKNOWN}
-    uncounted = {rank: reading for rank, reading in watched.items() if reading.batches == UNKNOWN}
+def _effective_phase(reading: Reading) -> Phase:
+    return Phase.WATCHED if reading.is_stopped and reading.phase is Phase.RESTING else reading.phase
+
+
+def _expected(vigil: Vigil) -> dict[int, Reading]:
+    """The ranks of which one holds up the gang. Where others start, a rank counts that has not come so far."""
+
+    def is_late(reading: Reading) -> bool:
+        return not reading.pid or Where.UNKNOWN < reading.where < Where.DATA
+
+    return {
+        rank: reading
+        for rank, reading in vigil.readings.items()
+        if reading.phase is not Phase.OUTSIDE or (vigil.is_starting and is_late(reading))
+    }
+
+
+def _find_last(expected: Mapping[int, Reading]) -> tuple[int, str]:
+    """The rank that is furthest behind, and what others have done that it has not. A stopped process comes first:
+    nothing explains better why a rank stands still."""
+    stopped = {rank: reading for rank, reading in expected.items() if reading.is_stopped}
+    among = stopped or expected
+    is_script = any(reading.pid and reading.batches == UNKNOWN for reading in expected.values())
+    last, lag = _find_last_in_script(among) if is_script else _find_last_in_training(among)
+    return last, "while others wait" if 0 < len(stopped) < len(expected) else lag
+
+
+def _find_last_in_training(expected: Mapping[int, Reading]) -> tuple[int, str]:
+    """Ranks at the same place are told apart by the collectives that they entered."""
+    last = min(expected, key=lambda rank: (_place(expected[rank]), _entered(expected[rank]), rank))
+    place, entered = _place(expected[last]), _entered(expected[last])
+    if any(_place(reading) == place and _entered(reading) > entered for reading in expected.values()):
+        return last, _COLLECTIVE
+    is_behind = any(_place(reading) > place for reading in expected.values())
+    return last, "while others came further" if is_behind else ""
+
+
+def _find_last_in_script(expected: Mapping[int, Reading]) -> tuple[int, str]:
+    """The same collectives are entered by all ranks. Otherwise, as only the chief may say how far it is, the others
+    are compared by what they did."""
+    worlds = {rank: reading.collectives.world for rank, reading in expected.items()}
+    last = min(worlds, key=lambda rank: (worlds[rank], rank))
+    if any(entered > worlds[last] for entered in worlds.values()):
+        return last, _COLLECTIVE
+    counted = {rank: reading for rank, reading in expected.items() if reading.batches != UNKNOWN}
+    uncounted = {rank: reading for rank, reading in expected.items() if reading.batches == UNKNOWN}
     for alike in (counted, uncounted):
-        last = min(alike, key=lambda rank: (_place(alike[rank]), rank), default=None)
-        if last is not None and any(_place(reading) > _place(alike[last]) for reading in alike.values()):
-            return last, True
-    return min(watched), False
+        last = min(alike, key=lambda rank: (_place(alike[rank]), rank), default=-1)
+        if any(_place(reading) > _place(alike[last]) for reading in alike.values()):
+            return last, "while others came further"
+    return min(expected), ""
 
 
-def _place(reading: Reading) -> tuple[int, int]:
-    return reading.batches, reading.part
+def _place(reading: Reading) -> tuple[int, ...]:
+    """What all ranks do alike. Before training begins the part counts nothing, but the ranks pass the same places."""
+    has_begun = reading.phase in (Phase.WATCHED, Phase.RESTING) or reading.where >= Where.DATA
+    return reading.batches, int(Where.DATA if has_begun else reading.where), reading.part
+
+
+def _entered(reading: Reading) -> tuple[int, ...]:
+    """The world's collectives come first: all ranks enter those in the same order."""
+    found = reading.collectives
+    return found.world, found.others, found.background

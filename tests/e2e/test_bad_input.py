@@ -155,6 +155,16 @@ def test_what_never_fits_is_refused_with_the_sizes_that_do(cluster: Cluster, cli
             "least 4, or fewer slots",
         ),
         (
+            {"hyperparameters": {"global_batch_size": "16"}},
+            "config.wrong_type",
+            "hyperparameters.global_batch_size: expected a whole number such as 64, found the string '16'",
+        ),
+        (
+            {"hyperparameters": {"global_batch_size": {"type": "categorical", "vals": [16, 16.5]}}},
+            "config.wrong_type",
+            "hyperparameters.global_batch_size.vals[1]: expected a whole number such as 64, found the number 16.5",
+        ),
+        (
             {"max_restarts": "many"},
             "config.wrong_type",
             "max_restarts: expected an integer, found the string 'many'",

@@ -1,58 +1,105 @@
-"""On real processes a trial whose latest checkpoint is damaged goes on from the one before, and says so in its log."""
+"""On real processes a trial whose latest checkpoint is damaged goes on from the one before, and says so in its log. One
+whose whole storage is away goes on from the latest when the storage is back."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 
-from gangline.domain.state import Outcome
-from tests.support.cluster import running_cluster
+from gangline.client.record import TrialView
+from gangline.domain.state import ExitKind, Outcome
+from tests.support.cluster import Cluster, running_cluster
 
-# The first attempt saves three checkpoints, damages the last one, and ends with an error.
+# The first attempt saves three checkpoints, damages the last one or its storage, and ends with an error.
 SCRIPT = """
 import logging
+import os
+import shutil
 from pathlib import Path
 
 from gangline import core, get_cluster_info
 
 info = get_cluster_info()
+root = Path(info.storage_url.removeprefix("file://"))
 with core.init() as context:
     done = 0
     if info.latest_checkpoint:
-        with context.checkpoint.restore_path(info.latest_checkpoint.id) as path:
-            done = int((path / "weights").read_text())
+        try:
+            with context.checkpoint.restore_path(info.latest_checkpoint.id) as path:
+                done = int((path / "weights").read_text())
+        finally:
+            if (root / "away").exists():
+                (root / "away").rename(root / "checkpoints")
     print("begins after", done, flush=True)
     for number in range(done + 1, 5):
         with context.checkpoint.store_path({"steps_completed": number}) as (path, storage_id):
             (path / "weights").write_text(str(number))
         if number == 3 and info.attempt == 1:
-            root = Path(info.storage_url.removeprefix("file://"))
-            (root / "checkpoints" / storage_id / "weights").write_text("9")
+            folder = root / "checkpoints" / storage_id
+            DAMAGE
             raise SystemExit(1)
 """
 
 
-def test_trial_goes_on_from_the_checkpoint_before(tmp_path: Path) -> None:
-    code = tmp_path / "code"
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("damaged"), agents=1, slots=1) as running:
+        yield running
+
+
+def train(cluster: Cluster, folder: Path, damage: str) -> tuple[TrialView, str]:
+    """The trial at its end, and its log."""
+    code = folder / "code"
     code.mkdir()
-    (code / "train.py").write_text(SCRIPT)
+    (code / "train.py").write_text(SCRIPT.replace("DAMAGE", damage))
     config = {
         "name": "damaged",
         "entrypoint": "python3 train.py",
         "searcher": {"name": "single", "metric": "loss"},
         "resources": {"slots_per_trial": 1},
-        "checkpoint_storage": {"save_trial_latest": 5},
-        "max_restarts": 1,
+        # A storage of its own, which is away as a whole.
+        "checkpoint_storage": {"type": "shared_fs", "host_path": str(folder / "storage"), "save_trial_latest": 5},
+        "max_restarts": 2,
     }
-    with running_cluster(tmp_path / "cluster", agents=1, slots=1) as cluster, cluster.connect() as client:
+    (folder / "storage").mkdir()
+    with cluster.connect() as client:
         number = client.create_experiment(yaml.safe_dump(config), code).experiment.id
         view = client.wait_experiment(number, 60)
-        assert view.experiment.outcome is Outcome.COMPLETED
-        trial = view.trials[0].trial
-        # The death of the first attempt used the one restart, the damage none.
-        assert (trial.attempts, trial.restarts, trial.batches_completed) == (3, 1, 4)
-        log = cluster.run("trial", "logs", trial.id).stdout
-    assert [line.rpartition(" ")[2] for line in log.splitlines() if "begins after" in line] == ["0", "2"]
-    assert log.count("weights differs from what was saved (1 bytes, saved 1)") >= 1
+        assert view.experiment.outcome is Outcome.COMPLETED, view.trials[0].trial.reason
+        trial = view.trials[0]
+        return trial, cluster.run("trial", "logs", trial.trial.id).stdout
+
+
+def beginnings(log: str) -> list[str]:
+    return [line.rpartition(" ")[2] for line in log.splitlines() if "begins after" in line]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("(folder / 'weights').write_text('9')", "weights differs from what was saved (1 bytes, saved 1)"),
+        ("(folder / 'weights').unlink()", "lacks weights; use another checkpoint"),
+        ("(folder / 'metadata.json').unlink()", "no checkpoint "),
+        ("shutil.rmtree(folder)", "no checkpoint "),
+    ],
+)
+def test_trial_goes_on_from_the_checkpoint_before(cluster: Cluster, tmp_path: Path, damage: str, said: str) -> None:
+    view, log = train(cluster, tmp_path, damage)
+    # The death of the first attempt used one restart, the damage none.
+    assert (view.trial.attempts, view.trial.restarts, view.trial.batches_completed) == (3, 1, 4)
+    assert beginnings(log) == ["0", "2"]
+    assert said in log
     assert log.count("training goes on from the older checkpoint") == 1
+
+
+def test_trial_whose_storage_is_away_steps_back_to_no_older_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+    view, log = train(cluster, tmp_path, "(root / 'checkpoints').rename(root / 'away')")
+    assert (view.trial.attempts, view.trial.batches_completed) == (3, 4)
+    assert beginnings(log) == ["0", "3"]
+    assert "checkpoints is empty or absent, so the storage is away as a whole; mount it or bring it back" in log
+    assert "training goes on from the older checkpoint" not in log
+    assert view.trial.last_failure is not None
+    assert view.trial.last_failure.kind is ExitKind.UNAVAILABLE

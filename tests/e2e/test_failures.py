@@ -47,7 +47,7 @@ def test_a_hung_gang_is_told_with_all_stacks_and_goes_on_from_its_checkpoint(cli
     failure = trial.last_failure
     assert failure is not None
     assert (failure.kind, failure.rank, failure.batches_completed) == (ExitKind.HANG, 3, 5)
-    assert failure.message.startswith("hung: it has stood still after batch 5 for ")
+    assert failure.message.startswith("hung: it has stood still after batch 5 in the forward pass for ")
     assert failure.message.endswith(", while others came further")
     assert any("in train_batch" in line for line in failure.last_lines), failure.last_lines
     entries = list(client.stream_logs(view.experiment.id))

@@ -88,16 +88,16 @@ class AgentUnderCrashes(RuleBasedStateMachine):
         self.stack.close()
         self.writes_left = None
 
-    def write(self, path: Path, content: str, mode: int = 0o644) -> None:
+    def write(self, path: Path, content: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
         if self.writes_left is None:
-            disk.write_atomic(path, content, mode)
+            disk.write_atomic(path, content, mode, is_durable=is_durable)
             return
         self.writes_left -= 1
         if self.writes_left >= 0:
-            disk.write_atomic(path, content, mode)
+            disk.write_atomic(path, content, mode, is_durable=is_durable)
             return
         if self.is_after_write:
-            disk.write_atomic(path, content, mode)
+            disk.write_atomic(path, content, mode, is_durable=is_durable)
         self.writes_left = 0
         raise Crash
 

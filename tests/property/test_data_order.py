@@ -1,14 +1,28 @@
-"""What every order of training data must hold to: each record once, no record twice, the same order on any ranks."""
+"""What every order of training data must hold to: each record once, no record twice, the same order on any ranks.
+
+A batch with the weight 0 repeats records of another rank, and counts nothing.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
+from gangline.errors import GanglineError
 from gangline.pytorch import DataLoader
 from gangline.pytorch.unit import Position
 
@@ -35,19 +49,23 @@ def _loader(count: int, **options: Any) -> DataLoader:
 
 
 def _steps(loader: DataLoader, size: int) -> int:
-    return len(loader) // size
+    """0 where no step would be whole and drop_last leaves out the others."""
+    try:
+        return loader.steps_per_epoch(size)
+    except GanglineError:
+        return 0
 
 
 def _train(  # noqa: PLR0917  the six numbers that make a stream
     loader: DataLoader, rank: int, size: int, skip: int, steps: int, seed: int
 ) -> list[list[int]]:
-    stream = loader.get_data_loader(repeat=True, skip=skip, num_replicas=size, rank=rank, seed=seed)
-    return list(itertools.islice(stream, steps))
+    stream = loader.training_batches(skip=skip, shift=0, num_replicas=size, rank=rank, seed=seed)
+    return [batch if weight else [] for batch, weight in itertools.islice(stream, steps)]
 
 
 @settings(max_examples=60, deadline=None)
 @given(SHAPES, SIZES, st.integers(0, 2**40))
-def test_epoch_has_each_record_at_most_once_and_misses_less_than_a_step(
+def test_epoch_has_each_record_once_and_only_drop_last_leaves_records_out(
     shape: dict[str, Any], size: int, seed: int
 ) -> None:
     loader = _loader(**shape)
@@ -58,8 +76,26 @@ def test_epoch_has_each_record_at_most_once_and_misses_less_than_a_step(
     records = [record for batches in by_rank for batch in batches for record in batch]
     assert len(set(records)) == len(records)
     assert set(records) <= set(range(shape["count"]))
-    dropped = shape["count"] % shape["batch_size"] if shape["drop_last"] else 0
-    assert shape["count"] - dropped - len(records) <= (size - 1) * shape["batch_size"]
+    left_out = shape["count"] % (size * shape["batch_size"]) if shape["drop_last"] else 0
+    assert shape["count"] - len(records) == left_out
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, SIZES, st.integers(0, 2**40))
+def test_each_record_of_a_step_counts_alike(shape: dict[str, Any], size: int, seed: int) -> None:
+    """The mean over the ranks of what their records count is the mean over the step's records."""
+    loader = _loader(**shape)
+    steps = _steps(loader, size)
+    if steps == 0:
+        return
+    place = {"skip": 0, "shift": 0, "num_replicas": size, "seed": seed}
+    streams = [loader.training_batches(rank=rank, **place) for rank in range(size)]
+    for step in itertools.islice(zip(*streams, strict=True), steps):
+        total = sum(len(batch) for batch, weight in step if weight)
+        for batch, weight in step:
+            assert len(batch) > 0
+            if weight:
+                assert math.isclose(weight / size / len(batch), 1 / total)
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,8 +106,8 @@ def test_ranks_together_see_the_batches_of_one_process(shape: dict[str, Any], si
     if steps == 0:
         return
     together = list(zip(*(_train(loader, rank, size, 0, steps, seed) for rank in range(size)), strict=True))
-    alone = _train(loader, 0, 1, 0, steps * size, seed)
-    assert [batch for step in together for batch in step] == alone
+    alone = _train(_loader(**{**shape, "batch_size": shape["batch_size"] * size}), 0, 1, 0, steps, seed)
+    assert [[record for batch in step for record in batch] for step in together] == alone
 
 
 @settings(max_examples=60, deadline=None)
@@ -135,16 +171,53 @@ def test_epoch_that_goes_on_with_other_batches_has_each_record_once(
             ]
             break
     assert seen == order[: len(seen)]
-    dropped = batch_size - 1 if drop_last else 0
-    assert count - len(seen) <= dropped + (size - 1) * batch_size
+    assert count - len(seen) < (size * batch_size if drop_last else 1)
 
 
 def _go_on(  # noqa: PLR0917  as above
     loader: DataLoader, rank: int, size: int, position: Position, steps: int, seed: int
 ) -> list[list[int]]:
     place = {"skip": position.loader_step, "shift": position.shift}
-    stream = loader.get_data_loader(repeat=True, num_replicas=size, rank=rank, seed=seed, **place)
-    return list(itertools.islice(stream, steps))
+    stream = loader.training_batches(num_replicas=size, rank=rank, seed=seed, **place)
+    return [batch if weight else [] for batch, weight in itertools.islice(stream, steps)]
+
+
+SAMPLERS: list[Callable[[int], Sampler[int]]] = [
+    lambda count: RandomSampler(range(count)),
+    lambda count: RandomSampler(range(count), generator=torch.Generator().manual_seed(count)),
+    lambda count: WeightedRandomSampler([1.0] * count, count, replacement=False),
+    lambda count: SubsetRandomSampler(range(count)),
+]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(SAMPLERS), st.integers(2, 60), STAGES, st.booleans(), st.integers(0, 2**40))
+def test_random_sampler_has_one_order_on_all_ranks_also_where_they_change(
+    make: Callable[[int], Sampler[int]], count: int, stages: list[tuple[int, int, int]], in_batches: bool, seed: int
+) -> None:
+    """Each rank has random numbers of its own, which stay as they are."""
+    seen: list[int] = []
+    for number, (batch_size, size, wanted) in enumerate(stages):
+        left = 0
+        by_rank: list[list[list[int]]] = []
+        for rank in range(size):
+            torch.manual_seed(1000 * number + rank)
+            expected = torch.rand(3)
+            torch.manual_seed(1000 * number + rank)
+            sampler = make(count)
+            options: dict[str, Any] = {"sampler": sampler, "batch_size": batch_size}
+            if in_batches:
+                # Of one record each, so that any stage can go on with them.
+                options = {"batch_sampler": BatchSampler(sampler, 1, False)}
+            loader = _loader(count, **options)
+            position = Position(loader.steps_per_epoch(size), records_per_batch=0)
+            position.go_on(0, *loader.place_after(len(seen), size))
+            left = position.epoch_length - position.offset if position.epoch == 0 else 0
+            by_rank.append(_go_on(loader, rank, size, position, left, seed))
+            assert torch.equal(torch.rand(3), expected)
+        steps = left if number == len(stages) - 1 else min(wanted, max(0, left - 1))
+        seen += [record for step in range(steps) for batches in by_rank for record in batches[step]]
+    assert sorted(seen) == list(range(count))
 
 
 @settings(max_examples=60, deadline=None)
@@ -159,9 +232,27 @@ def test_fewer_ranks_train_the_batches_of_the_full_gang_in_rounds(
         return
     assert loader.steps_per_epoch(size, rounds) == loader.steps_per_epoch(full_size) == steps
     count = 2 * steps + 1
-    full = [_train(loader, rank, full_size, skip, count, seed) for rank in range(full_size)]
-    place: dict[str, Any] = {"repeat": True, "skip": skip, "num_replicas": size, "rounds": rounds, "seed": seed}
-    streams = [iter(loader.get_data_loader(**place, rank=rank)) for rank in range(size)]
-    for step in range(count):
-        found = [next(stream) for _ in range(rounds) for stream in streams]
-        assert found == [batches[step] for batches in full], "the same batches, none cut or merged"
+    place: dict[str, Any] = {"skip": skip, "shift": min(skip, 1), "seed": seed}
+    full = [loader.training_batches(num_replicas=full_size, rank=rank, **place) for rank in range(full_size)]
+    few = [loader.training_batches(num_replicas=size, rank=rank, rounds=rounds, **place) for rank in range(size)]
+    for _ in range(count):
+        found = [next(stream) for _ in range(rounds) for stream in few]
+        assert found == [next(stream) for stream in full], "the same batches and weights, none cut or merged"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.booleans())
+def test_rounds_read_a_sampler_of_the_users_as_the_full_gang_does(
+    count: int, batch_size: int, size: int, rounds: int, in_batches: bool
+) -> None:
+    options: dict[str, Any] = {"sampler": RandomSampler(range(count)), "batch_size": batch_size}
+    if in_batches:
+        options = {"batch_sampler": BatchSampler(RandomSampler(range(count)), batch_size, False)}
+    loader = _loader(count, **options)
+    full_size = size * rounds
+    steps = 2 * loader.steps_per_epoch(size, rounds) + 1
+    place: dict[str, Any] = {"skip": 0, "shift": 0, "seed": 3}
+    full = [loader.training_batches(num_replicas=full_size, rank=rank, **place) for rank in range(full_size)]
+    few = [loader.training_batches(num_replicas=size, rank=rank, rounds=rounds, **place) for rank in range(size)]
+    for _ in range(steps):
+        assert [next(stream) for _ in range(rounds) for stream in few] == [next(stream) for stream in full]

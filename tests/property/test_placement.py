@@ -231,6 +231,33 @@ def contended_snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot((config,), tuple(agents), tuple(requests), tuple(running))
 
 
+@st.composite
+def snapshots_with_spare(draw: st.DrawFn) -> Snapshot:
+    """The first request needs most of an agent. Several narrow requests without a known end fit into the free slots,
+    and together they need more than the agent has to spare beside the first request."""
+    size = draw(st.integers(4, 8))
+    free = draw(st.integers(2, size - 2))
+    wide = draw(st.integers(free + 1, size - 1))
+    running: list[Running] = []
+    while left := size - free - sum(work.slots for work in running):
+        work = _busy_work(draw, f"{len(running) + 1}.1", {"a0": draw(st.integers(1, left))})
+        running.append(replace(work, is_stopping=False, is_on_call=False))
+    requests = [PendingRequest("20.1", "g", POOL, wide, is_single_agent=True)]
+    requests += [
+        PendingRequest(
+            f"{number}.1",
+            "g",
+            POOL,
+            draw(st.integers(1, 2)),
+            submitted_at=1.0,
+            estimated_seconds=draw(st.sampled_from([0.0, 9000.0])),
+            is_bounded=draw(st.booleans()),
+        )
+        for number in range(21, 23 + size - wide)
+    ]
+    return Snapshot((PoolConfig(POOL),), (AgentRoom("a0", POOL, size, size - free),), tuple(requests), tuple(running))
+
+
 def _busy_work(draw: st.DrawFn, trial_id: str, slots_by_agent: dict[str, int]) -> Running:
     return Running(
         f"{trial_id}.1",
@@ -249,7 +276,34 @@ def _busy_work(draw: st.DrawFn, trial_id: str, slots_by_agent: dict[str, int]) -
     )
 
 
-any_snapshots = snapshots() | snapshots_on_call() | contended_snapshots()
+@st.composite
+def snapshots_of_shares(draw: st.DrawFn) -> Snapshot:
+    """A full pool in which one group holds more than its share, a second one may hold its share, and a third one may
+    have to wait before it takes what it is owed."""
+    sizes = draw(st.lists(st.integers(2, 5), min_size=1, max_size=3))
+    running = [
+        _busy_work(draw, f"{agent}{slot}.1", {f"a{agent}": 1})
+        for agent, size in enumerate(sizes, 1)
+        for slot in range(size)
+    ]
+    running = [
+        replace(work, group=draw(st.sampled_from(["g0", "g0", "g1"])), is_preemptible=True, is_stopping=False)
+        for work in running
+    ]
+    requests = tuple(
+        PendingRequest(f"{number}.1", f"g{group}", POOL, draw(st.integers(1, 3)), not_before_at=not_before_at)
+        for number, (group, not_before_at) in enumerate(
+            [(1, 0.0), (2, draw(st.sampled_from([0.0, NOW + 5]))), *((draw(st.integers(0, 2)), 0.0) for _ in range(2))],
+            100,
+        )
+    )
+    agents = tuple(AgentRoom(f"a{number}", POOL, size, size) for number, size in enumerate(sizes, 1))
+    groups = tuple(Group(f"g{number}", weight=draw(st.sampled_from([1.0, 2.0]))) for number in range(3))
+    config = PoolConfig(POOL, policy="fair_share", is_preemption_on=True)
+    return Snapshot((config,), agents, requests, tuple(running), groups)
+
+
+any_snapshots = snapshots() | snapshots_on_call() | contended_snapshots() | snapshots_with_spare()
 
 
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
@@ -392,7 +446,7 @@ def test_backfill_never_moves_the_reservation_later(snapshot: Snapshot) -> None:
 
 
 @settings(deadline=None, max_examples=400)
-@given(snapshot=any_snapshots | contended_snapshots(), data=st.data())
+@given(snapshot=any_snapshots | contended_snapshots() | snapshots_with_spare(), data=st.data())
 def test_in_every_order_of_ends_the_head_starts_as_early_as_without_backfill(
     snapshot: Snapshot, data: st.DataObject
 ) -> None:
@@ -563,6 +617,41 @@ def test_shares_are_max_min_fair(snapshot: Snapshot, capacity: int) -> None:
         if share < wanted[group] - 1e-9:
             mine = share / groups[group].weight
             assert all(shares[other] / groups[other].weight <= mine + 1e-6 for other in shares)
+
+
+@settings(deadline=None, max_examples=200)
+@given(snapshot=snapshots() | snapshots_of_shares())
+def test_a_group_has_others_stopped_only_up_to_its_own_share(snapshot: Snapshot) -> None:
+    snapshot = replace(snapshot, pools=(replace(snapshot.pools[0], policy="fair_share", is_preemption_on=True),))
+    decided = plan(snapshot, NOW)
+    usable = {agent.id for agent in snapshot.agents if agent.is_usable}
+    # Work on slots that no later work gets is shared out as well.
+    lost = sum(
+        slots if agent_id not in usable else work.draining_by_agent.get(agent_id, 0)
+        for work in snapshot.running
+        for agent_id, slots in work.slots_by_agent.items()
+    )
+    capacity = sum(agent.slots for agent in snapshot.agents if agent.is_usable) + lost
+    view = PoolView(snapshot.pools[0], snapshot.agents, snapshot.requests, snapshot.running, snapshot.group_by_id)
+    shares = fair_shares(view, capacity)
+    held: Counter[str] = Counter()
+    for work in snapshot.running:
+        held[work.group] += work.slots
+    works = {work.allocation_id: work for work in snapshot.running}
+    requests = {request.trial_id: request for request in snapshot.requests}
+    evicting = {one.for_trial_id for one in decided.preemptions}
+    for group in shares:
+        gained = sum(requests[trial_id].slots for trial_id in evicting if requests[trial_id].group == group)
+        if gained:
+            assert held[group] + gained <= shares[group] + 1e-9
+    left = Counter(held)
+    for work in snapshot.running:
+        left[work.group] -= work.slots if work.is_stopping else 0
+    stopped = [(works[one.allocation_id], requests[one.for_trial_id]) for one in decided.preemptions]
+    for work, request in stopped:
+        assert not request.slots or work.group != request.group
+        left[work.group] -= work.slots
+    assert all(left[work.group] >= shares[work.group] - 1e-9 for work, _ in stopped if work.slots)
 
 
 @given(snapshots())

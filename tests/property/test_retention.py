@@ -27,17 +27,22 @@ retentions = st.builds(Retention, counts, counts, counts, st.just("loss"), st.bo
 losses = st.none() | st.integers(0, 5).map(float)
 
 
-def _checkpoint(number: int, trial: int, batches: int, loss: float | None) -> Checkpoint:
+def _checkpoint(
+    number: int, trial: int, batches: int, loss: float | None, created_at: float | None = None
+) -> Checkpoint:
     metadata = {} if loss is None else {"validation_metrics": {"loss": loss}}
     text = json.dumps(metadata)
-    return Checkpoint(f"c{number:03d}", f"1.{trial}", 1, batches, "/s", {}, text, created_at=float(number))
+    # Attempts run on machines whose clocks differ, so that times say nothing of the order.
+    at = float(number * 29 % 41) if created_at is None else created_at
+    return Checkpoint(f"c{number:03d}", f"1.{trial}", 1, batches, "/s", {}, text, created_at=at)
 
 
 @st.composite
 def saved(draw: st.DrawFn) -> list[Checkpoint]:
-    """In the order in which they were made: each trial's batches grow."""
-    rows = draw(st.lists(st.tuples(st.integers(1, NUM_TRIALS), losses), max_size=40))
-    return [_checkpoint(number, trial, number, loss) for number, (trial, loss) in enumerate(rows, 1)]
+    """In the order in which they were made: each trial's batches grow. The times follow no order, because the clocks of
+    two hosts may differ and an attempt may have gone back to an older checkpoint."""
+    rows = draw(st.lists(st.tuples(st.integers(1, NUM_TRIALS), losses, st.integers(0, 50)), max_size=40))
+    return [_checkpoint(number, trial, number, loss, float(at)) for number, (trial, loss, at) in enumerate(rows, 1)]
 
 
 def _loss(checkpoint: Checkpoint) -> float | None:

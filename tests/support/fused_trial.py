@@ -98,3 +98,81 @@ def fused_config(steps: int, optimizations: Mapping[str, object]) -> dict[str, o
         "optimizations": dict(optimizations),
         "checkpoint_policy": "none",
     }
+
+
+# gloo behind one wire, on which each all-reduce takes some time and then some time for each byte. Nothing is told to
+# the tuner: what it learns of the link and of its steps it measures.
+SLOW_LINK = """
+import queue, threading
+import torch.distributed as dist
+from torch.distributed import ProcessGroupGloo
+
+ALPHA_SECONDS, BYTES_PER_SECOND, LAYER_SECONDS = @ALPHA@, @RATE@, @LAYER@
+
+
+class Slow(nn.Module):
+    # Takes its time in the backward pass, beside which gradients of later layers can travel.
+    def forward(self, x):
+        if x.requires_grad:
+            x.register_hook(lambda gradient: time.sleep(LAYER_SECONDS))
+        return torch.tanh(x)
+
+
+class SlowWork(dist._Work):
+    def __init__(self):
+        super().__init__()
+        self.future = torch.futures.Future()
+
+    def wait(self, timeout=None):
+        self.future.wait()
+        return True
+
+    def is_completed(self):
+        return self.future.done()
+
+    def get_future(self):
+        return self.future
+
+
+class SlowGroup(dist.ProcessGroup):
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self.inner = ProcessGroupGloo(store, rank, size, timeout)
+        self.wire = queue.SimpleQueue()
+        threading.Thread(target=self.carry, daemon=True).start()
+
+    def getBackendName(self):
+        return "slow"
+
+    def allreduce(self, tensors, options=None):
+        work = SlowWork()
+        self.wire.put((tensors, options or dist.AllreduceOptions(), work))
+        return work
+
+    def carry(self):
+        while True:
+            tensors, options, work = self.wire.get()
+            num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            time.sleep(ALPHA_SECONDS + num_bytes / BYTES_PER_SECOND)
+            self.inner.allreduce(tensors, options).wait()
+            work.future.set_result(tensors)
+
+
+def passing_on(name):
+    return lambda group, *arguments: getattr(group.inner, name)(*arguments)
+
+
+for name in ("allgather", "_allgather_base", "allgather_coalesced", "barrier", "broadcast", "gather", "reduce", "send",
+             "recv", "monitored_barrier"):
+    setattr(SlowGroup, name, passing_on(name))
+
+dist.Backend.register_backend("slow", SlowGroup, devices=["cpu"])
+init_process_group = dist.init_process_group
+dist.init_process_group = lambda backend, **options: init_process_group("slow", **options)
+"""
+
+
+def over_slow_link(alpha_seconds: float, bytes_per_second: float, layer_seconds: float) -> str:
+    """The trial, whose exchanges and backward pass take so long on every machine. layer_seconds: of each of 36."""
+    link = SLOW_LINK.replace("@ALPHA@", str(alpha_seconds)).replace("@RATE@", str(bytes_per_second))
+    return FUSED.replace("nn.Tanh()", "Slow()") + link.replace("@LAYER@", str(layer_seconds))

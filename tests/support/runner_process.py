@@ -91,7 +91,7 @@ class Host:
         started_at = time.time()
         pid = forkserver.fork(
             self.runner_template,
-            "services.trial_runner.runner:main",
+            "services.trial_runner.program:main",
             {"directory": str(directory), "rank_forkserver": self.rank_template},
             environment=self.environment,
             directory=str(directory),

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gangline.core.beat import CHECKPOINT
 from gangline.core.scratch import temporary_folder
 from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture
@@ -44,11 +45,12 @@ class Keeper:
 
     def save(self, batches: int, progress: Mapping[str, Any], validation: Mapping[str, float]) -> None:
         """progress: the loop's own, plain values. validation: the metrics of this very state, empty without any."""
+        self._context.core.beat.enter(CHECKPOINT)
         self._context.strategy.share_buffers(self._context.models)
         captured = capture(self._context, self._callbacks, progress)
         folder = self._write_trainer(captured.trainer) if self._context.distributed.is_chief else None
         metadata = metadata_of(self._context, batches, validation)
-        self._context.core.beat.rest()
+        self._context.core.beat.rest(CHECKPOINT)
         self._saver.save(captured, batches, metadata, folder)
         self._context.core.beat.resume()
 
@@ -57,13 +59,13 @@ class Keeper:
 
     def wait(self) -> None:
         """Until nothing is under way any more."""
-        self._context.core.beat.rest()
+        self._context.core.beat.rest(CHECKPOINT)
         self._saver.wait()
         self._context.core.beat.resume()
 
     def settle(self) -> None:
         """For a rank that fails: gives the save under way some time. What goes wrong with it is only logged."""
-        self._context.core.beat.rest()
+        self._context.core.beat.rest(CHECKPOINT)
         self._saver.settle()
 
     def describe_newest(self) -> str:
@@ -72,6 +74,11 @@ class Keeper:
         found = f"the newest checkpoint is of batch {newest}" if newest >= 0 else "there is no checkpoint yet"
         batches = self._saver.under_way
         return found if batches is None else f"{found}, one of batch {batches} is being saved"
+
+    def settle_and_describe(self) -> str:
+        """For the message of a rank that fails."""
+        self.settle()
+        return self.describe_newest()
 
     def restore(self, source: Source) -> bool:
         """All but the random numbers. Returns whether the checkpoint is this trial's, so that training goes on from its

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gangline.core.checkpoint import CheckpointContext
+from gangline.core.collectives import BACKGROUND_GROUP
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.manifest import StoredFile
@@ -161,7 +162,7 @@ class Saver:
 
     def _group(self) -> dist.ProcessGroup | None:
         if self._distributed.size > 1 and self._known_group is None:
-            self._known_group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT)
+            self._known_group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT, group_desc=BACKGROUND_GROUP)
         return self._known_group
 
     def _run(self, save: Save, group: dist.ProcessGroup | None) -> None:

@@ -23,7 +23,10 @@ HAS_CAP_LIST = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel
 
 class BucketedModel:
     """wrapper: gives the present one. replace: takes options of DistributedDataParallel, drops the present wrapper and
-    makes one with them. wire_ratio: what compression leaves of the bytes; None where buckets must stay."""
+    makes one with them. wire_ratio: what compression leaves of the bytes; None where buckets must stay. is_outdated:
+    whether other parameters are trained now, so that nothing that was measured holds any more."""
+
+    is_outdated = False
 
     def __init__(
         self,

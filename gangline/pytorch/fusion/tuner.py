@@ -77,6 +77,8 @@ class Tuner:
 
     def on_step(self) -> None:
         """All ranks, after each optimizer step, before the next forward pass."""
+        if self._course.model.is_outdated:
+            self.close()
         if self._steps_to_rest:
             self._steps_to_rest -= 1
             self._course.pass_over_step()

@@ -1,5 +1,5 @@
-"""Sends tensors from one rank to all others, a few megabytes at a time: one message for each tensor would be slow, one
-for all of them would need as much memory as they do. Used by the strategies."""
+"""Sends tensors from one rank to all others or averages them, a few megabytes at a time: one message for each tensor
+would be slow, one for all of them would need as much memory as they do. Used by the strategies."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ def broadcast_tensors(
             dist.broadcast(flat.view(torch.uint8), src=source)
         if dist.get_rank() == source:
             continue
+        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+@torch.no_grad()
+def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Replaces each tensor by its mean over all ranks, which call it in step as broadcast_tensors."""
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]) / dist.get_world_size()
+        dist.all_reduce(flat)
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])
         for tensor, part in zip(bucket, parts, strict=True):
             tensor.copy_(part.view_as(tensor))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -20,8 +21,13 @@ from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.parallel.freshness import FreshForwards
 from gangline.pytorch.parallel.ownership import WrappedModels, class_name
 from gangline.pytorch.parallel.route import OriginalForward, reroute, route
+from gangline.pytorch.parallel.same_change import check_same_change
 from gangline.pytorch.parallel.strategy import Holder, Strategy
+from gangline.pytorch.parallel.stray import average_strays
 from gangline.pytorch.profile.traffic import TrafficMeter
+from gangline.pytorch.torch_error import unused_parameters
+
+_log = logging.getLogger("gangline")
 
 
 class DdpStrategy(Strategy):
@@ -33,28 +39,37 @@ class DdpStrategy(Strategy):
         self._device_ids = [device.index] if device.type == "cuda" else None
         self._options = options
         self._exchange = exchange
-        self._wrappers: list[DistributedDataParallel] = []
-        self._routed: list[nn.Module] = []
+        self._routed: list[_Routed] = []
         self._forwards = FreshForwards()
         self._models = WrappedModels(self.name, replaces=False)
+        self._is_exchanging = True
+        self._bucketed: BucketedModel | None = None
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        if any(parameter.requires_grad for parameter in model.parameters()):
-            self._wrappers.append(route(model, self._wrap, self._forwards.add(class_name(model), model)))
-            self._routed.append(model)
+        is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        if not is_trained:
+            # DistributedDataParallel does it where there is something to train.
+            broadcast_tensors((*model.parameters(), *model.buffers()))
+        # A script cannot take another class. It may still be one that is never trained.
+        if is_trained or not isinstance(model, torch.jit.ScriptModule):
+            self._route(model)
         self._models.add(model)
         warn_of_batch_norm(model)
         return model
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._models.check(optimizer)
+        self._models.watch(optimizer)
+        optimizer.register_step_pre_hook(lambda stepped, *_: average_strays(stepped))
         return optimizer
 
     def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for number, (model, wrapper) in enumerate(zip(self._routed, self._wrappers, strict=True)):
-            if any(id(parameter) in held for parameter in model.parameters()):
-                self._exchange.compress(number, wrapper, is_wanted, class_name(model))
+        for routed in self._exchanged():
+            if any(id(parameter) in held for parameter in routed.model.parameters()):
+                assert routed.number is not None
+                assert routed.wrapper is not None
+                self._exchange.compress(routed.number, routed.wrapper, is_wanted, class_name(routed.model))
 
     def share_buffers(self, models: Iterable[nn.Module]) -> None:
         if self._options.get("broadcast_buffers", True):
@@ -63,19 +78,29 @@ class DdpStrategy(Strategy):
     def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
         return Holder(dist.get_rank(), dist.get_world_size())
 
+    def replicated(self) -> Mapping[str, torch.Tensor]:
+        return self._models.named_parameters()
+
     def accumulate(self) -> AbstractContextManager[None]:
         return self._without_exchange()
 
     def bucketed(self) -> BucketedModel | None:
-        if len(self._wrappers) != 1 or self._exchange.bucket_cap_mb is not None:
+        exchanged = self._exchanged()
+        if len(exchanged) != 1 or self._exchange.bucket_cap_mb is not None:
             return None
-        return BucketedModel(lambda: self._wrappers[0], self._replace_wrapper, self._exchange.wire_ratio)
+        (routed,) = exchanged
+        self._bucketed = BucketedModel(
+            lambda: self._wrappers[0], lambda options: self._rewrap(routed, options), self._exchange.wire_ratio
+        )
+        return self._bucketed
 
     def before_backward(self, is_first: bool) -> None:
         self._forwards.begin_backward(is_first)
 
     def after_backward(self) -> None:
         self._forwards.end_backward()
+        if not self._options.get("find_unused_parameters") and not self._options.get("static_graph"):
+            self._check_used()
 
     def traffic_meters(self) -> Sequence[TrafficMeter]:
         return [DdpMeter(lambda: tuple(self._wrappers))]
@@ -86,19 +111,83 @@ class DdpStrategy(Strategy):
     def load_rank_state(self, state: dict[str, Any] | None) -> None:
         self._exchange.load_rank_state(state)
 
-    def _wrap(self, inner: OriginalForward) -> DistributedDataParallel:
-        wrapper = self._make_wrapper(inner, {})
-        self._exchange.attach(wrapper)
-        return wrapper
+    def _check_used(self) -> None:
+        """torch exchanges a bucket once all of its gradients are there, and says that one is missing a step later."""
+        for routed in self._exchanged():
+            unused = [one for one in routed.wrapped_for if one.grad is None]
+            # A model that this backward pass has not reached at all waits for one of its own.
+            if not unused or len(unused) == len(routed.wrapped_for):
+                continue
+            name_by_id = {id(parameter): name for name, parameter in routed.model.named_parameters()}
+            names = [name_by_id.get(id(one), "a parameter that it has no more") for one in unused]
+            raise unused_parameters(class_name(routed.model), names, self.name)
 
-    def _replace_wrapper(self, options: dict[str, Any]) -> None:
-        """The one wrapper anew, with other options of DistributedDataParallel."""
-        inner = self._wrappers.pop().module
+    def _exchanged(self) -> list[_Routed]:
+        """The models whose gradients are exchanged: those with a parameter that is trained."""
+        return [routed for routed in self._routed if routed.wrapper is not None]
+
+    @property
+    def _wrappers(self) -> list[DistributedDataParallel]:
+        return [routed.wrapper for routed in self._routed if routed.wrapper is not None]
+
+    def _route(self, model: nn.Module) -> None:
+        routed = _Routed(model)
+        route(
+            model,
+            lambda inner: self._wrap(routed, inner),
+            on_forward=routed.tell,
+            before_pass=lambda: self._follow(routed),
+        )
+        self._routed.append(routed)
+
+    def _wrap(self, routed: _Routed, inner: OriginalForward) -> nn.Module:
+        routed.inner = inner
+        if not routed.trained:
+            routed.bare = _Bare(inner)
+            return routed.bare
+        routed.number = len(self._wrappers)
+        routed.wrapper, routed.wrapped_for = self._make_wrapper(inner, {}), routed.trained
+        self._exchange.attach(routed.wrapper)
+        routed.on_forward = self._forwards.add(class_name(routed.model), routed.model)
+        return routed.wrapper
+
+    def _follow(self, routed: _Routed) -> None:
+        """Exchanges the gradients of what is trained now, where the user has frozen or unfrozen parameters since the
+        model was wrapped. Called before each forward pass that records gradients."""
+        if not routed.has_changed():
+            return
+        model, name = routed.model, class_name(routed.model)
+        routed.look()
+        if not routed.trained:
+            # As a discriminator while its generator is trained: no gradient comes, and a wrapper would wait for all.
+            routed.bare = _Bare(routed.inner)
+            reroute(model, routed.bare)
+            return
+        if routed.is_wrapped_for():
+            assert routed.wrapper is not None
+            reroute(model, routed.wrapper)
+            return
+        check_same_change(name, routed.names())
+        if dist.get_rank() == 0:
+            count = len(routed.trained)
+            _log.info("%s: %s is wrapped anew, as %d of its parameters are trained now", self.name, name, count)
+        if self._bucketed is not None:
+            self._bucketed.is_outdated = True
+        if routed.wrapper is None:
+            reroute(model, self._wrap(routed, routed.inner))
+        else:
+            self._rewrap(routed, {})
+            self._forwards.renew(routed.number or 0, model)
+
+    def _rewrap(self, routed: _Routed, options: dict[str, Any]) -> None:
+        """The model's wrapper anew, with other options of DistributedDataParallel."""
         # Only now is the old one gone; two at a time would exchange every gradient twice.
-        wrapper = self._make_wrapper(inner, {**options, "init_sync": False})
-        self._exchange.attach(wrapper, replaced=0)
-        self._wrappers.append(wrapper)
-        reroute(self._routed[0], wrapper)
+        routed.wrapper = None
+        wrapper = self._make_wrapper(routed.inner, {**options, "init_sync": False})
+        wrapper.require_backward_grad_sync = self._is_exchanging
+        self._exchange.attach(wrapper, replaced=routed.number)
+        routed.wrapper, routed.wrapped_for = wrapper, routed.trained
+        reroute(routed.model, wrapper)
 
     def _make_wrapper(self, inner: OriginalForward, options: dict[str, Any]) -> DistributedDataParallel:
         options = {**self._exchange.options(), **self._options, **options}
@@ -107,8 +196,63 @@ class DdpStrategy(Strategy):
 
     @contextmanager
     def _without_exchange(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for wrapper in self._wrappers:
-                stack.enter_context(wrapper.no_sync())
+        # As DistributedDataParallel.no_sync, also for a wrapper that is made meanwhile.
+        self._set_exchange(False)
+        try:
             yield
+        finally:
+            self._set_exchange(True)
         self._forwards.forget()
+
+    def _set_exchange(self, is_on: bool) -> None:
+        self._is_exchanging = is_on
+        for wrapper in self._wrappers:
+            wrapper.require_backward_grad_sync = is_on
+
+
+class _Routed:
+    """One model and what its forward passes may go through. trained, frozen: its parameters when it was last looked
+    at. wrapper, wrapped_for: the present wrapper, and the parameters whose gradients it exchanges. number: of its first
+    wrapper among those of all models, None where it never had one."""
+
+    inner: OriginalForward
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.wrapper: DistributedDataParallel | None = None
+        self.wrapped_for: list[nn.Parameter] = []
+        self.bare: _Bare | None = None
+        self.number: int | None = None
+        self.on_forward: Callable[[], None] | None = None
+        self.look()
+
+    def tell(self) -> None:
+        """At each pass; only a model that has a wrapper counts them."""
+        if self.on_forward is not None:
+            self.on_forward()
+
+    def look(self) -> None:
+        parameters = list(self.model.parameters())
+        self.trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self.frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+
+    def has_changed(self) -> bool:
+        # Tens of nanoseconds for each parameter; a walk over the modules would take a hundred times as long.
+        return any(one.requires_grad for one in self.frozen) or not all(one.requires_grad for one in self.trained)
+
+    def is_wrapped_for(self) -> bool:
+        return [id(one) for one in self.wrapped_for] == [id(one) for one in self.trained]
+
+    def names(self) -> list[str]:
+        return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+
+
+class _Bare(nn.Module):
+    """In the place of a wrapper, for a model that has nothing to train."""
+
+    def __init__(self, inner: OriginalForward) -> None:
+        super().__init__()
+        self.module = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)

@@ -57,7 +57,7 @@ class Exchange:
                 if replaced is None:
                     self._powersgd.append(PowerSgd(self.compression))
                 memory = self._powersgd[-1 if replaced is None else replaced]
-                memory.begin()
+                memory.begin(wrapper)
                 wrapper.register_comm_hook(memory, _powersgd)
             case None if replaced is not None and self._is_compressed.get(replaced):
                 wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -92,8 +92,12 @@ class Exchange:
 class PowerSgd:
     """PowerSGD for one wrapper: torch's state, and the moment from which its hook may run.
 
-    torch makes new buckets after the first step of a wrapper, and PowerSGD's memory belongs to the new ones. So the
-    first step of every process goes uncompressed, also when training goes on in the middle.
+    torch makes new buckets after the first step of a wrapper, and PowerSGD's memory belongs to the new ones. The first
+    step of a trial goes uncompressed. Where training goes on in the middle and the memory belongs to one bucket, the
+    gradients of the first step are put together as that bucket had them, so that training goes on bit for bit. With
+    several buckets the first step goes uncompressed and leaves the memory as it was.
+
+    layout: by bucket, the positions of its gradients' parameters among the wrapper's.
     """
 
     _MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
@@ -105,10 +109,64 @@ class PowerSgd:
             start_powerSGD_iter=compression.start_step,
         )
         self.is_first_step = True
+        self.layout: dict[int, list[int]] = {}
+        self._saved_layout: dict[int, list[int]] = {}
+        self._parameters: list[torch.nn.Parameter] = []
+        self._positions: dict[int, int] = {}
+        self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._gradients: dict[int, torch.Tensor] = {}
 
-    def begin(self) -> None:
+    def begin(self, wrapper: DistributedDataParallel) -> None:
         """A wrapper of its own begins to train."""
         self.is_first_step = True
+        self.layout = {}
+        self._parameters = list(wrapper.parameters())
+        self._positions = {id(parameter): position for position, parameter in enumerate(self._parameters)}
+
+    def note(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]  # torch's stubs lack it
+        """Learns what is in a bucket, once the buckets stay as they are."""
+        if bucket.index() not in self.layout:
+            self.layout[bucket.index()] = self._positions_in(bucket)
+
+    def first_step(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
+        """Sends a bucket of the first step of this process."""
+        self.is_first_step = not bucket.is_last()
+        if self.state.iter < self.state.start_powerSGD_iter or not self._saved_layout:
+            self.state.maybe_increase_iter(bucket)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return default_hooks.allreduce_hook(_world(), bucket)
+        self._held.append((bucket.buffer(), torch.futures.Future()))
+        self._gradients |= dict(zip(self._positions_in(bucket), bucket.gradients(), strict=True))
+        future = self._held[-1][1]
+        if bucket.is_last():
+            self._send_as_before()
+        return future
+
+    def _positions_in(self, bucket: dist.GradBucket) -> list[int]:  # type: ignore[name-defined]  # torch's stubs lack it
+        return [self._positions[id(parameter)] for parameter in bucket.parameters()]
+
+    def _send_as_before(self) -> None:
+        """All gradients of the step are there. torch waits for none of their buckets before that."""
+        for index, positions in sorted(self._saved_layout.items()):
+            gradients = [self._gradients[position] for position in positions]
+            shapes = [gradient.shape for gradient in gradients]
+            buffer = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            bucket = _Regrouped(index, buffer, shapes, is_final=index == max(self._saved_layout))
+            self.prepare(bucket)
+            powerSGD_hook.powerSGD_hook(self.state, bucket).wait()
+            for gradient, sent in zip(gradients, bucket.gradients(), strict=True):
+                gradient.copy_(sent)
+        for buffer, future in self._held:
+            future.set_result(buffer)
+        self._held, self._gradients = [], {}
+
+    def prepare(self, bucket: "dist.GradBucket | _Regrouped") -> None:  # type: ignore[name-defined]  # torch's stubs lack it
+        """Before a bucket is compressed."""
+        buffer = bucket.buffer()
+        self.forget_other_buckets(bucket.index(), buffer.numel())
+        for name in self._MEMORIES:
+            kept = getattr(self.state, name)
+            if bucket.index() in kept and kept[bucket.index()].device != buffer.device:
+                kept[bucket.index()] = kept[bucket.index()].to(buffer.device)
 
     def forget_other_buckets(self, index: int, size: int) -> None:
         """Another world or cap makes other buckets; what was remembered of the old ones would be added to wrong
@@ -120,12 +178,50 @@ class PowerSgd:
 
     def state_dict(self) -> dict[str, Any]:
         memories = {name: dict(getattr(self.state, name)) for name in self._MEMORIES}
-        return {"iter": self.state.iter, **memories}
+        return {"iter": self.state.iter, "layout": dict(self.layout or self._saved_layout), **memories}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.state.iter = saved["iter"]
         for name in self._MEMORIES:
             getattr(self.state, name).update(saved[name])
+        self._saved_layout = self._fitting(saved.get("layout", {}), saved["error_dict"])
+
+    def _fitting(self, layout: dict[int, list[int]], errors: dict[int, torch.Tensor]) -> dict[int, list[int]]:
+        """Empty where gradients cannot be put together so: there are several buckets, the model has other parameters
+        now, or a memory's order of numbers is not that of its rows."""
+        # Chained exchanges of several buckets were seen to stand still on gloo where a step waits for each of them.
+        if len(layout) != 1:
+            return {}
+        trained = [position for position, one in enumerate(self._parameters) if one.requires_grad]
+        if sorted(position for positions in layout.values() for position in positions) != trained:
+            return {}
+        sizes = {index: sum(self._parameters[one].numel() for one in held) for index, held in layout.items()}
+        is_alike = all(sizes.get(index) == error.numel() for index, error in errors.items())
+        return layout if is_alike and all(self._parameters[one].is_contiguous() for one in trained) else {}
+
+
+class _Regrouped:
+    """As torch's GradBucket, for what PowerSGD's hook asks of one."""
+
+    def __init__(self, index: int, buffer: torch.Tensor, shapes: list[torch.Size], is_final: bool) -> None:
+        self._index = index
+        self._buffer = buffer
+        self._shapes = shapes
+        self._is_final = is_final
+
+    def index(self) -> int:
+        return self._index
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Parts of the buffer."""
+        parts = torch.split(self._buffer, [shape.numel() for shape in self._shapes])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def is_last(self) -> bool:
+        return self._is_final
 
 
 def _bf16(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
@@ -141,12 +237,7 @@ def _world() -> dist.ProcessGroup:
 
 def _powersgd(memory: PowerSgd, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
     if memory.is_first_step:
-        memory.is_first_step = not bucket.is_last()
-        memory.state.maybe_increase_iter(bucket)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return default_hooks.allreduce_hook(_world(), bucket)
-    buffer = bucket.buffer()
-    memory.forget_other_buckets(bucket.index(), buffer.numel())
-    for kept in (memory.state.error_dict, memory.state.p_memory_dict, memory.state.q_memory_dict):
-        if bucket.index() in kept and kept[bucket.index()].device != buffer.device:
-            kept[bucket.index()] = kept[bucket.index()].to(buffer.device)
+        return memory.first_step(bucket)
+    memory.note(bucket)
+    memory.prepare(bucket)
     return powerSGD_hook.powerSGD_hook(memory.state, bucket)

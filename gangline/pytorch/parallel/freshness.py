@@ -43,6 +43,12 @@ class FreshForwards:
             self._watch(index)
         return partial(self._fresh.add, index)
 
+    def renew(self, number: int, model: nn.Module) -> None:
+        """The number-th model trains other parameters than before."""
+        self._models[number] = (self._models[number][0], [one for one in model.parameters() if one.requires_grad])
+        if len(self._models) > 1:
+            self._watch(number)
+
     def begin_backward(self, is_first: bool) -> None:
         """is_first: of its batch. Raises GanglineError `parallelism.backward` where it can reach no model that made a
         forward pass."""
@@ -69,6 +75,8 @@ class FreshForwards:
     def _watch(self, index: int) -> None:
         for parameter in self._models[index][1]:
             owners = self._owners.setdefault(id(parameter), [])
+            if index in owners:
+                continue
             owners.append(index)
             if len(owners) == 1:
                 parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, owners))  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -4,6 +4,9 @@ and the models are as they were when they were wrapped. Used by the strategies o
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -41,6 +44,27 @@ class WrappedModels:
             text = f"{counts}, so ranks would train them apart; pass the module that holds them to context.wrap_model"
         raise invalid("parallelism.optimizer", text)
 
+    def watch(self, optimizer: Optimizer) -> None:
+        """Checks it again before a step that comes after a change of its parameter groups."""
+        checked = _count(optimizer)
+
+        def look(stepped: Optimizer, *_: Any) -> None:
+            nonlocal checked
+            if _count(stepped) != checked:
+                self.check(stepped)
+                checked = _count(stepped)
+
+        optimizer.register_step_pre_hook(look)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Of all models as they are now; names begin with the model's number where there are several."""
+        several = len(self._models) > 1
+        return {
+            f"{class_name(model)} {index}: {name}" if several else name: parameter
+            for index, (model, _) in enumerate(self._models)
+            for name, parameter in model.named_parameters()
+        }
+
     def _check_unchanged(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         now = {id(parameter) for parameter in model.parameters()}
         if now == {id(parameter) for parameter in parameters}:
@@ -50,6 +74,37 @@ class WrappedModels:
             f"{class_name(model)} had {len(parameters)} parameters when it was wrapped and has others now; "
             "tie, add and replace parameters before context.wrap_model",
         )
+
+
+class Shards:
+    """Remembers where the parts of divided parameters lie. An assignment to a parameter's `data` does not reach them,
+    and torch says nothing of it."""
+
+    def __init__(self, strategy: str) -> None:
+        self._strategy = strategy
+        # Storages are kept, so that no later one has the address of one of these.
+        self._known: list[tuple[str, nn.Parameter, torch.UntypedStorage, int]] = []
+
+    def add(self, model: nn.Module) -> None:
+        """A model right after it was divided."""
+        for name, parameter in model.named_parameters():
+            storage = parameter.untyped_storage()
+            self._known.append((f"{class_name(model)}.{name}", parameter, storage, storage._cdata))
+
+    def check(self) -> None:
+        """Raises GanglineError `parallelism.data_assigned`."""
+        for name, parameter, _, address in self._known:
+            if parameter.untyped_storage()._cdata != address:
+                raise invalid(
+                    "parallelism.data_assigned",
+                    f"{name}.data was assigned to after context.wrap_model, which has no effect on the parts that "
+                    f"{self._strategy} divides parameters into; assign before wrap_model, or change the parameter in "
+                    "place under torch.no_grad(), as in parameter.clamp_(-1, 1)",
+                )
+
+
+def _count(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def class_name(model: nn.Module) -> str:

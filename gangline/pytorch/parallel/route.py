@@ -11,14 +11,10 @@ import copyreg
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
-
-# Weak on both sides, as a wrapper holds its model: the strategy owns the wrappers.
-_wrapper_by_model: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
-
 
 W = TypeVar("W", bound=nn.Module)
 
@@ -27,13 +23,20 @@ class OriginalForward(nn.Module):
     """Holds a model and calls what its forward was before it was routed; hooks of the model run once, outside.
 
     on_forward: called at each pass that goes through the wrapper. It is no hook of torch's, because a module with one
-    takes a slower way through its calls.
+    takes a slower way through its calls. before_pass: called before the wrapper is, and may reroute the model.
     """
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], on_forward: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        on_forward: Callable[[], None],
+        before_pass: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
         self.module = model
         self.original_forward = forward
+        self.before_pass = before_pass
         self._on_forward = on_forward
         self._walk: list[tuple[str, nn.Module]] | None = None
 
@@ -60,28 +63,43 @@ class OriginalForward(nn.Module):
         return self.original_forward(*args, **kwargs)
 
 
-def route(model: nn.Module, wrap: Callable[[OriginalForward], W], on_forward: Callable[[], None] = lambda: None) -> W:
+class _Route(NamedTuple):
+    wrapper: weakref.ref[nn.Module]
+    inner: weakref.ref[OriginalForward]
+
+
+# Weak on both sides, as a wrapper holds its model: the strategy owns the wrappers.
+_route_by_model: weakref.WeakKeyDictionary[nn.Module, _Route] = weakref.WeakKeyDictionary()
+
+
+def route(
+    model: nn.Module,
+    wrap: Callable[[OriginalForward], W],
+    on_forward: Callable[[], None] = lambda: None,
+    before_pass: Callable[[], None] = lambda: None,
+) -> W:
     """Sends the model's forward through wrap(inner), where inner(...) is the model's original forward. Returns the
     wrapper, for the caller to keep: without it the model is by itself again.
 
     Only while gradients are recorded: a forward pass without them (validation) stays local, as ranks need not make
     equally many of those. May be called again with another wrapper. on_forward: called at each pass through the
-    wrapper.
+    wrapper. before_pass: called before each such pass.
     """
     original = _original_class(model)
     own_forward = vars(model).pop("forward", None)
     forward = own_forward or original.forward.__get__(model)
-    _wrapper_by_model.pop(model, None)
-    wrapper = wrap(OriginalForward(model, forward, on_forward))
+    _route_by_model.pop(model, None)
+    inner = OriginalForward(model, forward, on_forward, before_pass)
+    wrapper = wrap(inner)
     if original is type(model):
         model.__class__ = _routed_class(original)
-    _wrapper_by_model[model] = weakref.ref(wrapper)
+    _route_by_model[model] = _Route(weakref.ref(wrapper), weakref.ref(inner))
     return wrapper
 
 
 def reroute(model: nn.Module, wrapper: nn.Module) -> None:
     """Sends a routed model's forward through another wrapper, made around the same inner module as the one before."""
-    _wrapper_by_model[model] = weakref.ref(wrapper)
+    _route_by_model[model] = _route_by_model[model]._replace(wrapper=weakref.ref(wrapper))
 
 
 def _original_class(model: nn.Module) -> type[nn.Module]:
@@ -91,13 +109,15 @@ def _original_class(model: nn.Module) -> type[nn.Module]:
 
 def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        reference = _wrapper_by_model.get(self)
-        wrapper = reference() if reference else None
-        if wrapper is None:
+        known = _route_by_model.get(self)
+        inner = known.inner() if known else None
+        if inner is None:
             return original.forward(self, *args, **kwargs)
         if not torch.is_grad_enabled():
-            inner = next(module for module in wrapper.modules() if isinstance(module, OriginalForward))
             return inner.original_forward(*args, **kwargs)
+        inner.before_pass()
+        wrapper = _route_by_model[self].wrapper()
+        assert wrapper is not None
         return wrapper(*args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:

@@ -21,10 +21,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gangline.errors import invalid
+from gangline.pytorch.parallel import whole_random
+from gangline.pytorch.parallel.announcement import Announcements
 from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
 from gangline.pytorch.parallel.block import find_blocks
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
-from gangline.pytorch.parallel.ownership import WrappedModels
+from gangline.pytorch.parallel.ownership import Shards, WrappedModels, class_name
 from gangline.pytorch.parallel.shard_meter import ShardMeter, can_be_measured, parameter_groups
 from gangline.pytorch.parallel.strategy import Holder, Strategy
 from gangline.pytorch.profile.traffic import TrafficMeter
@@ -46,7 +48,9 @@ class ShardedStrategy(Strategy):
         self._blocks = blocks
         self._roots: list[FSDPModule] = []
         self._models = WrappedModels(self.name, replaces=True)
+        self._shards = Shards(self.name)
         self._known_mesh: DeviceMesh | None = None
+        self._announcements: Announcements | None = None
 
     @abstractmethod
     def make_mesh(self) -> DeviceMesh:
@@ -66,12 +70,18 @@ class ShardedStrategy(Strategy):
         blocks = find_blocks(model, self._blocks)
         if dist.get_rank() == 0:
             _log.info("%s: %s is gathered %s", self.name, type(model).__name__, _words_for(blocks))
-        self._roots.append(self._shard(model, blocks))
+        root = self._shard(model, blocks)
+        self._roots.append(root)
         self._models.add(model)
+        self._announce(model, root)
+        self._shards.add(model)
+        whole_random.install(self.mesh)
+        model.register_forward_pre_hook(lambda *_: _take_over_flags(root), prepend=True)
         return model
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._models.check(optimizer)
+        self._models.watch(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise invalid(
                 "parallelism.optimizer",
@@ -105,6 +115,13 @@ class ShardedStrategy(Strategy):
             count *= mesh.size(dim)
         return Holder(index, count)
 
+    def before_backward(self, is_first: bool) -> None:
+        self._shards.check()
+
+    def after_backward(self) -> None:
+        if self._announcements is not None:
+            self._announcements.end_pass()
+
     def traffic_meters(self) -> Sequence[TrafficMeter]:
         if not all(map(can_be_measured, self._all_modules())):
             return ()
@@ -127,6 +144,19 @@ class ShardedStrategy(Strategy):
             for module in _sharded_modules(root):
                 module.set_force_sum_reduction_for_comms(True)
         return root
+
+    def _announce(self, model: nn.Module, root: FSDPModule) -> None:
+        modules = _sharded_modules(root)
+        if not all(map(can_be_measured, modules)):
+            return
+        if self._announcements is None:
+            self._announcements = Announcements(self._device)
+        path_by_id = {id(module): path for path, module in model.named_modules()}
+        for module in modules:
+            path = path_by_id[id(module)]
+            name = f"{class_name(model)}.{path}" if path else class_name(model)
+            for group in parameter_groups(module):
+                self._announcements.watch(group, name)
 
     def _set_exchange(self, is_on: bool) -> None:
         for root in self._roots:
@@ -152,6 +182,17 @@ class ShardedStrategy(Strategy):
 def _sharded_modules(root: FSDPModule) -> list[FSDPModule]:
     assert isinstance(root, nn.Module)
     return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def _take_over_flags(root: FSDPModule) -> None:
+    """Where the user has frozen or unfrozen whole parameters, which are here after a pass without a backward pass, the
+    parts follow. torch would put the flags of the parts on the whole parameters again."""
+    for module in _sharded_modules(root):
+        for group in parameter_groups(module):
+            if group.is_unsharded:
+                for held in group.fsdp_params:
+                    if held.sharded_param.requires_grad != held.unsharded_param.requires_grad:
+                        held.sharded_param.requires_grad_(held.unsharded_param.requires_grad)
 
 
 def _forget_passes(module: FSDPModule) -> None:

@@ -96,6 +96,11 @@ class Strategy(ABC):
         """This rank among those that hold the same content as this tensor of model_state or of an optimizer's state."""
         return Holder()
 
+    def replicated(self) -> Mapping[str, torch.Tensor]:
+        """Parameters that every rank holds whole and updates by itself, by name, so that they could drift apart; none
+        where each value lies on one rank."""
+        return {}
+
     def full_model_state(self, model: nn.Module) -> dict[str, Any]:
         """The whole model's state on every rank, as plain tensors on the CPU."""
         return {name: _whole(value) for name, value in self.model_state(model).items()}

@@ -18,7 +18,7 @@ from services.common.server import Principal
 from services.gateway.auth import check_user
 from services.gateway.leader import Leader
 from services.gateway.mirror import LEADER_BELL, Watched
-from services.gateway.parsing import off_loop
+from services.gateway.parsing import off_loop, read_text
 from services.gateway.record import ExperimentView, TrialView
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
@@ -49,7 +49,7 @@ class Experiments:
         """The experiment and the scheduler's warnings. The same request id gives the same experiment again."""
         check_user(principal)
         check_request_id(request_id)
-        await off_loop(check_config, config_json)
+        await read_text(check_config, config_json)
         await self._code.check_stored(code_sha256)
         request = scheduler_pb2.SubmitExperimentRequest(
             request_id=request_id, owner=principal.name, config_json=config_json, code_sha256=code_sha256

@@ -1,11 +1,18 @@
-"""PURE: what a pool could hold if its agents were idle, asked once for each shape of requests."""
+"""PURE: what a pool could hold if its agents were idle, asked once for each shape of requests.
+
+The agents are counted by size once for each plan. A request that avoids some of them takes these away, so its answer
+costs nothing for the others.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+from functools import cached_property
 from typing import Literal
 
-from services.scheduler.placement.feasibility import can_hold
-from services.scheduler.placement.snapshot import PendingRequest, PoolView, Shape
+from services.scheduler.placement.feasibility import can_counted_hold
+from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolView, Shape
 
 Verdict = Literal["fits", "unhealthy", "never"]
 
@@ -25,13 +32,28 @@ class Capability:
         return verdict
 
     def _judge(self, request: PendingRequest) -> Verdict:
-        allowed = [agent for agent in self._view.agents if agent.id not in request.blocklist]
-        if self._can_hold(request, [agent.slots for agent in allowed if agent.is_usable]):
+        avoided = (agent.slots for agent in self._find(request.blocklist) if agent.is_usable)
+        if self._can_hold(request, self._num_usable_by_size - Counter(avoided)):
             return "fits"
-        blocked = request.blocked_for_good
-        coming = [agent.slots + agent.disabled for agent in self._view.agents if agent.id not in blocked]
-        return "unhealthy" if self._can_hold(request, coming) else "never"
+        avoided = (agent.slots + agent.disabled for agent in self._find(request.blocked_for_good))
+        return "unhealthy" if self._can_hold(request, self._num_coming_by_size - Counter(avoided)) else "never"
 
-    def _can_hold(self, request: PendingRequest, sizes: list[int]) -> bool:
+    @cached_property
+    def _num_usable_by_size(self) -> Counter[int]:
+        return Counter(agent.slots for agent in self._view.agents if agent.is_usable)
+
+    @cached_property
+    def _num_coming_by_size(self) -> Counter[int]:
+        return Counter(agent.slots + agent.disabled for agent in self._view.agents)
+
+    @cached_property
+    def _agent_by_id(self) -> dict[str, AgentRoom]:
+        return {agent.id: agent for agent in self._view.agents}
+
+    def _find(self, agent_ids: Collection[str]) -> list[AgentRoom]:
+        """Those of them that are in the pool, each once."""
+        return [self._agent_by_id[agent_id] for agent_id in set(agent_ids) if agent_id in self._agent_by_id]
+
+    def _can_hold(self, request: PendingRequest, num_by_size: Counter[int]) -> bool:
         is_heterogeneous = self._view.config.allow_heterogeneous_fits
-        return can_hold(request.slots, sizes, request.is_single_agent, is_heterogeneous)
+        return can_counted_hold(request.slots, num_by_size, request.is_single_agent, is_heterogeneous)

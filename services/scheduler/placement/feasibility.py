@@ -7,7 +7,7 @@ requests. It must agree with `fit`: a size listed here is placed on these agents
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from services.scheduler.placement.exact import find_sizes, sums_of
 from services.scheduler.placement.gang import equal_size
@@ -34,13 +34,20 @@ def can_hold(
     slots: int, slots_of_agents: Sequence[int], is_single_agent: bool = False, is_heterogeneous: bool = False
 ) -> bool:
     """Whether a gang of this size fits when all these agents are idle. A gang of no slots fits any agent."""
+    return can_counted_hold(slots, Counter(slots_of_agents), is_single_agent, is_heterogeneous)
+
+
+def can_counted_hold(
+    slots: int, num_by_size: Mapping[int, int], is_single_agent: bool = False, is_heterogeneous: bool = False
+) -> bool:
+    """As `can_hold`. num_by_size: how many agents there are of each number of slots; none of these is 0."""
     if slots == 0:
-        return bool(slots_of_agents)
-    if slots <= max(slots_of_agents, default=0):
+        return bool(num_by_size)
+    if slots <= max(num_by_size, default=0):
         return True
     if is_single_agent:
         return False
-    counts = Counter(size for size in slots_of_agents if size > 0)
+    counts = {size: num for size, num in num_by_size.items() if size > 0}
     if equal_size(slots, counts) is not None:
         return True
     return is_heterogeneous and find_sizes(slots, counts) is not None

@@ -43,7 +43,7 @@ class Forecast:
         else:
             self._profile.keep(self._kept_slots())
         self._looked_until: dict[tuple[int, bool, int, int], int] = {}
-        self._caps = _Caps(ledger)
+        self._caps = _Caps(ledger, self._run_seconds)
 
     def eta(self, waiting: Waiting) -> float | None:
         """None when only a change can start it."""
@@ -137,7 +137,7 @@ class Forecast:
 class _Caps:
     """What each group with a cap holds, and when it gives that back."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, run_seconds: Callable[[PendingRequest], float]) -> None:
         self._now = ledger.now
         self._cap_of = ledger.quota.cap_of
         self._used: Counter[str] = Counter()
@@ -149,11 +149,9 @@ class _Caps:
         for end, work in ledger.outlook.ends:
             if work.group in capped:
                 self._promise(work.group, work.slots, end)
-        group_of = {request.trial_id: request.group for request in ledger.view.requests}
+        requests = {request.trial_id: request for request in ledger.view.requests}
         for assignment in ledger.assignments:
-            group = group_of[assignment.trial_id]
-            if group in capped:
-                self._promise(group, sum(assignment.slots_by_agent.values()), ledger.now + UNKNOWN_RUN_SECONDS)
+            self.promise(request := requests[assignment.trial_id], ledger.now + run_seconds(request))
 
     def allowed_at(self, request: PendingRequest) -> float | None:
         """From when on its group's cap lets it start; None for never."""

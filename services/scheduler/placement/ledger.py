@@ -271,9 +271,19 @@ class Ledger:
             return find_fit(request, self.room)
         if self._is_closed:
             return None
-        shape, may_take_all = request.shape, self._may_take_all(request)
-        if (shape, may_take_all) in self._refused:
+        may_take_all = self._may_take_all(request)
+        if not self._refused.isdisjoint(((request.shape, may_take_all), (request.bare_shape, may_take_all))):
             return None
+        found = self._search(request, may_take_all)
+        if found is None:
+            # The room only shrinks while the plan grows: a request that did not fit once does not fit again.
+            self._refused.add((request.shape, may_take_all))
+            if request.blocklist and self._search(request.without_blocklist(), may_take_all) is None:
+                # Agents to avoid only take room away, so one answer stands for all requests of this size.
+                self._refused.add((request.bare_shape, may_take_all))
+        return found
+
+    def _search(self, request: PendingRequest, may_take_all: bool) -> Slots | None:
         found = None
         if not self._is_short(request):
             found = find_fit(request, self.room, self.spare.slots_by_agent) or self._beside_reservation(request)
@@ -282,9 +292,6 @@ class Ledger:
                 found = find_fit(request, self.room, self.reservation.slots_by_agent)
         if found is None and may_take_all:
             found = find_fit(request, self.room)
-        if found is None:
-            # The room only shrinks while the plan grows: what did not fit once does not fit again.
-            self._refused.add((shape, may_take_all))
         return found
 
     def _may_take_all(self, request: PendingRequest) -> bool:

@@ -9,7 +9,7 @@ from a file, and by tests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -120,6 +120,14 @@ class PendingRequest:
     def blocked_for_good(self) -> frozenset[str]:
         return frozenset(self.blocklist).difference(agent_id for agent_id, _ in self.excluded)
 
+    @property
+    def bare_shape(self) -> Shape:
+        """The shape of a request of this size that avoids no agent."""
+        return (self.slots, self.is_single_agent, (), ())
+
+    def without_blocklist(self) -> PendingRequest:
+        return replace(self, blocklist=(), excluded=())
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", (self.slots, self.is_single_agent, self.blocklist, self.excluded))
         object.__setattr__(
@@ -197,14 +205,23 @@ class PoolConfig:
 
 
 def default_preemption(policy: str) -> bool:
-    """On where the policy cannot keep its promise without it: shares change whenever a group comes or goes."""
-    return policy == "fair_share"
+    """On where the policy has an order by which running work can be stopped. Without it a large gang waits until
+    enough running work happens to end at one time."""
+    return policy != "round_robin"
 
 
 def default_backfill(policy: str, is_preemption_on: bool) -> Backfill:
     """On call where that is possible: somebody can be stopped at all, and the queue has one order, so that it is known
     who came before whom."""
     return "on_call" if policy == "priority" and is_preemption_on else True
+
+
+def default_pool(name: str) -> PoolConfig:
+    """A pool that no setting describes."""
+    policy = "priority"
+    is_preemption_on = default_preemption(policy)
+    backfill = default_backfill(policy, is_preemption_on)
+    return PoolConfig(name, policy, is_preemption_on=is_preemption_on, backfill=backfill)
 
 
 @dataclass(frozen=True)

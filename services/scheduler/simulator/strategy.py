@@ -47,10 +47,10 @@ def _ours(name: str, policy: str, is_preemption_on: bool | None = None, backfill
 
 
 STRATEGIES: tuple[Strategy, ...] = (
-    _ours("priority", "priority"),
-    _ours("priority, no backfill", "priority", backfill=False),
-    _ours("priority, preemption", "priority", is_preemption_on=True),
-    _ours("priority, preemption, no backfill", "priority", is_preemption_on=True, backfill=False),
+    _ours("priority", "priority", is_preemption_on=False),
+    _ours("priority, no backfill", "priority", is_preemption_on=False, backfill=False),
+    _ours("priority, preemption", "priority"),
+    _ours("priority, preemption, no backfill", "priority", backfill=False),
     _ours("fair share", "fair_share"),
     _ours("fair share, no preemption", "fair_share", is_preemption_on=False),
     _ours("round robin", "round_robin"),

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from gangline.domain.resource import ServiceInstance
 from services.common import keys
 from services.common.election import Deposed, Election, Leadership, find_leader
-from services.common.etcd import Delete, EtcdClient, Put
+from services.common.etcd import Committed, Delete, EtcdClient, Guard, Put
 from tests.support.candidate import Candidate, start_candidate
 from tests.support.wait import until, until_async, within
 
@@ -97,6 +98,41 @@ async def test_a_candidate_does_not_wait_for_the_lease_of_its_own_earlier_proces
     returning.cancel()
     await earlier.resign(former)
     await later.resign(leadership)
+
+
+async def test_a_standby_that_is_late_to_depose_a_dead_leader_leaves_a_newer_leader_alone(etcd: EtcdClient) -> None:
+    """The standby decides to delete the key of its own earlier process. Before its delete reaches etcd, that key ends
+    and a third candidate is elected."""
+    dead = Election(etcd, ServiceInstance(id="first", kind="scheduler", grpc_address="127.0.0.1:1", started_at=100.0))
+    newer = Election(etcd, ServiceInstance(id="third", kind="scheduler", grpc_address="127.0.0.1:3"))
+    has_decided, may_delete, has_deleted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    former = await within(5, dead.campaign())
+    async with EtcdClient(etcd.settings) as client:
+        commit = client.commit
+
+        async def commit_late(operations: Sequence[Put | Delete], guards: Sequence[Guard] = ()) -> Committed:
+            assert list(operations) == [Delete(keys.LEADER)]
+            has_decided.set()
+            await may_delete.wait()
+            result = await commit(operations, guards)
+            has_deleted.set()
+            return result
+
+        successor = ServiceInstance(id="first", kind="scheduler", grpc_address="127.0.0.1:2", started_at=200.0)
+        with patch.object(client, "commit", commit_late):
+            campaign = asyncio.create_task(Election(client, successor).campaign())
+            await within(5, has_decided.wait())
+            await dead.resign(former)
+            leadership = await within(5, newer.campaign())
+            may_delete.set()
+            await within(5, has_deleted.wait())
+            leader = await find_leader(etcd)
+            assert leader is not None
+            assert leader.id == "third"
+            assert await leadership.commit([Put(KEY, b"still leads")]) > leadership.epoch
+            campaign.cancel()
+            await asyncio.wait({campaign})
+    await newer.resign(leadership)
 
 
 async def test_the_first_write_of_a_leader_stopped_past_its_lease_is_refused(etcd: EtcdClient) -> None:

@@ -81,7 +81,7 @@ def test_torch_leaves_one_thread_behind() -> None:
 
 def test_the_runners_imports_leave_one_thread_behind() -> None:
     with tempfile.TemporaryDirectory(prefix="gl-") as folder:
-        made = WarmProcess(Path(folder) / "warm.sock", "services.trial_runner.runner")
+        made = WarmProcess(Path(folder) / "warm.sock", "services.trial_runner.program")
         assert made.description == {"pid": made.pid, "threads": 1, "failed": {}}
         made.close()
 

@@ -9,22 +9,18 @@ from pathlib import Path
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.v1 import types_pb2
 from tests.integration.scheduler.conftest import Bench
-from tests.support.scheduler import SchedulerProcess, config_json
+from tests.support.scheduler import config_json
 from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
 from tests.support.wait import until
 
 SECONDS = 60.0
 
 
-async def _scheduler(bench: Bench, tmp_path: Path) -> SchedulerProcess:
-    settings = tmp_path / "scheduler.toml"
-    settings.write_text('[[resource_pools]]\npool_name = "default"\nscheduler = { preemption = true }\n')
-    return await bench.scheduler("s1", "--settings", str(settings))
-
-
 def _config(slots: int, priority: int, **fields: object) -> str:
-    fields["resources"] = {"slots_per_trial": slots, "priority": priority}
-    return config_json(slots, **fields)
+    """The pool's settings are the defaults in all of these tests."""
+    resources = fields.pop("resources", {})
+    assert isinstance(resources, dict)
+    return config_json(slots, **fields, resources={"slots_per_trial": slots, "priority": priority, **resources})
 
 
 async def _stopped(agent: ScriptedAgent, allocation_id: str) -> None:
@@ -33,8 +29,8 @@ async def _stopped(agent: ScriptedAgent, allocation_id: str) -> None:
     assert stop.kind == types_pb2.EXIT_KIND_PREEMPTED
 
 
-async def test_urgent_work_has_less_urgent_work_checkpoint_and_start_again_later(bench: Bench, tmp_path: Path) -> None:
-    scheduler = await _scheduler(bench, tmp_path)
+async def test_urgent_work_has_less_urgent_work_checkpoint_and_start_again_later(bench: Bench) -> None:
+    scheduler = await bench.scheduler("s1")
     agent = await bench.agent("a1", obeys_stop=False)
     await bench.caller.submit(_config(2, 50, max_restarts=0, preemption_timeout=600))
     [spec] = await agent.started()
@@ -67,8 +63,24 @@ async def test_urgent_work_has_less_urgent_work_checkpoint_and_start_again_later
     assert ended.outcome is Outcome.COMPLETED
 
 
-async def test_a_gang_takes_the_place_of_several_and_starts_whole(bench: Bench, tmp_path: Path) -> None:
-    await _scheduler(bench, tmp_path)
+async def test_work_that_cannot_go_on_from_a_checkpoint_is_left_alone(bench: Bench) -> None:
+    await bench.scheduler("s1")
+    agent = await bench.agent("a1")
+    await bench.caller.submit(_config(1, 50, resources={"preemptible": False}))
+    await bench.caller.submit(_config(1, 50))
+    await agent.started(2)
+    await bench.caller.submit(_config(1, 1))
+    await until(lambda: "3.1.1" in agent.specs, "the urgent trial's start", SECONDS)
+    assert set(agent.stops) == {"2.1.1"}
+    await bench.caller.submit(_config(2, 1))
+    await until(lambda: "3.1.1" in agent.specs, "the urgent trial's start", SECONDS)
+    waiting = {one.request.trial_id: one.reason for one in await bench.caller.list_pending()}
+    assert waiting["4.1"].code == types_pb2.REASON_CODE_NO_CAPACITY
+    assert set(agent.stops) == {"2.1.1"}
+
+
+async def test_a_gang_takes_the_place_of_several_and_starts_whole(bench: Bench) -> None:
+    await bench.scheduler("s1")
     first, second = await bench.agent("a1", obeys_stop=False), await bench.agent("a2", obeys_stop=False)
     for _ in range(2):
         await bench.caller.submit(_config(2, 42))
@@ -88,9 +100,9 @@ async def test_a_gang_takes_the_place_of_several_and_starts_whole(bench: Bench, 
         await until(lambda: "3.1.1" in agent.specs, "the gang's start", SECONDS)  # noqa: B023 - called at once
 
 
-async def test_a_raised_priority_is_enough(bench: Bench, tmp_path: Path) -> None:
+async def test_a_raised_priority_is_enough(bench: Bench) -> None:
     """Nothing else happens: the change itself wakes the planner."""
-    await _scheduler(bench, tmp_path)
+    await bench.scheduler("s1")
     agent = await bench.agent("a1")
     await bench.caller.submit(_config(2, 42))
     await agent.started()
@@ -105,8 +117,8 @@ async def test_a_raised_priority_is_enough(bench: Bench, tmp_path: Path) -> None
     assert [one.request.trial_id for one in pending] == ["1.1"]
 
 
-async def test_equal_priority_stops_nobody(bench: Bench, tmp_path: Path) -> None:
-    await _scheduler(bench, tmp_path)
+async def test_equal_priority_stops_nobody(bench: Bench) -> None:
+    await bench.scheduler("s1")
     agent = await bench.agent("a1")
     await bench.caller.submit(_config(2, 42))
     await agent.started()
@@ -116,8 +128,8 @@ async def test_equal_priority_stops_nobody(bench: Bench, tmp_path: Path) -> None
     assert not agent.stops
 
 
-async def test_who_passed_a_gang_on_call_is_stopped_once_that_starts_it(bench: Bench, tmp_path: Path) -> None:
-    scheduler = await _scheduler(bench, tmp_path)
+async def test_who_passed_a_gang_on_call_is_stopped_once_that_starts_it(bench: Bench) -> None:
+    scheduler = await bench.scheduler("s1")
     agent = await bench.agent("a1", obeys_stop=False)
     # 1. The gang waits for the first; the last passes it, though nobody knows how long it takes.
     await bench.caller.submit(_config(1, 42))
@@ -140,7 +152,7 @@ async def test_who_passed_a_gang_on_call_is_stopped_once_that_starts_it(bench: B
     assert not agent.stops
     # 2. The first ends, also under a new leader: the one on call is asked to checkpoint, with its own timeout.
     scheduler.end()
-    await bench.scheduler("s2", "--settings", str(tmp_path / "scheduler.toml"))
+    await bench.scheduler("s2")
     agent.finish("1.1.1", ExitKind.COMPLETED)
     await _stopped(agent, "3.1.1")
     assert agent.stops["3.1.1"].reason == "makes room for trial 2.1"
@@ -161,9 +173,9 @@ async def _pool(bench: Bench, tmp_path: Path, scheduler: str) -> None:
     await bench.scheduler("s1", "--settings", str(settings))
 
 
-async def test_a_request_behind_a_gang_takes_the_place_of_less_urgent_work(bench: Bench, tmp_path: Path) -> None:
+async def test_a_request_behind_a_gang_takes_the_place_of_less_urgent_work(bench: Bench) -> None:
     """The gang waits for work that is as urgent as it is; what is less urgent has no claim to run meanwhile."""
-    await _pool(bench, tmp_path, "preemption = true")
+    await bench.scheduler("s1")
     agent = await bench.agent("a1", slots=4, obeys_stop=False)
     await bench.caller.submit(_config(2, 10))
     await bench.caller.submit(_config(2, 80))

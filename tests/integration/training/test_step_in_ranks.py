@@ -59,7 +59,7 @@ def _run(
         ),
         (
             _UNUSED,
-            "some parameters took no part in the last loss, so their gradients never came; freeze them, or set "
+            "unused of Sequential took no part in the loss, so their gradients never came; freeze them, or set "
             "parallelism: {strategy: ddp, find_unused_parameters: true}",
         ),
     ],
@@ -85,8 +85,8 @@ def test_dataset_shorter_than_the_world(tmp_path: Path) -> None:
     running, codes = _run(tmp_path, LINEAR.replace("Points(100)", "Points(5)"))
     assert codes == [1, 1]
     assert running.runner.of(0, "failure")[0].message == (
-        "the training data has 5 records in 1 batches, fewer than the 2 slots; use a smaller batch, fewer slots or "
-        "more data"
+        "the training data has 5 records and makes no whole batch for 2 slots; use a smaller batch, fewer slots or "
+        "more data, or leave out drop_last"
     )
 
 

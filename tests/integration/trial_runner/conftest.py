@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ class Templates:
 @pytest.fixture(scope="session")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Templates]:
     folder = tmp_path_factory.mktemp("templates")
-    runner = WarmProcess(folder / "runner.sock", "services.trial_runner.runner")
+    runner = WarmProcess(folder / "runner.sock", "services.trial_runner.program")
     rank = WarmProcess(folder / "rank.sock", "torch,torch._dynamo,gangline.core,gangline.launch.entrypoint")
     yield Templates(runner, rank)
     runner.close()
@@ -55,8 +56,10 @@ class World:
         files: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
         rendezvous_seconds: float = 10.0,
+        entrypoint: str = "python3 train.py",
+        hparams: Mapping[str, Any] | None = None,
     ) -> None:
-        """Servers, archive and specs, but no runner yet. sizes: slots by node rank."""
+        """Servers, archive and specs, but no runner yet. script: the content of train.py. sizes: slots by node rank."""
         members = [(f"a{rank + 1}", size) for rank, size in enumerate(sizes)]
         loopback = ("loopback", [("lo", "127.0.0.1")] * len(members))
         scheduler = SchedulerPeer(TOKEN, [agent for agent, _ in members], [loopback])
@@ -69,13 +72,15 @@ class World:
             spec = make_spec(
                 members,
                 rank,
-                "python3 train.py",
+                entrypoint,
                 code_sha256=sha256,
                 scheduler=[scheduler.address],
                 gateway=[self.gateway.address],
                 config=config,
             )
             spec.rendezvous_seconds = rendezvous_seconds
+            spec.storage_url = f"file://{self.folder}/storage"
+            spec.trial.hyperparameters_json = json.dumps(dict(hparams or {}))
             self.specs.append(spec)
 
     def launch(self, node_rank: int) -> Runner:

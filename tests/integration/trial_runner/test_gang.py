@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -40,6 +41,15 @@ while True:
     dist.all_reduce(x)
     time.sleep(0.01)
 """
+
+
+def end_seconds(world: World, *agents: str) -> list[float]:
+    """How long each runner took from the moment at which it noticed the failure until its last rank was gone, as it
+    measured that by its own monotonic clock."""
+    pattern = re.compile(r"all ranks of (\S+) were gone (\d+\.\d+) s after the failure was noticed")
+    found = [match for match in map(pattern.fullmatch, world.gateway.lines("runner")) if match is not None]
+    assert sorted(match[1] for match in found) == sorted(agents)
+    return [float(match[2]) for match in found]
 
 
 async def test_two_runners_form_a_gang_of_four_ranks(world: World) -> None:
@@ -83,22 +93,21 @@ async def test_a_rank_that_raises_is_named_and_ends_everybody_within_a_second(wo
     assert second.message == "ended because rank 1 on a1 failed first: ValueError: bad batch"
     assert living(world.rank_pids()) == []
     raised_at = next(float(line.split()[1]) for line in world.gateway.lines("stdout", 1) if line.startswith("now"))
-    assert max(first.ended_at, second.ended_at) - raised_at < 1.5
     assert abs(first.failed_at - raised_at) < 0.5
+    assert max(end_seconds(world, "a1", "a2")) < 1.0
 
 
 async def test_a_rank_that_is_killed_is_named_with_its_signal(world: World) -> None:
     await world.start(JOIN + LOOP, (2, 2))
     await world.wait_pids(4)
     victim = next(int(line.split()[1]) for line in world.gateway.lines("stdout", 3) if line.startswith("pid"))
-    killed_at = time.time()
     os.kill(victim, signal.SIGKILL)
     first, second = await world.wait()
     assert (second.kind, second.rank, second.signal) == (ExitKind.SIGNAL, 3, 9)
     assert second.message == "ended by signal 9 (SIGKILL)"
     assert first.kind is ExitKind.PEER_FAILED
     assert "rank 3 on a2 failed first" in first.message
-    assert max(first.ended_at, second.ended_at) - killed_at < 1.5
+    assert max(end_seconds(world, "a1", "a2")) < 1.0
     assert living(world.rank_pids()) == []
 
 
@@ -131,12 +140,11 @@ async def test_no_rank_survives_the_kill_of_its_runner(world: World) -> None:
 async def test_a_lost_runner_ends_the_rest_of_the_gang(world: World) -> None:
     first, second = await world.start(JOIN + LOOP, (1, 1))
     await world.wait_pids(2)
-    killed_at = time.time()
     second.kill(signal.SIGKILL)
     report = await first.wait()
     assert report.kind is ExitKind.PEER_FAILED
     assert report.message == "ended because the trial runner of agent a2 is gone"
-    assert report.ended_at - killed_at < 1.5
+    assert max(end_seconds(world, "a1")) < 1.0
     assert living(world.rank_pids()) == []
 
 

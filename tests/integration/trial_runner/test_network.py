@@ -55,7 +55,7 @@ def templates(hosts: list[HostNetwork]) -> Iterator[list[tuple[WarmProcess, Warm
     with tempfile.TemporaryDirectory(prefix="gl-") as folder:
         made = [
             (
-                WarmProcess(Path(folder) / f"runner{index}.sock", "services.trial_runner.runner", host.enter),
+                WarmProcess(Path(folder) / f"runner{index}.sock", "services.trial_runner.program", host.enter),
                 WarmProcess(Path(folder) / f"rank{index}.sock", "torch,torch._dynamo", host.enter),
             )
             for index, host in enumerate(hosts)

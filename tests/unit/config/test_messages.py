@@ -23,6 +23,7 @@ resources:
   slots_per_trial: 4
 """
 
+_FRACTION = "expected a whole number such as 64, found the number 32.5"
 CASES = [
     (
         "resources:\n  slots_per_trial",
@@ -227,6 +228,33 @@ CASES = [
         "hyperparameters.global_batch_size (line 4): 3 is smaller than the 4 slots of resources.slots_per_trial; "
         "use at least 4, or fewer slots",
     ),
+    *(
+        (
+            "global_batch_size: 64",
+            f"global_batch_size: {written}",
+            "config.wrong_type",
+            f"hyperparameters.global_batch_size{place} (line 4): {text}",
+        )
+        for written, place, text in (
+            ("'16'", "", "expected a whole number such as 64, found the string '16'"),
+            ("16.5", "", "expected a whole number such as 64, found the number 16.5"),
+            ("16.0", "", "expected a whole number such as 64, found the number 16.0"),
+            ("true", "", "expected a whole number such as 64, found the boolean true"),
+            ("null", "", "expected a whole number such as 64, found nothing"),
+            ("[16, 32]", "", "expected a whole number such as 64, found a list"),
+            ("{small: 16}", "", "expected a whole number such as 64, found a mapping"),
+            ("{type: const, val: '16'}", ".val", "expected a whole number such as 64, found the string '16'"),
+            ("{type: categorical, vals: [64, 32.5]}", ".vals[1]", _FRACTION),
+            *(
+                (
+                    f"{{type: {kind}, minval: 1, maxval: 6}}",
+                    ".type",
+                    f"a range of type {kind} draws fractions, but records are counted; use type: int",
+                )
+                for kind in ("double", "log")
+            ),
+        )
+    ),
     (
         "global_batch_size: 64",
         "global_batch_size: {type: categorical, vals: [64, 2]}",
@@ -344,6 +372,18 @@ CASES = [
         "hang_detection: {factor: 0.5}",
         "config.invalid_value",
         "hang_detection.factor (line 1): must be at least 1, found 0.5",
+    ),
+    (
+        "name: digits",
+        "hang_detection: {start_seconds: -1}",
+        "config.invalid_value",
+        "hang_detection.start_seconds (line 1): must be above 0, found -1",
+    ),
+    (
+        "name: digits",
+        "hang_detection: {rest_seconds: 0}",
+        "config.invalid_value",
+        "hang_detection.rest_seconds (line 1): must be above 0, found 0",
     ),
     (
         "name: digits",

@@ -15,7 +15,7 @@ from gangline.core import CheckpointContext, DistributedContext, DownloadMode
 from gangline.core.checkpoint import location_of
 from gangline.core.link import LocalLink
 from gangline.core.storage import CheckpointStore
-from gangline.errors import GanglineError
+from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import types_pb2
 from tests.support.world import in_ranks
 
@@ -145,6 +145,69 @@ def test_damage_of_the_trials_latest_checkpoint_has_a_code_of_its_own(url: str, 
             context.download(storage_id, tmp_path / storage_id)
         codes.append(caught.value.code)
     assert codes == ["checkpoint.latest_corrupt"] * 2 + ["checkpoint.corrupt"] * 2
+
+
+def _latest_context(url: str, latest: str) -> CheckpointContext:
+    """Of an attempt that the cluster wants to go on from `latest`."""
+    info = CheckpointInfo(latest, f"{url}/checkpoints/{latest}", 4)
+    cluster = ClusterInfo("c1", "7.1.2", 2, "a1", 0, 1, [], url, "", TrialInfo("7.1", 7, 1, {}, {}), info)
+    return CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), cluster)
+
+
+def _code_of(context: CheckpointContext, storage_id: str, folder: Path) -> set[str]:
+    """Of the error of each way to read it."""
+    codes = set()
+    with pytest.raises(GanglineError) as caught, context.restore_path(storage_id):
+        pass
+    codes.add(caught.value.code)
+    with pytest.raises(GanglineError) as caught:
+        context.download(storage_id, folder)
+    codes.add(caught.value.code)
+    with pytest.raises(GanglineError) as caught:
+        context.get_metadata(storage_id)
+    return codes | {caught.value.code}
+
+
+@pytest.mark.parametrize("name", ["/metadata.json", ""])
+def test_a_latest_checkpoint_that_lacks_its_manifest_or_folder_is_damaged(url: str, tmp_path: Path, name: str) -> None:
+    latest, other = _save(_context(url)), _save(_context(url))
+    _save(_context(url))
+    filesystem, root = fsspec.core.url_to_fs(url)
+    for storage_id in (latest, other):
+        filesystem.rm(f"{root}/checkpoints/{storage_id}{name}", recursive=True)
+    context = _latest_context(url, latest)
+    assert _code_of(context, latest, tmp_path / "latest") == {"checkpoint.latest_corrupt"}
+    assert _code_of(context, other, tmp_path / "other") == {"checkpoint.not_found"}
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_latest_checkpoint_whose_storage_is_away_is_not_damaged(url: str, tmp_path: Path, is_empty: bool) -> None:
+    latest = _save(_context(url))
+    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem.rm(f"{root}/checkpoints", recursive=True)
+    if is_empty:
+        filesystem.makedirs(f"{root}/checkpoints")
+    context = _latest_context(url, latest)
+    assert _code_of(context, latest, tmp_path / "latest") == {"checkpoint.storage"}
+    with pytest.raises(GanglineError, match="so the storage is away as a whole") as caught:
+        context.get_metadata(latest)
+    assert caught.value.kind is ErrorKind.UNAVAILABLE
+
+
+def test_a_storage_that_does_not_answer_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = str(tmp_path)
+    latest = _save(_context(url))
+    context = _latest_context(url, latest)
+
+    def fail(self: CheckpointStore, *arguments: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(CheckpointStore, "load_metadata", fail)
+    assert _code_of(context, latest, tmp_path / "latest") == {"checkpoint.storage"}
+    monkeypatch.undo()
+    fsspec.filesystem("file").rm(f"{url}/checkpoints/{latest}", recursive=True)
+    monkeypatch.setattr(CheckpointStore, "holds_anything", fail)
+    assert _code_of(context, latest, tmp_path / "latest") == {"checkpoint.storage"}
 
 
 def test_newer_format_is_refused(tmp_path: Path) -> None:

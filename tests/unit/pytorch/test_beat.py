@@ -11,7 +11,7 @@ import torch
 
 from gangline import pytorch
 from gangline.core import beat
-from gangline.domain.beat import Phase, Reading
+from gangline.domain.beat import Phase, Reading, Where
 from gangline.launch.beat_file import BEAT_KEY, BeatFile
 from tests.support.small_trial import SmallTrial, fit
 
@@ -71,10 +71,10 @@ def test_training_is_watched_and_the_users_own_code_is_not(file: BeatFile) -> No
         validation_period=pytorch.Batch(2),
         checkpoint_policy="all",
     )
-    watched, resting = Phase.WATCHED, Phase.RESTING
+    watched, resting, starting = Phase.WATCHED, Phase.RESTING, Phase.STARTING
     assert seen == [
-        # The first batch of everything may compile.
-        ("training", 0, resting),
+        # The first batch of training and of the first validation may compile.
+        ("training", 0, starting),
         ("training", 1, watched),
         ("reported", 2, resting),
         ("validating", 2, resting),
@@ -84,7 +84,7 @@ def test_training_is_watched_and_the_users_own_code_is_not(file: BeatFile) -> No
         ("saving", 2, resting),
         ("training", 2, watched),
         ("reported", 3, resting),
-        ("validating", 3, resting),
+        ("validating", 3, watched),
         ("validating", 3, watched),
         ("validating", 3, watched),
         ("validated", 3, resting),
@@ -96,9 +96,37 @@ def test_training_is_watched_and_the_users_own_code_is_not(file: BeatFile) -> No
 def test_each_batch_and_its_backward_pass_are_a_sign_of_life(file: BeatFile) -> None:
     seen: list[Reading] = []
     fit(lambda context: _Looking(context, lambda _: seen.append(file.read())), max_length=pytorch.Batch(4))
-    training = [(reading.batches, reading.part) for reading in seen if reading.phase is Phase.WATCHED][:3]
-    assert training == [(1, 1), (2, 1), (3, 1)]
+    training = [reading for reading in seen if reading.phase is Phase.WATCHED][:3]
+    assert [reading.batches for reading in training] == [1, 2, 3]
+    # The data loader and the forward pass, and perhaps a look at what the other ranks want.
+    assert {reading.part for reading in training} <= {2, 3}
     assert file.read().batches == 4
+
+
+def test_a_rank_says_where_it_is(file: BeatFile) -> None:
+    seen: set[tuple[str, Where]] = set()
+    fit(
+        lambda context: _Looking(context, lambda what: seen.add((what, file.read().where))),
+        max_length=pytorch.Batch(3),
+        reporting_period=pytorch.Batch(1),
+        validation_period=pytorch.Batch(2),
+        checkpoint_policy="all",
+    )
+    assert seen == {
+        ("training", Where.FORWARD),
+        ("validating", Where.VALIDATION),
+        *((what, Where.CALLBACK) for what in ("reported", "validated", "saving")),
+    }
+
+
+def test_a_report_after_each_batch_sets_the_chief_not_back(file: BeatFile) -> None:
+    seen: list[int] = []
+    fit(
+        lambda context: _Looking(context, lambda what: seen.append(file.read().batches)),
+        max_length=pytorch.Batch(40),
+        reporting_period=pytorch.Batch(1),
+    )
+    assert seen == sorted(seen)
 
 
 def test_a_validation_is_no_part_of_a_step(file: BeatFile) -> None:

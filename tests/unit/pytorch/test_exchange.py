@@ -60,7 +60,7 @@ def test_buckets_that_are_changed_stay_in_fp16() -> None:
     bucketed = strategy.bucketed()
     assert bucketed is not None
     assert bucketed.wire_ratio == 0.5
-    strategy._replace_wrapper({})
+    bucketed.rewrap((1, 2))
     assert _is_half(model)
 
 

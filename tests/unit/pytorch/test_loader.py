@@ -31,6 +31,11 @@ def _take(loader: DataLoader, count: int, **options: Any) -> list[list[int]]:
     return [batch[0].tolist() for batch in itertools.islice(stream, count)]
 
 
+def _weighted(loader: DataLoader, count: int, **place: int) -> list[tuple[list[int], float]]:
+    stream = loader.training_batches(**{"skip": 0, "shift": 0, "seed": 5, **place})
+    return [(batch[0].tolist(), weight) for batch, weight in itertools.islice(stream, count)]
+
+
 @pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 4}])
 def test_worker_processes_do_not_change_the_order(options: dict[str, Any]) -> None:
     """From the middle of an epoch on, over the begin of the next."""
@@ -39,6 +44,7 @@ def test_worker_processes_do_not_change_the_order(options: dict[str, Any]) -> No
     place = {"num_replicas": 2, "rank": 1, "seed": 5}
     whole = _take(alone, 8, **place)
     assert _take(helped, 7, skip=1, **place) == whole[1:]
+    assert _weighted(helped, 8, **place) == _weighted(alone, 8, **place)
 
 
 def test_reading_data_leaves_the_random_numbers_of_training_alone() -> None:
@@ -73,7 +79,17 @@ def test_sampler_learns_the_epoch() -> None:
 def test_batch_sampler_is_divided_by_its_batches() -> None:
     loader = DataLoader(_DATA, batch_sampler=BatchSampler(SequentialSampler(range(10)), 4, False))
     assert _take(loader, 1, num_replicas=2, rank=1) == [[4, 5, 6, 7]]
-    assert loader.steps_per_epoch(2) == 1
+    assert loader.steps_per_epoch(2) == 2
+    assert loader.describe_last_step(2) == (
+        "the last step of each epoch has 1 of 2 batches for 2 slots; gradients and metrics of a slot count by its "
+        "number of records; 1 slots get none, repeat other slots' batches and count nothing"
+    )
+    steps = [_weighted(loader, 3, num_replicas=2, rank=rank) for rank in range(2)]
+    assert steps == [
+        [([0, 1, 2, 3], 1.0), ([8, 9], 2.0), ([0, 1, 2, 3], 1.0)],
+        [([4, 5, 6, 7], 1.0), ([8, 9], 0.0), ([4, 5, 6, 7], 1.0)],
+    ]
+    assert [weight for _, weight in _weighted(loader, 1, num_replicas=3, rank=2)] == [2 * 3 / 10]
     assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
@@ -99,8 +115,33 @@ def test_refused_arguments(arguments: dict[str, Any], code: str, words: str) -> 
 
 
 def test_fewer_batches_than_slots() -> None:
-    with pytest.raises(GanglineError, match="20 records in 3 batches, fewer than the 4 slots"):
-        DataLoader(_DATA, batch_size=8).steps_per_epoch(4)
+    assert DataLoader(_DATA, batch_size=8).steps_per_epoch(4) == 1
+    with pytest.raises(GanglineError, match="20 records and makes no whole batch for 4 slots"):
+        DataLoader(_DATA, batch_size=8, drop_last=True).steps_per_epoch(4)
+
+
+@pytest.mark.parametrize(
+    ("count", "batch_size", "sizes"),
+    [
+        (30, 4, [4, 4, 3, 3]),
+        (20, 4, [2, 2, 0, 0]),
+        (21, 4, [3, 2, 0, 0]),
+        (23, 4, [3, 2, 2, 0]),
+        (17, 4, [1, 0, 0, 0]),
+        (15, 2, [2, 2, 2, 1]),
+        (7, 1, [1, 1, 1, 0]),
+    ],
+)
+def test_last_step_is_divided_evenly_and_leaves_no_record_alone(count: int, batch_size: int, sizes: list[int]) -> None:
+    """Batch normalisation cannot train on one record."""
+    loader = DataLoader(TensorDataset(torch.arange(count)), batch_size=batch_size)
+    steps = loader.steps_per_epoch(4)
+    parts = [_weighted(loader, 1, num_replicas=4, rank=rank, skip=steps - 1)[0] for rank in range(4)]
+    assert [len(records) if weight else 0 for records, weight in parts] == sizes
+    assert [weight for _, weight in parts] == pytest.approx([4 * size / sum(sizes) for size in sizes])
+    assert sorted(record for records, weight in parts if weight for record in records) == list(
+        range(count - sum(sizes), count)
+    )
 
 
 class _Doubled(TensorDataset):

@@ -193,10 +193,10 @@ def test_a_batch_in_which_a_trace_gives_way_may_take_long() -> None:
     class Beat(NoBeat):
         is_resting = False
 
-        def tick(self) -> None:
+        def enter(self, where: int) -> None:
             self.is_resting = False
 
-        def rest(self) -> None:
+        def rest(self, where: int) -> None:
             self.is_resting = True
 
         def resume(self) -> None:

@@ -488,10 +488,10 @@ def test_an_epoch_goes_on_at_its_next_record_with_another_batch_size() -> None:
     assert third.records == [*range(7, 12), *range(12)]
 
 
-def test_batches_of_a_sampler_go_on_at_the_begin_of_one() -> None:
+def test_a_sampler_goes_on_at_its_next_record_with_another_batch_size() -> None:
     fit(_Sampled, max_length=pytorch.Batch(2))
     trial = fit(_SampledByFour, max_length=pytorch.Epoch(1), latest_checkpoint=_newest())
-    assert trial.records == [*range(4, 12)]
+    assert trial.records == [*range(6, 12)]
 
 
 def test_a_checkpoint_of_an_earlier_version_knows_no_shift() -> None:

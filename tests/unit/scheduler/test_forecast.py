@@ -91,6 +91,14 @@ def test_steps_of_a_profile() -> None:
     steps = [profile.step_at(NOW + 15 * 1.1**n) for n in range(50)]
     assert steps == list(range(1, 51))
     assert profile.step_at(1e12) == len(profile.free) - 1
+    assert Profile(NOW, 2, [(NOW, 3)]).free[0] == 5
+    assert Profile(NOW, 2, []).time_of(0) == NOW
+
+
+def test_a_run_within_one_step_gives_its_slots_back_in_the_next() -> None:
+    profile = Profile(NOW, 4, [])
+    profile.take(0, NOW, 1)
+    assert profile.free[:3] == [3, 4, 4]
 
 
 def test_room_for_a_whole_run() -> None:
@@ -107,6 +115,7 @@ def test_kept_slots_are_for_who_is_sure_to_be_over() -> None:
     due = profile.step_at(NOW + 1000)
     profile.keep([4] * due)
     assert profile.find(1, 500, True, 0) == 0
+    assert profile.find(1, 1000, True, 0) == 0
     assert profile.find(1, 500, False, 0) == due
     assert profile.find(1, 5000, True, 0) == due
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import hypothesis.strategies as st
+from hypothesis import given
+
 from gangline.domain.resource import Agent, NetworkInterface
 from gangline.domain.state import ExitKind
 from services.scheduler.rendezvous.gang import FailedProbe, Gang, Phase, on_hello, on_probe, on_time
@@ -96,6 +99,38 @@ def test_a_network_that_one_pair_cannot_use_is_not_taken() -> None:
     gang = on_probe(on_probe(_met(), 0, {"10.9.0.0/24": BROKEN, "10.0.0.0/24": ()}), 1, GOOD)
     assert gang.chosen is not None
     assert gang.chosen.subnet == "10.0.0.0/24"
+
+
+def test_a_network_that_a_member_did_not_probe_is_not_taken() -> None:
+    partly = on_probe(on_probe(_met(), 0, GOOD), 1, {"10.0.0.0/24": ()})
+    assert partly.chosen is not None
+    assert partly.chosen.subnet == "10.0.0.0/24"
+    nothing = on_probe(on_probe(_met(), 0, GOOD), 1, {})
+    assert nothing.failure is not None
+    assert nothing.failure.kind is ExitKind.NETWORK
+    assert nothing.failure.message == "a2 did not probe 10.9.0.0/24; a2 did not probe 10.0.0.0/24"
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(["10.9.0.0/24", "10.0.0.0/24"]), st.sampled_from([(), BROKEN])),
+        min_size=2,
+        max_size=2,
+    )
+)
+def test_the_first_network_over_which_each_member_reached_each_is_taken(
+    probes: list[dict[str, tuple[FailedProbe, ...]]],
+) -> None:
+    gang = _met()
+    for rank, probed in enumerate(probes):
+        gang = on_probe(gang, rank, probed)
+    good = [
+        candidate
+        for candidate in gang.candidates
+        if all(candidate.subnet in probed and not probed[candidate.subnet] for probed in probes)
+    ]
+    assert gang.chosen == (good[0] if good else None)
+    assert (gang.phase is Phase.FAILED) == (not good)
 
 
 def test_no_network_at_all_names_hosts_interface_and_port() -> None:

@@ -13,20 +13,20 @@ def _backfill(**fields: object) -> object:
 
 
 def test_backfill_is_on_call_where_the_queue_has_an_order_and_work_can_be_stopped() -> None:
-    assert _backfill() is True
-    assert _backfill(preemption=True) == "on_call"
-    assert _backfill(preemption=True, type="fair_share") is True
+    assert _backfill() == "on_call"
+    assert _backfill(preemption=False) is True
+    assert _backfill(type="fair_share") is True
     assert _backfill(preemption=True, type="round_robin") is True
 
 
-def test_pools_that_give_by_shares_preempt_unless_they_are_told_not_to() -> None:
+def test_pools_preempt_unless_they_are_told_not_to() -> None:
     def is_on(**fields: object) -> bool:
         return ResourcePool(pool_name="p", scheduler=PoolScheduler.model_validate(fields)).to_config().is_preemption_on
 
     assert is_on(type="fair_share")
     assert not is_on(type="fair_share", preemption=False)
-    assert not is_on(type="priority")
-    assert is_on(type="priority", preemption=True)
+    assert is_on(type="priority")
+    assert not is_on(type="priority", preemption=False)
     assert not is_on(type="round_robin")
 
 
@@ -36,7 +36,7 @@ def test_backfill_can_be_chosen() -> None:
     assert _backfill(preemption=True, backfill="on_call") == "on_call"
 
 
-@pytest.mark.parametrize("fields", [{}, {"preemption": True, "type": "fair_share"}])
+@pytest.mark.parametrize("fields", [{"preemption": False}, {"type": "fair_share"}])
 def test_on_call_is_refused_where_nobody_can_be_called(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="backfill: 'on_call' needs a pool of type priority whose preemption"):
         _backfill(backfill="on_call", **fields)

@@ -161,7 +161,8 @@ def test_what_is_on_call_stays_so_in_a_dump() -> None:
         ({"preemption": True}, "on_call"),
         ({"preemption": True, "backfill": True}, True),
         ({"preemption": True, "backfill": False}, False),
-        ({}, True),
+        ({}, "on_call"),
+        ({"preemption": False}, True),
     ],
 )
 def test_backfill_is_on_call_where_nothing_else_is_said_and_it_is_possible(
@@ -172,11 +173,13 @@ def test_backfill_is_on_call_where_nothing_else_is_said_and_it_is_possible(
     assert shared.backfill == (True if expected == "on_call" else expected)
 
 
-def test_a_file_of_shares_preempts_unless_it_says_otherwise() -> None:
+def test_a_file_preempts_unless_it_says_otherwise() -> None:
     for policy, config, expected in (
         ("fair_share", {}, True),
         ("fair_share", {"preemption": False}, False),
-        ("priority", {}, False),
+        ("priority", {}, True),
+        ("priority", {"preemption": False}, False),
+        ("round_robin", {}, False),
     ):
         pool = parse_simulation(_changed(policy=policy, config=config)).snapshot.pools[0]
         assert pool.is_preemption_on is expected

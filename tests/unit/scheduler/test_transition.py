@@ -161,6 +161,26 @@ def test_a_kill_overrides_a_preemption_once() -> None:
     assert (world.experiment.outcome, world.experiment.reason) == (Outcome.CANCELED, "killed by ann")
 
 
+def test_a_later_failure_does_not_replace_the_first_that_was_found() -> None:
+    world = _placed()
+    first = ExitReport("a1", ExitKind.START_FAILED, "found first", failed_at=12.0)
+    later = ExitReport("a2", ExitKind.RUNNER_LOST, "found later", failed_at=11.0)
+    world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.PREEMPTED, "room", 200.0, first), 12.0))
+    world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.KILLED, "found later", 30.0, later), 13.0))
+    assert (world.allocation.stop_kind, world.allocation.failure) == (ExitKind.KILLED, first)
+    world.exit("a2", ExitKind.USER_ERROR, 14.0)
+    world.exit("a1", ExitKind.KILLED, 15.0)
+    assert world.trial.last_failure == first
+
+
+def test_a_failure_that_is_found_in_a_stopping_attempt_is_kept() -> None:
+    world = _placed()
+    found = ExitReport("a1", ExitKind.START_FAILED, "found", failed_at=13.0)
+    world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.PREEMPTED, "room", 200.0), 12.0))
+    world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.KILLED, "found", 30.0, found), 13.0))
+    assert world.allocation.failure == found
+
+
 def test_an_unaccepted_start_blames_who_did_not_accept() -> None:
     world = _placed()
     assert overdue(world.records.all_of(Allocation), 20.9) == []

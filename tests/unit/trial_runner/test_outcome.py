@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.state import ExitKind
-from services.trial_runner.outcome import Circumstances, Failure, RankEnd, Stop, find_error_line, judge
+from services.trial_runner.outcome import Circumstances, Failure, RankEnd, Stop, find_error_line, first_cause, judge
 
 GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3107"
 NCCL = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
@@ -229,3 +229,50 @@ def test_the_line_that_names_the_error_is_found_among_others() -> None:
 
 def test_a_message_is_bounded() -> None:
     assert len(judge([raised(0, "ValueError: " + "x" * 10_000, 1.0)], around()).message) == 2000
+
+
+FIRST, LATER = Failure(None, "ValueError: first", 0), Failure(None, "ValueError: later", 1)
+NOTICED, NOTICED_LATER = Failure(None, GLOO, 2), Failure(None, NCCL, 3)
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "expected"),
+    [
+        (None, FIRST, FIRST),
+        (FIRST, LATER, FIRST),
+        (NOTICED, NOTICED_LATER, NOTICED),
+        (NOTICED, FIRST, FIRST),
+        (FIRST, NOTICED, FIRST),
+    ],
+)
+def test_a_later_failure_replaces_the_first_only_where_that_was_a_consequence(
+    known: Failure | None, told: Failure, expected: Failure
+) -> None:
+    assert first_cause(known, told) is expected
+
+
+ABORTED = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+    "  what():  [enforce fail at /x/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. Received",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "number", "kind", "message"),
+    [
+        (ABORTED, 6, ExitKind.USER_ERROR, f"gloo::EnforceNotMet: {ABORTED[1].removeprefix('  what():  ')}"),
+        (
+            ("terminate called after throwing an instance of 'std::runtime_error'", "  what():  no such file"),
+            6,
+            ExitKind.SIGNAL,
+            "ended by signal 6 (SIGABRT): std::runtime_error: no such file",
+        ),
+        (("  what():  nothing that ended it",), 6, ExitKind.SIGNAL, "ended by signal 6 (SIGABRT)"),
+        (ABORTED, 11, ExitKind.SIGNAL, "ended by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_an_abort_says_what_the_runtime_of_cpp_printed(
+    lines: tuple[str, ...], number: int, kind: ExitKind, message: str
+) -> None:
+    report = judge([RankEnd(1, signal=number, ended_at=10.0, uncaught_lines=lines), raised(0, GLOO, 9.0)], around())
+    assert (report.kind, report.rank, report.message) == (kind, 1, message)

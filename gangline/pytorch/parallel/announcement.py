@@ -1,0 +1,99 @@
+"""Finds ranks that gather or reduce different blocks of a divided model, before parts of different blocks mix.
+
+A collective does not say which block it is for: where some ranks skip a block, the parts of different blocks mix. Each
+rank therefore announces every collective to the others with a few bytes, on a process group of its own. On the CPU the
+announcement is compared before the collective. On a GPU it is compared later, so that the host goes on meanwhile, and
+no later than at the end of the backward pass. Used by the strategies that divide models.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import GanglineError, invalid
+
+# Announcements that may be open on a GPU at a time.
+_MOST_OPEN = 16
+_GATHER, _REDUCE, _END = range(3)
+_KINDS = 3
+_MOST_NUMEL = 1 << 40
+
+
+class Announcements:
+    """Of one trial. names: of the blocks, by number, added with `watch`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_late = device.type != "cpu"
+        self._group = dist.new_group(backend="gloo")
+        self._names: list[str] = []
+        self._open: deque[tuple[torch.Tensor, Any, int]] = deque()
+
+    def watch(self, group: Any, name: str) -> None:
+        """group: torch's record of the parameters of one block, whose collectives are announced from now on. name: of
+        the block."""
+        number = len(self._names)
+        self._names.append(name)
+        group._all_gather_comm = _Announced(group._all_gather_comm, lambda _: self._announce(_GATHER, number))
+        group._reduce_scatter_comm = _Announced(
+            group._reduce_scatter_comm, lambda numel: self._announce(_REDUCE, number, numel)
+        )
+
+    def end_pass(self) -> None:
+        """A backward pass has ended on this rank. Raises GanglineError `parallelism.blocks_differ` as all else here,
+        where another rank is at another block."""
+        self._announce(_END, 0)
+        self._settle(0)
+
+    def _announce(self, kind: int, number: int, numel: int = 0) -> None:
+        code = (number * _KINDS + kind) * _MOST_NUMEL + numel
+        numbers = torch.tensor([code, -code])
+        work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._open.append((numbers, work, code))
+        self._settle(_MOST_OPEN if self._is_late else 0)
+
+    def _settle(self, most: int) -> None:
+        while len(self._open) > most:
+            numbers, work, own = self._open.popleft()
+            work.wait()
+            largest, smallest = int(numbers[0]), -int(numbers[1])
+            if largest != smallest:
+                self._open.clear()
+                raise self._differ(own, largest if own != largest else smallest)
+
+    def _differ(self, own: int, other: int) -> GanglineError:
+        return invalid(
+            "parallelism.blocks_differ",
+            f"this rank {self._describe(own)} while another {self._describe(other)}, but ranks that divide a model "
+            "must use the same parts of it in each batch; draw what decides that from a generator of the same seed on "
+            "all ranks, or use parallelism: {strategy: ddp, find_unused_parameters: true}",
+        )
+
+    def _describe(self, code: int) -> str:
+        place, numel = divmod(code, _MOST_NUMEL)
+        number, kind = divmod(place, _KINDS)
+        if kind == _END:
+            return "has ended its backward pass"
+        verb = "gathers" if kind == _GATHER else f"reduces {numel} gradients of"
+        return f"{verb} {self._names[number]}"
+
+
+class _Announced:
+    """In the place of a collective of torch's fully_shard: an object that also allocates what the collective fills."""
+
+    def __init__(self, collective: Any, announce: Callable[[int], None]) -> None:
+        self._collective = collective
+        self._announce = announce
+
+    def allocate(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        found: torch.Tensor = self._collective.allocate(*arguments, **options)
+        return found
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        sent = arguments[1] if len(arguments) > 1 else options["input_tensor"]
+        self._announce(sent.numel())
+        return self._collective(*arguments, **options)

@@ -1,0 +1,208 @@
+"""PURE: the small defects that can be planted in a Python source.
+
+Owns the list of changes (a comparison, an operator, a constant, a condition, a statement that is left out) and where
+they apply. Leaves alone what has no effect on a decision: annotations, docstrings, messages, assertions and log lines.
+Called by scripts/mutants.py and its tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+_CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+_CALLED = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "reversed": "list"}
+_SILENT = {"_log", "warnings", "TypeVar"}
+
+Change = tuple[ast.expr | ast.stmt, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """start, end: the part of the source, in characters, that `text` takes the place of. line: where it starts."""
+
+    start: int
+    end: int
+    text: str
+    line: int
+
+    def apply(self, source: str) -> str:
+        return source[: self.start] + self.text + source[self.end :]
+
+
+def find_mutations(source: str) -> list[Mutation]:
+    """In the order of the source. Each gives a source that parses and differs in more than its layout."""
+    tree = ast.parse(source)
+    original = ast.dump(tree)
+    starts = _starts_of_lines(source)
+    found = {}
+    for node, text in _changes_below(tree):
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        mutation = Mutation(
+            starts[node.lineno - 1] + _characters(source, starts, node.lineno, node.col_offset),
+            starts[node.end_lineno - 1] + _characters(source, starts, node.end_lineno, node.end_col_offset),
+            text,
+            node.lineno,
+        )
+        if ast.dump(ast.parse(mutation.apply(source))) != original:
+            found[mutation.start, mutation.end, text] = mutation
+    return [found[key] for key in sorted(found)]
+
+
+def _starts_of_lines(source: str) -> list[int]:
+    starts = [0]
+    for line in source.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    return starts
+
+
+def _characters(source: str, starts: list[int], line: int, num_bytes: int) -> int:
+    """The parser counts the bytes of a line in UTF-8."""
+    text = source[starts[line - 1] : starts[line]]
+    return len(text.encode()[:num_bytes].decode())
+
+
+def _changes_below(node: ast.AST) -> Iterator[Change]:
+    for child in _children(node):
+        if isinstance(child, ast.expr | ast.stmt):
+            yield from _changes_of(child)
+        for condition in _conditions(child):
+            yield condition, f"(not {ast.unparse(condition)})"
+        yield from _changes_below(child)
+
+
+def _conditions(node: ast.AST) -> list[ast.expr]:
+    """Those that have no operator of their own, whose change says more."""
+    match node:
+        case ast.If() | ast.IfExp():
+            found = [node.test]
+        case ast.comprehension():
+            found = node.ifs
+        case _:
+            found = []
+    return [test for test in found if isinstance(test, ast.Name | ast.Attribute | ast.Call | ast.Subscript)]
+
+
+def _children(node: ast.AST) -> Iterable[ast.AST]:
+    """Those in which a change may have an effect."""
+    found: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    match node:
+        # Before Python 3.12 the parser does not know where the parts of an f-string are.
+        case ast.JoinedStr() | ast.Assert() | ast.Raise() | ast.Import() | ast.ImportFrom():
+            found = []
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            found = [*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None), *node.body]
+        case ast.ClassDef():
+            found = node.body
+        case ast.AnnAssign():
+            found = [] if node.value is None else [node.value]
+        case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
+            found = []
+        case ast.Call() if _name_of(node.func) in _SILENT:
+            found = []
+    return found
+
+
+def _name_of(node: ast.expr) -> str:
+    """The first part of a dotted name."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _changes_of(node: ast.expr | ast.stmt) -> Iterator[Change]:
+    for other in _others(node):
+        is_atom = isinstance(other, ast.Constant | ast.Call | ast.stmt)
+        yield node, ast.unparse(other) if is_atom else f"({ast.unparse(other)})"
+
+
+def _others(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
+    yield from _other_expressions(node) if isinstance(node, ast.expr) else _other_statements(node)
+
+
+def _other_expressions(node: ast.expr) -> Iterator[ast.expr]:
+    match node:
+        case ast.Compare():
+            for place, operator in enumerate(node.ops):
+                for instead in _COMPARED[type(operator)]:
+                    yield _with(node, ops=[*node.ops[:place], instead(), *node.ops[place + 1 :]])
+        case ast.BoolOp():
+            yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+            for place in range(len(node.values)):
+                left = [*node.values[:place], *node.values[place + 1 :]]
+                yield left[0] if len(left) == 1 else _with(node, values=left)
+        case ast.BinOp() if type(node.op) in _CALCULATED and not _is_text(node.left) and not _is_text(node.right):
+            yield _with(node, op=_CALCULATED[type(node.op)]())
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            yield node.operand
+        case ast.Constant():
+            yield from _other_constants(node.value)
+        case ast.Call(func=ast.Name(id=name)) if name in _CALLED:
+            called = ast.Name(_CALLED[name])
+            is_plain = called.id == "list"
+            arguments, keywords = (node.args[:1], []) if is_plain else (node.args, node.keywords)
+            yield _with(node, func=called, args=arguments, keywords=keywords)
+
+
+def _other_statements(node: ast.stmt) -> Iterator[ast.stmt]:
+    match node:
+        case ast.AugAssign() if type(node.op) in _CALCULATED:
+            yield ast.AugAssign(node.target, _CALCULATED[type(node.op)](), node.value)
+            yield ast.Assign([node.target], node.value, lineno=node.lineno)
+        case ast.Expr(value=ast.Call(func=called) | ast.Await(value=ast.Call(func=called))):
+            if _name_of(called) not in _SILENT:
+                yield ast.Pass()
+        case ast.Raise():
+            yield ast.Pass()
+        case ast.Continue():
+            yield ast.Break()
+        case ast.Break():
+            yield ast.Continue()
+
+
+def _other_constants(value: object) -> Iterator[ast.expr]:
+    match value:
+        case bool():
+            yield ast.Constant(not value)
+        case int():
+            yield ast.Constant(value + 1)
+        case float():
+            yield ast.Constant(2 * value if value else 1.0)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+
+
+def _with(node: ast.expr, **fields: object) -> ast.expr:
+    changed = copy.copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed

@@ -1,0 +1,151 @@
+"""The process of a trial runner: takes one allocation, or several short commands one after another.
+
+The agent forks it (`main`) with the allocation's folder. A runner whose command has ended within a moment says so to
+the agent and takes the next one: forking a process, and copying the pages that it writes to, costs several times what
+a short command needs. It never has more than one thread while it does so. Whatever starts one (metrics, a connection,
+the lease) makes the allocation its last, so a training always has a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from google.protobuf import json_format
+
+from gangline.domain.allocation import ExitReport
+from gangline.errors import GanglineError
+from gangline.launch import channel
+from gangline.launch.forkserver import num_threads
+from gangline.v1 import runner_pb2
+from services.common.telemetry import configure_logging
+from services.trial_runner import exit_file
+from services.trial_runner.gang_plan import needs_no_warmth
+from services.trial_runner.nursery_client import NurseryProcess, end_nursery, fork_nursery
+from services.trial_runner.runner import TrialRunner, kind_of
+
+log = structlog.get_logger(__name__)
+
+
+def main(arguments: dict[str, Any], held: list[int]) -> int:
+    """arguments: directory, the allocation's folder; rank_forkserver, the rank template's socket or empty; takes_more,
+    whether the agent may hand over further commands. held: what stays open as long as the allocation's runner lives;
+    with takes_more, the last one is the socket to the agent."""
+    configure_logging("trial-runner")
+    directory, rank_forkserver = Path(arguments["directory"]), arguments.get("rank_forkserver") or ""
+    if not arguments.get("takes_more"):
+        return _Process(rank_forkserver).take(directory, held)
+    process = _Process(rank_forkserver, socket.socket(fileno=held.pop()))
+    try:
+        while True:
+            code = process.take(directory, held)
+            follower = process.wait_next()
+            if follower is None:
+                return code
+            directory, held = follower
+    finally:
+        process.close()
+
+
+@dataclass(slots=True)
+class _Process:
+    """agent: the socket over which further commands come; None for a process with one allocation. nursery: of the
+    command before, cleared; set only while this process may take another one."""
+
+    rank_forkserver: str
+    agent: socket.socket | None = None
+    nursery: NurseryProcess | None = None
+
+    def take(self, directory: Path, held: Sequence[int]) -> int:
+        """Runs one allocation to its end. The exit code that this process ends with if it was the last one."""
+        try:
+            lock = exit_file.take_lock(directory)
+        except GanglineError as error:
+            log.error(error.message, code=error.code)
+            return self._end(1)
+        except OSError as error:
+            return self._end(_end_early(directory, directory.name, f"cannot lock {directory}: {error}", error))
+        log.info("the runner has its folder", directory=str(directory), lock=lock)
+        try:
+            spec = _load_spec(directory)
+        except (OSError, ValueError) as error:
+            problem = f"cannot read {directory / 'spec.json'}: {error}"
+            return self._end(_end_early(directory, directory.name, problem, error))
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
+        if needs_no_warmth(spec) and self.nursery is None:
+            # Now or never: as soon as the event loop runs, there may be threads.
+            private = [self.agent.fileno()] if self.agent is not None else []
+            self.nursery = fork_nursery([lock, *held, *private])
+        code = asyncio.run(self._run(directory, spec))
+        if code or self.nursery is None or num_threads() > 1:
+            return self._end(code)
+        # The process goes on, so its end does not give these back.
+        for fd in (lock, *held):
+            os.close(fd)
+        return code
+
+    def wait_next(self) -> tuple[Path, list[int]] | None:
+        """Tells the agent that this process is free; the next allocation's folder, and what its runner holds. None
+        when there will be none."""
+        if self.agent is None or self.nursery is None:
+            return None
+        try:
+            self.agent.sendall(b"\n")
+            received = channel.receive(self.agent)
+        except OSError as error:
+            log.warning("lost the agent", error=str(error))
+            return None
+        if received is None:
+            return None
+        request, (output, *held) = received
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.close(output)
+        os.chdir(request["directory"])
+        return Path(request["directory"]), held
+
+    def close(self) -> None:
+        self._end(0)
+        if self.agent is not None:
+            self.agent.close()
+
+    async def _run(self, directory: Path, spec: runner_pb2.RunnerSpec) -> int:
+        nursery, self.nursery = self.nursery, None
+        try:
+            runner = TrialRunner(directory, spec, self.rank_forkserver, nursery, keeps_nursery=self.agent is not None)
+        except OSError as error:
+            return _end_early(directory, spec.allocation.id, f"the trial runner cannot start: {error}", error)
+        code = await runner.run()
+        self.nursery = runner.released
+        return code
+
+    def _end(self, code: int) -> int:
+        """Takes nothing more."""
+        nursery, self.nursery = self.nursery, None
+        if nursery is not None:
+            end_nursery(nursery)
+        return code
+
+
+def _end_early(directory: Path, allocation_id: str, message: str, error: Exception) -> int:
+    """The end of a runner that could not begin; its exit code."""
+    now = time.time()
+    report = ExitReport("", kind_of(error), message, failed_at=now, ended_at=now, is_agent_at_fault=True)
+    exit_file.write_exit(directory, allocation_id, report, ())
+    return 1
+
+
+def _load_spec(directory: Path) -> runner_pb2.RunnerSpec:
+    text = (directory / "spec.json").read_text()
+    try:
+        return json_format.Parse(text, runner_pb2.RunnerSpec(), ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise ValueError(f"no RunnerSpec in JSON: {error}") from error

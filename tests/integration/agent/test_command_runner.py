@@ -1,0 +1,251 @@
+"""Short commands one after another in one process of a trial runner: real runners below a roster, no scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
+from gangline.domain.state import ExitKind
+from gangline.v1 import agent_pb2, types_pb2
+from services.agent import command_runner, metrics
+from services.agent.journal import Journal, open_journal
+from services.agent.launcher import Launcher, RunnerProgram
+from services.agent.record import Phase, Process, StopOrder, parse_record
+from services.agent.recovery import Verdict, plan_recovery
+from services.agent.roster import Roster
+from services.agent.warm import Template
+from services.common import disk
+from tests.support.agent_process import is_running, wait_until
+from tests.support.runner_process import make_spec
+
+
+class Commands:
+    """A roster that runs one command after another."""
+
+    def __init__(self, journal: Journal, template: Template, folder: Path) -> None:
+        self.folder = folder
+        self.journal = journal
+        self.exits: dict[str, types_pb2.ExitReport] = {}
+        self._template = template
+        self.renew_roster()
+
+    def renew_roster(self) -> None:
+        launcher = Launcher(RunnerProgram(), self._template, "")
+        self.roster = Roster("a1", self.journal, launcher, self._on_status)
+
+    def begin(self, allocation_id: str, command: str) -> None:
+        spec = make_spec([("a1", 1)], 0, command, allocation_id=allocation_id, scheduler=["127.0.0.1:1"])
+        self.roster.accept(spec, ("a1/0",), "")
+
+    async def run(self, allocation_id: str, command: str) -> types_pb2.ExitReport:
+        self.begin(allocation_id, command)
+        return await self.end(allocation_id)
+
+    async def end(self, allocation_id: str) -> types_pb2.ExitReport:
+        return await wait_until(lambda: self.exits.get(allocation_id))
+
+    def process(self, allocation_id: str) -> Process:
+        record = self.journal.folder(allocation_id).load_record()
+        assert record is not None
+        assert record.process is not None
+        return record.process
+
+    def _on_status(self, status: agent_pb2.AllocationStatus) -> None:
+        if status.state == types_pb2.STATE_TERMINAL:
+            self.exits[status.allocation_id] = status.exit
+
+
+@pytest.fixture
+async def template(tmp_path: Path) -> AsyncIterator[Template]:
+    made = Template("runner-template", (*RunnerProgram().preload, "services.agent.entry"), tmp_path)
+    running = asyncio.create_task(made.run())
+    yield made
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.fixture
+async def commands(tmp_path: Path, template: Template) -> AsyncIterator[Commands]:
+    with open_journal(tmp_path, 0) as journal:
+        made = Commands(journal, template, tmp_path)
+        yield made
+        await made.roster.stop_all(0.0, "the test is over")
+        await made.roster.close()
+
+
+async def test_commands_in_a_row_share_one_process_and_nothing_else(commands: Commands) -> None:
+    told = commands.folder / "told"
+    report = f'echo "$PWD $$ $(ps -o sid= -p $$) $OWN $(ls -l /proc/$$/fd | grep -c allocations)" >> {told}'
+    reused = metrics.runner_starts.labels(kind="reused")._value.get()
+    for number in (1, 2, 3):
+        own = f"export OWN=${{OWN:-unset}}; {report}; export OWN={number}"
+        assert (await commands.run(f"{number}.1.1", own)).kind == types_pb2.EXIT_KIND_COMPLETED
+    assert len({commands.process(f"{number}.1.1") for number in (1, 2, 3)}) == 1
+    assert metrics.runner_starts.labels(kind="reused")._value.get() == reused + 2
+    for number, line in enumerate(told.read_text().splitlines(), 1):
+        directory, pid, session, own, num_open = line.split()
+        assert directory == str(commands.journal.folder(f"{number}.1.1").path / "code")
+        assert session == pid, "each leads a session of its own"
+        assert own == "unset"
+        assert num_open == "0", "no file of any allocation is open in it"
+    for number in (1, 2, 3):
+        folder = commands.journal.folder(f"{number}.1.1")
+        assert f'"allocation_id": "{number}.1.1"' in folder.log_path.read_text()
+        assert not folder.is_locked()
+
+
+async def test_a_command_of_which_there_is_something_to_say_is_the_last_one_of_its_process(commands: Commands) -> None:
+    await commands.run("1.1.1", "true")
+    report = await commands.run("2.1.1", "exit 3")
+    assert (report.kind, report.exit_code) == (types_pb2.EXIT_KIND_USER_ERROR, 3)
+    assert (await commands.run("3.1.1", "true")).kind == types_pb2.EXIT_KIND_COMPLETED
+    assert commands.process("1.1.1") == commands.process("2.1.1") != commands.process("3.1.1")
+
+
+async def test_nothing_of_a_command_is_left_when_the_next_one_starts(commands: Commands) -> None:
+    pids = commands.folder / "pids"
+    leave = f"setsid sh -c 'echo $$ >> {pids}; exec sleep 600' >/dev/null 2>&1 & while ! [ -s {pids} ]; do :; done"
+    await commands.run("1.1.1", leave)
+    assert not is_running(int(pids.read_text()))
+    await commands.run("2.1.1", "true")
+    assert commands.process("1.1.1") == commands.process("2.1.1")
+
+
+async def test_a_command_that_goes_on_keeps_its_process_to_itself(commands: Commands) -> None:
+    await commands.run("1.1.1", "sleep 0.6")
+    await commands.run("2.1.1", "true")
+    assert commands.process("1.1.1") != commands.process("2.1.1")
+    await wait_until(lambda: not is_running(commands.process("1.1.1").pid))
+
+
+async def test_only_a_command_that_is_alone_gets_such_a_process(commands: Commands) -> None:
+    await commands.run("1.1.1", "true")
+    spec = make_spec([("a1", 2)], 0, "true", allocation_id="2.1.1")
+    assert not command_runner.is_lone_command(spec)
+    assert not command_runner.is_lone_command(make_spec([("a1", 1)], 0, "python3 train.py"))
+    assert not command_runner.is_lone_command(make_spec([("a1", 1)], 0, "model_def:Trial"))
+    assert not command_runner.is_lone_command(make_spec([("a1", 1), ("a2", 1)], 0, "true"))
+    commands.roster.accept(spec, ("a1/0", "a1/1"), "")
+    await commands.end("2.1.1")
+    assert commands.process("1.1.1") != commands.process("2.1.1")
+
+
+async def test_a_process_that_was_told_to_stop_takes_no_other_command(commands: Commands) -> None:
+    await commands.run("1.1.1", "true")
+    started = commands.folder / "started"
+    commands.begin("2.1.1", f"trap '' TERM; touch {started}; while :; do sleep 0.01; done")
+    await wait_until(started.exists)
+    commands.roster.stop("2.1.1", 10, StopOrder(ExitKind.KILLED, "the test says so", time.time() + 60))
+    assert (await commands.end("2.1.1")).kind == types_pb2.EXIT_KIND_KILLED
+    await commands.run("3.1.1", "true")
+    assert commands.process("1.1.1") == commands.process("2.1.1") != commands.process("3.1.1")
+    await wait_until(lambda: not is_running(commands.process("2.1.1").pid))
+
+
+async def test_a_process_that_was_killed_while_it_was_idle_costs_no_command(commands: Commands) -> None:
+    await commands.run("1.1.1", "true")
+    pid = commands.process("1.1.1").pid
+    os.kill(pid, signal.SIGKILL)
+    await wait_until(lambda: not is_running(pid))
+    assert (await commands.run("2.1.1", "true")).kind == types_pb2.EXIT_KIND_COMPLETED
+    assert commands.process("2.1.1").pid != pid
+
+
+async def test_no_command_survives_the_kill_of_a_process_that_had_run_another(commands: Commands) -> None:
+    await commands.run("1.1.1", "true")
+    child = commands.folder / "child"
+    commands.begin("2.1.1", f"echo $$ > {child}.draft; mv {child}.draft {child}; exec sleep 600")
+    await wait_until(child.exists)
+    assert commands.process("1.1.1") == commands.process("2.1.1")
+    os.kill(commands.process("2.1.1").pid, signal.SIGKILL)
+    assert (await commands.end("2.1.1")).kind == types_pb2.EXIT_KIND_RUNNER_LOST
+    assert not is_running(int(child.read_text()))
+
+
+async def test_only_its_start_waits_for_the_disk(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent has one thread for all of its allocations, and a synced write takes milliseconds."""
+    synced: list[tuple[str, str]] = []
+    write = disk.write_atomic
+
+    def note(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
+        write(path, text, mode, is_durable=is_durable)
+        if is_durable:
+            synced.append((path.name, str(parse_record(text).phase)))
+
+    monkeypatch.setattr("services.agent.folder.write_atomic", note)
+    await commands.run("1.1.1", "true")
+    assert synced == [("record.json", "RUNNING")]
+    assert (commands.journal.folder("1.1.1").path / "record.json").exists()
+
+
+async def test_an_end_that_only_the_agent_knows_is_synced(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    write = disk.write_atomic
+
+    def note(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
+        write(path, text, mode, is_durable=is_durable)
+        if is_durable:
+            synced.append(str(parse_record(text).phase))
+
+    monkeypatch.setattr("services.agent.folder.write_atomic", note)
+    started = commands.folder / "started"
+    commands.begin("1.1.1", f"touch {started}; exec sleep 600")
+    await wait_until(started.exists)
+    os.kill(commands.process("1.1.1").pid, signal.SIGKILL)
+    await commands.end("1.1.1")
+    assert synced == ["RUNNING", "ENDED"]
+
+
+async def test_idle_processes_end(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_runner, "IDLE_SECONDS", 0.3)
+    await commands.run("1.1.1", "true")
+    pid = commands.process("1.1.1").pid
+    nursery = int(commands.journal.folder("1.1.1").nursery_path.read_text())
+    assert is_running(pid)
+    await wait_until(lambda: not is_running(pid) and not is_running(nursery))
+
+
+async def test_a_process_goes_on_without_its_agent_until_its_command_has_ended(
+    commands: Commands,
+) -> None:
+    await commands.run("1.1.1", "true")
+    go, started = commands.folder / "go", commands.folder / "started"
+    commands.begin("2.1.1", f"touch {started}; while ! [ -e {go} ]; do sleep 0.01; done")
+    await wait_until(started.exists)
+    process = commands.process("2.1.1")
+    assert process == commands.process("1.1.1")
+    # All that the agent's death does to it: its sockets are closed.
+    for story in commands.roster._stories.values():
+        if story._command_runner is not None:
+            story._command_runner.close()
+    await commands.roster.close()
+
+    commands.renew_roster()
+    commands.roster.recover()
+    assert is_running(process.pid)
+    go.touch()
+    assert (await commands.end("2.1.1")).kind == types_pb2.EXIT_KIND_COMPLETED
+    await wait_until(lambda: not is_running(process.pid))
+
+
+async def test_an_ended_command_is_not_taken_for_the_one_that_its_process_runs_now(commands: Commands) -> None:
+    """The agent was killed after the process had ended the first command and before that was journaled."""
+    await commands.run("1.1.1", "true")
+    folder = commands.journal.folder("1.1.1")
+    record = folder.load_record()
+    assert record is not None
+    folder.save(replace(record, phase=Phase.RUNNING, status=None))
+    assert is_running(commands.process("1.1.1").pid)
+    (survey,) = commands.journal.survey()
+    assert plan_recovery(survey.found) is Verdict.CONCLUDE
+    status = folder.load_exit()
+    assert status is not None
+    assert json_format.MessageToDict(status)["exit"]["kind"] == "EXIT_KIND_COMPLETED"

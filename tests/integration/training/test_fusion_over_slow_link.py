@@ -1,0 +1,69 @@
+"""Tensor fusion tuned by its own clock: real ranks exchange real gradients over a link that is really slow.
+
+Link and backward pass take about equally long. Several buckets travel beside the backward pass, of which the default's
+two leave most for its end; one bucket for each tensor is slower than both. These differences are far above noise, so
+every machine must find them; a tuner that measures nothing, or the wrong thing, does not.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gangline.v1 import types_pb2
+from tests.support.fused_trial import fused_config, over_slow_link
+from tests.support.rank import RunningTrial, Trial, run_trial
+
+pytestmark = pytest.mark.timeout(300)
+_ALPHA_SECONDS = 0.004
+_BYTES_PER_SECOND = 2e7
+_LAYER_SECONDS = 0.002
+_STEPS = 75
+_NUM_TENSORS = 72
+_MODEL_BYTES = 36 * (96 * 96 + 96) * 4
+
+
+def _run(directory: Path, size: int, records: list[types_pb2.FusionRecord] | None = None) -> RunningTrial:
+    config = fused_config(_STEPS, {"auto_tune_tensor_fusion": True})
+    code = {"model_def.py": over_slow_link(_ALPHA_SECONDS, _BYTES_PER_SECOND, _LAYER_SECONDS)}
+    trial = Trial(code, config, {"steps": _STEPS, "straggles": False}, size, fusion=records or [])
+    running, codes = run_trial(directory, trial)
+    assert codes == [0] * size, running.output(0)
+    return running
+
+
+def _num_buckets(running: RunningTrial, size: int) -> list[int]:
+    """Of each rank in the last step."""
+    found = [re.findall(rf"step {_STEPS - 1} buckets (.+)", running.output(rank))[-1] for rank in range(size)]
+    return [len(sizes.split(",")) for sizes in found]
+
+
+def _check_record(record: types_pb2.FusionRecord) -> None:
+    """Of the link the cost of all gradients is sure; how it divides into a fixed part and a rate varies more."""
+    expected = _ALPHA_SECONDS + _MODEL_BYTES / _BYTES_PER_SECOND
+    assert 0.7 * expected < record.alpha_seconds + _MODEL_BYTES / record.bytes_per_second < 3 * expected
+    assert 0.3 * _ALPHA_SECONDS < record.alpha_seconds < 8 * _ALPHA_SECONDS
+    assert record.tuned_step_seconds > max(_MODEL_BYTES / _BYTES_PER_SECOND, 36 * _LAYER_SECONDS)
+    assert record.default_step_seconds > 1.1 * record.tuned_step_seconds
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_tuner_finds_the_faster_buckets_and_throws_slower_ones_out(tmp_path: Path, size: int) -> None:
+    tuned = _run(tmp_path / "tuned", size)
+    (record,) = tuned.runner.of(0, "fusion_record")
+    (num_buckets,) = set(_num_buckets(tuned, size))
+    assert 2 < num_buckets < _NUM_TENSORS / 2
+    _check_record(record)
+    # What another trial left: a bucket for each tensor, said to be fast.
+    slow = types_pb2.FusionRecord()
+    slow.CopyFrom(record)
+    slow.bucket_bytes[:] = [1]
+    again = _run(tmp_path / "again", size, [slow])
+    assert "recalled from trial" in again.output(0)
+    assert "fusion: the recalled buckets are slower than the default here; tuning again" in again.output(0)
+    (num_buckets,) = set(_num_buckets(again, size))
+    assert 2 < num_buckets < _NUM_TENSORS / 2
+    (other,) = again.runner.of(0, "fusion_record")
+    _check_record(other)

@@ -1,0 +1,192 @@
+"""scripts/mutation.py and mutants.py: which defects there are, and that the tree stays as it is."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scripts.mutation import find_mutations
+from tests.support.source import ROOT
+from tests.support.wait import until, within
+
+SOURCE = '''"""Doc 1."""
+
+from __future__ import annotations
+
+LIMIT: int | None = 3
+
+
+def first(values: list[int], least: int = 0) -> int | None:
+    """The first above 7."""
+    assert least < 9, "1 < 2"
+    for välue in values:
+        if välue > least and not välue % 2:
+            _log.info("found", number=1)
+            return max(välue, 4)
+        values.append(välue)
+    raise ValueError(f"{least + 1} of {len(values)}")
+'''
+
+
+def _changed_lines(source: str) -> set[tuple[int, str]]:
+    return {
+        (mutation.line, mutation.apply(source).splitlines()[mutation.line - 1].strip())
+        for mutation in find_mutations(source)
+    }
+
+
+def test_the_defects_of_a_function() -> None:
+    assert _changed_lines(SOURCE) == {
+        (5, "LIMIT: int | None = 4"),
+        (8, "def first(values: list[int], least: int = 1) -> int | None:"),
+        (12, "if (välue > least or not välue % 2):"),
+        (12, "if (not välue % 2):"),
+        (12, "if (välue > least):"),
+        (12, "if (välue >= least) and not välue % 2:"),
+        (12, "if (välue <= least) and not välue % 2:"),
+        (12, "if välue > least and (välue % 2):"),
+        (12, "if välue > least and not (välue * 2):"),
+        (12, "if välue > least and not välue % 3:"),
+        (14, "return min(välue, 4)"),
+        (14, "return max(välue, 5)"),
+        (15, "pass"),
+        (16, "pass"),
+    }
+
+
+@pytest.mark.parametrize(
+    "folder", ["services/scheduler/placement", "services/scheduler/transition", "gangline/pytorch"]
+)
+def test_each_defect_in_our_own_files_is_another_program_with_the_same_signatures(folder: str) -> None:
+    for file in sorted((ROOT / folder).glob("*.py")):
+        source = file.read_text()
+        original = ast.parse(source)
+        for mutation in find_mutations(source)[::7]:
+            changed = ast.parse(mutation.apply(source))
+            assert ast.dump(changed) != ast.dump(original)
+            assert _signatures(changed) == _signatures(original)
+
+
+def _signatures(tree: ast.Module) -> list[tuple[str | None, ...]]:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        (one.name, ast.get_docstring(one), *(ast.unparse(note) for arg in one.args.args if (note := arg.annotation)))
+        for one in functions
+    ]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with the scripts, one module and one test, which notices a wrong sign and no wrong limit."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("mutants.py", "mutation.py", "run_and_reap.py"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    _write(
+        tmp_path / "services/scheduler/placement/sum.py",
+        "def add(one, other):\n    return one + other if one < 9 else 9\n",
+    )
+    _write(
+        tmp_path / "tests/unit/scheduler/test_sum.py",
+        "from services.scheduler.placement.sum import add\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n",
+    )
+    for name in ("placement", "victim", "forecast", "simulator"):
+        _write(tmp_path / f"tests/property/test_{name}.py", "def test_nothing():\n    pass\n")
+    _write(
+        tmp_path / "tests/conftest.py",
+        "from hypothesis import settings\n\nsettings.register_profile('mutants', derandomize=True, database=None)\n",
+    )
+    # A package with a file of its own comes before one that is installed.
+    for package in ("services", "services/scheduler", "services/scheduler/placement"):
+        _write(tmp_path / package / "__init__.py", "")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    return tmp_path
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "scripts/mutants.py", *arguments, "--only", "services/scheduler/placement"]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(folder)}
+
+
+def _sources(project: Path) -> dict[str, str]:
+    return {str(file): file.read_text() for file in project.rglob("*.py")}
+
+
+def test_survivors_are_shown_and_the_tree_stays_as_it_is(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    copies, before = tmp_path_factory.mktemp("copies"), _sources(project)
+    done = subprocess.run(
+        _command("99", "--jobs", "1"),
+        cwd=project, env=_environment(copies), capture_output=True, text=True, check=False, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    # The sign and the negated condition are noticed; the limits are not.
+    assert "mutants: 5 of 5 in 2 files, seed 0" in done.stdout
+    assert "mutants: 3 of 5 survived" in done.stdout
+    assert "-    return one + other if one < 9 else 9\n+    return one + other if (one <= 9) else 9\n" in done.stdout
+    assert "one - other" not in done.stdout
+    assert _sources(project) == before
+    assert list(copies.iterdir()) == []
+
+
+async def test_ending_it_leaves_no_copy_and_no_process(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    copies, pid_file = tmp_path_factory.mktemp("copies"), project / "pid"
+    # Without a defect the test passes. With any defect it says who runs it, and never ends.
+    _write(
+        project / "tests/unit/scheduler/test_sum.py",
+        "import os, pathlib, threading\n\nfrom services.scheduler.placement.sum import add\n\n\ndef test_sum():\n"
+        "    if (add(1, 2), add(9, 1), add(8, 9)) != (3, 9, 17):\n"
+        f"        pathlib.Path({str(pid_file)!r}).write_text(f'{{os.getpid()}}\\n')\n"
+        "        threading.Event().wait()\n",
+    )
+    before = _sources(project)
+    process = await asyncio.create_subprocess_exec(*_command("1", "--jobs", "1"), cwd=project, env=_environment(copies))
+    try:
+        await until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), "the test of the defect", 60)
+        process.send_signal(signal.SIGTERM)
+        assert await within(60, process.wait()) == 143
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+    assert list(copies.iterdir()) == []
+    assert _sources(project) == before
+
+
+def test_tests_that_fail_without_a_defect_end_it(project: Path) -> None:
+    _write(project / "tests/unit/scheduler/test_sum.py", "def test_sum():\n    assert 1 == 2\n")
+    done = subprocess.run(_command("1"), cwd=project, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 1
+    assert "the tests of services/scheduler/placement fail without a defect" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["0"], "argument count: must be a whole number of at least 1, not '0'"),
+        (["--only", "services/agent"], "services/agent is no file or folder in services/scheduler/placement, "),
+    ],
+)
+def test_bad_arguments_end_with_one_line(arguments: list[str], message: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "mutants.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
