@@ -68,6 +68,47 @@ def test_rounds_and_aggregated_batches_multiply(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(part.model.weight, whole.model.weight, rtol=0, atol=1e-6)
 
 
+class _Reported(pytorch.PyTorchCallback):
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, float]] = []
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        self.metrics.append({name: float(value) for name, value in avg_metrics.items()})
+
+
+class _Told(_Counted):
+    """Reports each batch, with the number of its records."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.reported = _Reported()
+        self.records = context.wrap_reducer(sum, name="records", for_validation=False)
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"reported": self.reported}
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.records.update(len(batch[0]))  # type: ignore[attr-defined]  # a FunctionReducer, as the call above makes it
+        return {"loss": super().train_batch(batch, epoch_idx, batch_idx)}
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_rounds_divide_the_last_step_of_an_epoch_as_the_full_gang_does(
+    monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    """Of 12 records the second step has 4: in four rounds two of them repeat records, which count nothing."""
+    init = {"hparams": {"global_batch_size": 8}, "exp_conf": {"scheduling_unit": 1}}
+    whole = _in_rounds(monkeypatch, 1, _Told, init=init)
+    part = _in_rounds(monkeypatch, rounds, _Told, init=init)
+    assert (whole.num_calls, part.num_calls) == (7, 7 * rounds)
+    assert part.context.position == whole.context.position
+    assert [one["records"] for one in part.reported.metrics] == [8, 4, 8, 4, 8, 4, 8]
+    losses, expected = ([one["loss"] for one in trial.reported.metrics] for trial in (part, whole))
+    assert losses == pytest.approx(expected, abs=1e-6)
+    torch.testing.assert_close(part.model.weight, whole.model.weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(part.model.bias, whole.model.bias, rtol=0, atol=1e-6)
+
+
 def test_a_trial_that_clears_gradients_itself_may_not_be_one_that_shrinks() -> None:
     class Own(_Counted):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
