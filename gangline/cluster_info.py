@@ -39,7 +39,8 @@ class ClusterInfo:
     """node_rank counts the machines of this allocation, slot_ids are the slots of this machine, in local-rank order.
     storage_url is where checkpoints go, code_directory where the user's files lie. addresses: of the machines, by node
     rank, in the network over which the gang is linked. rank, world_size: of the slot in which this process runs,
-    whatever a launcher of the script's own calls its workers."""
+    whatever a launcher of the script's own calls its workers. full_world_size: slots_per_trial in an attempt on
+    fewer slots; 0 in one of full size."""
 
     cluster_id: str
     allocation_id: str
@@ -56,6 +57,13 @@ class ClusterInfo:
     addresses: list[str] = field(default_factory=list)
     rank: int = 0
     world_size: int = 1
+    full_world_size: int = 0
+
+    @property
+    def rounds(self) -> int:
+        """Batches that each rank trains for one batch of each rank of the full gang: 1 at full size, 2 on half of the
+        slots. A script that splits its batches itself sums the gradients of so many batches for one step."""
+        return max(1, self.full_world_size // self.world_size)
 
     def to_json(self) -> str:
         return json.dumps(self, default=_fields_of)

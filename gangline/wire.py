@@ -31,6 +31,7 @@ _MESSAGE_BY_RECORD: dict[type, type[Message]] = {
         allocation.Member,
         allocation.Reason,
         allocation.Request,
+        allocation.SizeChange,
         allocation.Timeline,
         experiment.Checkpoint,
         experiment.Experiment,

@@ -277,10 +277,12 @@ def _show_end(view: ExperimentView, is_json: bool) -> None:
 
 def _description(view: ExperimentView) -> list[str]:
     from gangline.cli.search_summary import is_search, trial_table  # noqa: PLC0415 - loads the client's records
-    from gangline.cli.summary import final_lines, status_line  # noqa: PLC0415 - loads the client's records
+    from gangline.cli.summary import final_lines, size_lines, status_line  # noqa: PLC0415 - loads the client's records
     from gangline.config import describe_config  # noqa: PLC0415 - loads pydantic
 
     lines = final_lines(view) if view.experiment.outcome else [status_line(view)]
+    if not view.experiment.outcome:
+        lines += [line for trial in view.trials for line in size_lines(trial)]
     if view.reason is not None:
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")
     if not view.experiment.outcome or not is_search(view):

@@ -28,7 +28,7 @@ def job_row(task: Task, now: float) -> tuple[object, ...]:
         task.experiment_name,
         task.pool,
         "-" if task.priority is None else task.priority,
-        task.num_slots,
+        task.size_text,
         task.trial.state,
         f"{format_age(task.submitted_at, now)} ago" if task.submitted_at else "-",
         _in(task.reason.eta_at, now) if task.reason is not None and task.reason.eta_at is not None else "-",
@@ -55,7 +55,12 @@ def _task_lines(explained: TaskExplanation, now: float, tell_instant: Callable[[
     task, trial = explained.task, explained.task.trial
     if task.allocation is not None:
         lines = [f"trial {trial.id}: {task.allocation.state} on {place_of(task.allocation)}, {_terms(task)}"]
-        return [*lines, f"  {_ON_CALL}"] if task.allocation.is_on_call else lines
+        lines += [f"  {_ON_CALL}"] if task.allocation.is_on_call else []
+        shrunk = task.shrunk_reason
+        if shrunk is not None:
+            lines += [f"  {shrunk.code}: {shrunk.message}", f"  grows if: {shrunk.would_start_if}"]
+            lines += [f"  not before: {tell_instant(task.allocation.grow_at)}"] if task.allocation.grow_at > now else []
+        return lines
     if task.request is None:
         return [f"trial {trial.id}: {trial.outcome or trial.state}" + (f", {trial.reason}" if trial.reason else "")]
     place = f"place {task.queue_place} of the queue, " if task.queue_place else ""

@@ -12,9 +12,9 @@ from gangline.cli.search_summary import best_trial, is_search, search_line, tria
 from gangline.cli.text import format_duration, format_metrics
 from gangline.client.record import ExperimentView, TrialView
 from gangline.domain import explanation
-from gangline.domain.allocation import ExitReport
+from gangline.domain.allocation import ExitReport, shrunk_reason
 from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.pause import describe_exclusion
+from gangline.domain.pause import clock_time, describe_exclusion
 from gangline.domain.state import Outcome, ReasonCode, State
 
 _MOST_LAST_LINES = 12
@@ -122,12 +122,24 @@ def trial_lines(view: TrialView) -> list[str]:
         lines.append(f"  validation: {format_metrics(_numbers(metrics))}")
     if trial.latest_checkpoint_id:
         lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
+    lines += size_lines(view)
     lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
     if trial.state is not State.TERMINAL:
         lines += [f"  not on {one.agent_id}: {describe_exclusion(one)}" for one in trial.exclusions]
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
         lines.append(f"  failed first: {_blame(trial.last_failure)}")
         lines += [f"    {line}" for line in trial.last_failure.last_lines[-_MOST_LAST_LINES:]]
+    return lines
+
+
+def size_lines(view: TrialView) -> list[str]:
+    """The changes of a trial's size, and why it runs on fewer slots now."""
+    shrunk = shrunk_reason(view.allocation) if view.allocation is not None else None
+    lines = [f"  {shrunk.code}: {shrunk.message}"] if shrunk is not None else []
+    for change in view.trial.size_changes:
+        slots = f"{change.slots} of {change.full_slots} slots" if change.slots < change.full_slots else "all its slots"
+        why = f": {change.reason}" if change.reason else ""
+        lines.append(f"  at {clock_time(change.at)} it went on on {slots}{why}")
     return lines
 
 

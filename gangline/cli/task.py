@@ -26,7 +26,7 @@ def list_tasks(is_json: Json = False) -> None:
             task.trial.id,
             task.experiment_name,
             task.trial.state,
-            task.num_slots,
+            task.size_text,
             format_age(_since(task), now),
             _where(task),
         )

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from gangline.config.batch import find_bad_batch_size
 from gangline.config.complaint import Complaint
+from gangline.config.elastic import find_size_conflict
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import find_undrawable
@@ -73,6 +74,7 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
         or find_bad_batch_size(config.hyperparameters)
         or _find_undrawable(config)
         or find_spread_conflict(config)
+        or find_size_conflict(config)
         or _find_impossible(config.resources)
         or find_bad_pattern(config.log_policies)
     )

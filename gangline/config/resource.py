@@ -13,7 +13,9 @@ _MEMORY_SIZE = re.compile(r"^([0-9]*[.])?[0-9]+ ?(([kmgtp]i?b?)|b)?$", re.IGNORE
 
 
 class Resources(Section):
-    """slots_per_trial: the size of a trial's gang. priority: 1 is most urgent; None takes the pool's default.
+    """slots_per_trial: the size of a trial's gang. min_slots_per_trial: the fewest slots on which a trial that has run
+    may go on while it cannot have all of them; None for no fewer, see gangline.config.elastic. priority: 1 is most
+    urgent; None takes the pool's default.
 
     resource_pool: empty takes the default pool. is_single_node: all slots on one agent, or the trial waits.
     preemptible: false for work that cannot go on from a checkpoint; it is never stopped for other work, and starts only
@@ -21,6 +23,7 @@ class Resources(Section):
     """
 
     slots_per_trial: int = Field(default=1, ge=1)
+    min_slots_per_trial: int | None = Field(default=None, ge=1)
     max_slots: int | None = Field(default=None, ge=0)
     weight: float = Field(default=1, ge=0)
     priority: int | None = Field(default=None, ge=1, le=99)

@@ -72,10 +72,30 @@ class Allocation:
     failure: ExitReport | None = None
     checkpoint_id: str = ""
     is_on_call: bool = False
+    full_slots: int = 0
+    shrink_reason: str = ""
+    grow_at: float = 0.0
+    grow_slots: int = 0
 
     @property
     def num_slots(self) -> int:
         return sum(len(member.slot_ids) for member in self.members)
+
+    @property
+    def size_text(self) -> str:
+        """2 of 4 slots, or 4 slots"""
+        of_full = f" of {self.full_slots}" if self.full_slots else ""
+        return f"{self.num_slots}{of_full} slot{'' if max(self.num_slots, self.full_slots) == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChange:
+    """An attempt has started on another number of slots than the one before it."""
+
+    at: float
+    slots: int
+    full_slots: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +122,13 @@ class Request:
     submitted_at: float = 0.0
     not_before_at: float = 0.0
     exclusions: tuple[Exclusion, ...] = ()
+    shrink_at: float = 0.0
+    kept_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a request waits, as data: every surface prints the same sentence."""
+    """Why a request waits, or why a trial runs on fewer slots, as data: every surface prints the same sentence."""
 
     code: ReasonCode
     message: str
@@ -114,3 +136,12 @@ class Reason:
     blocking_ids: tuple[str, ...] = ()
     eta_at: float | None = None
     changes_json: str = ""
+
+
+def shrunk_reason(allocation: Allocation) -> Reason | None:
+    """Why it runs on fewer slots; None for one that has all of them."""
+    if not allocation.full_slots:
+        return None
+    what = f"runs on {allocation.size_text}: {allocation.shrink_reason}"
+    grows = f"{allocation.full_slots} slots are free for it, and no request with more right waits for them"
+    return Reason(ReasonCode.RUNS_SHRUNK, what, grows, eta_at=None)

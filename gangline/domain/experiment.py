@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gangline.domain.allocation import Exclusion, ExitReport, Timeline
+from gangline.domain.allocation import Exclusion, ExitReport, SizeChange, Timeline
 from gangline.domain.state import CheckpointState, ExitKind, Outcome, State
 
 # In the folder of a checkpoint, beside the files that it lists: with it, the checkpoint is whole.
@@ -80,6 +80,9 @@ class Trial:
     failures_in_a_row: int = 0
     furthest_batches: int = 0
     exclusions: tuple[Exclusion, ...] = ()
+    attempt_slots: int = 0
+    resized_at: float = 0.0
+    size_changes: tuple[SizeChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

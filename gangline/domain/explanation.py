@@ -77,8 +77,9 @@ def explain(
 
 
 def place_of(allocation: Allocation) -> str:
-    """agent-1 (2 slots), agent-2 (2 slots)"""
-    return ", ".join(f"{member.agent_id} ({_slots(len(member.slot_ids))})" for member in allocation.members)
+    """agent-1 (2 slots), agent-2 (2 slots); with fewer slots than asked for: agent-1 (2 slots), in all 2 of 4 slots"""
+    places = [f"{member.agent_id} ({_slots(len(member.slot_ids))})" for member in allocation.members]
+    return ", ".join([*places, f"in all {allocation.size_text}"] if allocation.full_slots else places)
 
 
 def _is_asked_for(trial: Trial, trial_id: str) -> bool:

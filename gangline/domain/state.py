@@ -99,7 +99,7 @@ class CheckpointState(StrEnum):
 
 
 class ReasonCode(StrEnum):
-    """Why a pending request waits."""
+    """Why a pending request waits; RUNS_SHRUNK: why a trial runs on fewer slots."""
 
     NEVER_FITS = "NEVER_FITS"
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
@@ -112,3 +112,4 @@ class ReasonCode(StrEnum):
     PAUSED = "PAUSED"
     SEARCH_WAITING = "SEARCH_WAITING"
     NO_MATCHING_POOL = "NO_MATCHING_POOL"
+    RUNS_SHRUNK = "RUNS_SHRUNK"

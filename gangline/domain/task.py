@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangline.domain.allocation import Allocation, Reason, Request
+from gangline.domain.allocation import Allocation, Reason, Request, shrunk_reason
 from gangline.domain.experiment import Trial
 
 
@@ -38,6 +38,17 @@ class Task:
         if self.allocation is not None:
             return self.allocation.num_slots
         return self.request.slots if self.request is not None else 0
+
+    @property
+    def size_text(self) -> str:
+        """Of `num_slots`: "2 of 4" for a trial that runs on fewer slots than it asked for."""
+        full_slots = self.allocation.full_slots if self.allocation is not None else 0
+        return f"{self.num_slots} of {full_slots}" if full_slots else str(self.num_slots)
+
+    @property
+    def shrunk_reason(self) -> Reason | None:
+        """Why it runs on fewer slots; None when it does not."""
+        return shrunk_reason(self.allocation) if self.allocation is not None else None
 
     @property
     def submitted_at(self) -> float:

@@ -57,6 +57,8 @@ class PyTorchTrialContext(Lacking):
         writes_tensorboard: bool = True,
     ) -> None:
         self.core = core
+        # Batches that this rank trains for one batch of each rank of the full gang; more than 1 on fewer slots.
+        self.rounds = _rounds_of(core)
         self.device = device
         self.setting = setting
         self.strategy = strategy
@@ -120,11 +122,13 @@ class PyTorchTrialContext(Lacking):
         return self.core.info.trial.trial_id if self.core.info else ""
 
     def get_global_batch_size(self) -> int:
-        """Records of one batch over all ranks: global_batch_size without what the slots do not divide."""
+        """Records of one batch over all ranks: global_batch_size without what slots_per_trial does not divide. The same
+        in an attempt on fewer slots."""
         return self._split_batch().effective
 
     def get_per_slot_batch_size(self) -> int:
-        """Records of one batch of one rank: what a DataLoader's batch_size should be."""
+        """Records of one batch of one rank: what a DataLoader's batch_size should be. On fewer slots than
+        slots_per_trial it is the same, and train_batch is called several times for one batch."""
         return self._split_batch().per_slot
 
     # What the trial hands over.
@@ -299,8 +303,9 @@ class PyTorchTrialContext(Lacking):
         return self.position.batches
 
     def get_initial_batch(self) -> int:
-        """Batches of the trial that lie behind when this process begins; for loaders that skip by themselves."""
-        return self.initial_batch
+        """Batches of this rank that lie behind when this process begins; for loaders that skip by themselves. On fewer
+        slots than slots_per_trial these are several for each batch of the trial."""
+        return self.initial_batch * self.rounds
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ends training early and in order, with a checkpoint, as soon as all ranks have noticed. Any rank may ask."""
@@ -366,7 +371,14 @@ class PyTorchTrialContext(Lacking):
 
     def _set_precision(self, kind: str | None) -> None:
         self.precision = Precision(self.device, kind)
-        self.update = ParameterUpdate(self.setting.optimizations, self.strategy, self.precision, self.clock)
+        self.update = ParameterUpdate(
+            self.setting.optimizations,
+            self.strategy,
+            self.precision,
+            self.clock,
+            rounds=self.rounds,
+            may_shrink=self.setting.may_shrink,
+        )
         scaler = self.precision.make_scaler()
         if scaler is not None:
             self.update.own_scaler = scaler
@@ -378,8 +390,14 @@ class PyTorchTrialContext(Lacking):
             raise invalid(
                 "config.batch_size", f"hyperparameters.global_batch_size: expected a number above 0, found {size!r}"
             )
-        split = split_batch(size, self.distributed.size)
+        split = split_batch(size, self.distributed.size * self.rounds)
         if split.warning and self.distributed.is_chief and not self._has_warned_of_batch_size:
             self._has_warned_of_batch_size = True
             _log.warning("%s", split.warning)
         return split
+
+
+def _rounds_of(core: Context) -> int:
+    """1 where a launcher of the script's own runs another number of workers than the trial has slots."""
+    info = core.info
+    return info.rounds if info is not None and info.world_size == core.distributed.size else 1

@@ -21,10 +21,11 @@ class ForeignLoader:
         self.loader = loader
         self.batch_size = loader.batch_size
 
-    def steps_per_epoch(self, num_replicas: int) -> int:
-        """The loader holds this rank's part already. Raises GanglineError where it has no length, or no batch."""
+    def steps_per_epoch(self, num_replicas: int, rounds: int = 1) -> int:
+        """Steps of `rounds` batches each; the loader holds this rank's part already. Raises GanglineError where it has
+        no length, or too few batches."""
         try:
-            steps = len(self.loader)
+            steps = len(self.loader) // rounds
         except TypeError:
             raise invalid(
                 "pytorch.loader_length",

@@ -17,7 +17,7 @@ from torch.utils import data
 
 from gangline.errors import invalid
 from gangline.pytorch import seed as seeds
-from gangline.pytorch.shard import Part, Row, Shard, weight_of
+from gangline.pytorch.shard import Part, Row, Shard, shards_of, weight_of
 from gangline.pytorch.tensor_batches import batched, keep
 
 Read = Callable[[int, int], list[Any]]
@@ -91,7 +91,8 @@ class _SampledOrder:
 
 class _ShardSampler(data.Sampler[Any]):
     """This rank's batches, for torch's DataLoader. first_step: None for one pass that leaves out nothing. shift: of the
-    first epoch. has_batches: whether the order's entries are batches.
+    first epoch. rounds: batches of this rank in one step of training. has_batches: whether the order's entries are
+    batches.
 
     weights: takes the weight of each batch that torch's loader asks for. torch asks ahead, and returns batches in the
     order in which it asked. None where the weights are not wanted.
@@ -102,6 +103,7 @@ class _ShardSampler(data.Sampler[Any]):
         order: Order,
         row: Callable[[], Row],
         shard: Shard,
+        rounds: int,
         first_step: int | None,
         seed: int,
         shift: int,
@@ -111,6 +113,7 @@ class _ShardSampler(data.Sampler[Any]):
         self._order = order
         self._row = row
         self._shard = shard
+        self._in_rounds = shards_of(shard.rank, shard.size, rounds)
         self._first_step = first_step
         self._seed = seed
         self._shift = shift
@@ -121,7 +124,7 @@ class _ShardSampler(data.Sampler[Any]):
 
     def __len__(self) -> int:
         if self._first_step is not None:
-            return self._shard.steps_per_epoch(self._row())
+            return self._in_rounds[0].steps_per_epoch(self._row()) * len(self._in_rounds)
         return len(self._shard.validation_positions(self._row().num_batches))
 
     def _validate(self) -> Iterator[Any]:
@@ -133,26 +136,40 @@ class _ShardSampler(data.Sampler[Any]):
 
     def _train(self, first_step: int) -> Iterator[Any]:
         shift = self._shift
-        for epoch, steps in self._shard.training_steps(self._shard.steps_per_epoch(self._row()), first_step):
+        first = self._in_rounds[0]
+        for epoch, steps in first.training_steps(first.steps_per_epoch(self._row()), first_step):
             row, read = self._row(), self._order.open(epoch, self._seed)
             for step in steps:
-                batch, weight = self._take(read, self._shard.part(row, step, shift))
-                if self.weights is not None:
-                    self.weights.append(weight)
-                yield batch
+                parts = [shard.part(row, step, shift) for shard in self._in_rounds]
+                for batch, weight in self._take(read, parts):
+                    if self.weights is not None:
+                        self.weights.append(weight)
+                    yield batch
             shift = 0
 
-    def _take(self, read: Read, part: Part) -> tuple[Any, float]:
-        """This rank's batch, and what its mean counts."""
-        size = self._shard.size
+    def _take(self, read: Read, parts: list[Part]) -> list[tuple[Any, float]]:
+        """This rank's batches of one step, and what the mean of each counts."""
+        size = self._in_rounds[0].size
+        step = parts[0].step
         if not self._has_batches:
-            records = read(part.entries.start, part.entries.stop)
-            return records, 0.0 if part.is_spare else weight_of(len(part.entries), len(part.step), size)
-        batches = read(part.step.start, part.step.stop)
-        own = batches[part.entries.start - part.step.start]
+            # Read at once: a spare part lies before the parts of earlier rounds, and positions never fall.
+            first, last = min(part.entries.start for part in parts), max(part.entries.stop for part in parts)
+            records = read(first, last)
+            return [
+                (
+                    records[part.entries.start - first : part.entries.stop - first],
+                    0.0 if part.is_spare else weight_of(len(part.entries), len(step), size),
+                )
+                for part in parts
+            ]
+        batches = read(step.start, step.stop)
         # Other things than lists of records have no number of records that is known here.
-        counts = [len(batch) if isinstance(batch, list) else 1 for batch in (own, *batches)]
-        return own, 0.0 if part.is_spare else weight_of(counts[0], sum(counts[1:]), size)
+        counts = [len(batch) if isinstance(batch, list) else 1 for batch in batches]
+        places = [part.entries.start - step.start for part in parts]
+        return [
+            (batches[place], 0.0 if part.is_spare else weight_of(counts[place], sum(counts), size))
+            for place, part in zip(places, parts, strict=True)
+        ]
 
 
 class DataLoader:
@@ -208,17 +225,18 @@ class DataLoader:
         seed: int = 0,
         *,
         shift: int = 0,
+        rounds: int = 1,
     ) -> data.DataLoader[Any]:
         """torch's loader for one rank of num_replicas.
 
-        repeat: epoch after epoch without an end, for training, beginning skip batches (of this rank) after the start
-        and, in that epoch, shift entries later. Where the last step of an epoch has too few records for all ranks,
-        some repeat others' records; `training_batches` tells which.
+        repeat: epoch after epoch without an end, for training, beginning skip steps after the start and, in that
+        epoch, shift entries later. rounds: batches of this rank in one step; 1 in a gang of full size. Where the last
+        step of an epoch has too few records for all ranks, some repeat others' records; `training_batches` tells which.
         Without repeat: one pass that leaves out nothing.
         """
         first_step = skip if repeat else None
         shard = Shard(rank, num_replicas)
-        sampler = _ShardSampler(self._order, self._row, shard, first_step, seed, shift, self._has_batches)
+        sampler = _ShardSampler(self._order, self._row, shard, rounds, first_step, seed, shift, self._has_batches)
         # Workers draw their seeds from it. After a resume no rank may repeat what a rank drew at the start, also where
         # there are more or fewer ranks now.
         options: dict[str, Any] = {"generator": _generator(seed, rank, num_replicas, skip), **self._options}
@@ -228,29 +246,30 @@ class DataLoader:
         return data.DataLoader(self.dataset, batch_sampler=sampler, **options)
 
     def training_batches(
-        self, *, skip: int, shift: int, num_replicas: int, rank: int, seed: int
+        self, *, skip: int, shift: int, num_replicas: int, rank: int, seed: int, rounds: int = 1
     ) -> Iterator[tuple[Any, float]]:
         """A rank's endless stream as of get_data_loader, each batch with its weight: what the mean over its records
-        counts in the mean over all ranks. 0 for a batch of records that another rank trains on."""
-        loader = self.get_data_loader(True, skip, num_replicas, rank, seed, shift=shift)
+        counts in the mean over all ranks and rounds. 0 for a batch of records that another rank trains on."""
+        loader = self.get_data_loader(True, skip, num_replicas, rank, seed, shift=shift, rounds=rounds)
         weights = cast("_ShardSampler", loader.batch_sampler).weights = deque[float]()
         for batch in loader:
             yield batch, weights.popleft()
 
     def place_after(self, entries: int, num_replicas: int) -> tuple[int, int]:
-        """Where an epoch goes on of which so many records are done: batches of each rank, and shift, for `skip` and
-        `shift` above. entries: batches where a batch sampler makes them."""
+        """Where an epoch goes on of which so many records are done: steps, and shift, for `skip` and
+        `shift` above. entries: batches where a batch sampler makes them. num_replicas: of the full
+        gang."""
         return Shard(0, num_replicas).place_after(self._row(), entries)
 
-    def steps_per_epoch(self, num_replicas: int) -> int:
-        """Batches of each rank in one epoch. Raises GanglineError when there is none."""
-        steps = Shard(0, num_replicas).steps_per_epoch(self._row())
+    def steps_per_epoch(self, num_replicas: int, rounds: int = 1) -> int:
+        """Steps of each rank in one epoch, of `rounds` batches each. Raises GanglineError when there is none."""
+        steps = Shard(0, num_replicas * rounds).steps_per_epoch(self._row())
         if steps < 1:
             records = len(cast("Sized", self.dataset))
             raise invalid(
                 "pytorch.dataset_too_short",
-                f"the training data has {records} records and makes no whole batch for {num_replicas} slots; use a "
-                "smaller batch, fewer slots or more data, or leave out drop_last",
+                f"the training data has {records} records and makes no whole batch for {num_replicas * rounds} slots; "
+                "use a smaller batch, fewer slots or more data, or leave out drop_last",
             )
         return steps
 

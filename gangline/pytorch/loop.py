@@ -85,11 +85,14 @@ class TrainingLoop:
         self._newest_checkpoint = self._newest_validation = -1
         self._newest_metrics: dict[str, float] = {}
         self._has_its_validation = False
-        self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size)
-        note = loader.describe_last_step(self._distributed.size)
+        self._rounds = context.rounds
+        # Ranks of the full gang: positions and batches are counted as it would make them.
+        self._full_size = self._distributed.size * self._rounds
+        self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size, self._rounds)
+        note = loader.describe_last_step(self._full_size)
         if note is not None and self._distributed.is_chief:
             _log.info("training data: %s", note)
-        self._position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._distributed.size)
+        self._position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._full_size)
         context.position = self._position
 
     def restore(self, source: Source) -> None:
@@ -100,7 +103,7 @@ class TrainingLoop:
         progress = source.trainer["progress"]
         position = self._position
         position.batches = progress["batches"]
-        position.go_on(progress["epoch"], *_place_here(progress, self._loader, self._distributed.size))
+        position.go_on(progress["epoch"], *_place_here(progress, self._loader, self._full_size))
         self._best.value = progress["best_validation"]
         self._saved_fusion = progress.get("fusion", {})
         self._newest_checkpoint, self._newest_validation = position.batches, progress["newest_validation"]
@@ -134,7 +137,7 @@ class TrainingLoop:
         self._keeper.settle()
 
     def _train(self) -> None:
-        position, schedule, clock, pace = self._position, self._schedule, self._context.clock, self._pace
+        position, schedule, pace = self._position, self._schedule, self._pace
         if schedule.is_over(position):
             return
         batches = self._batches()
@@ -143,36 +146,41 @@ class TrainingLoop:
                 if schedule.is_over(position):
                     break
                 self._next_event = schedule.next_event(position)
-            self._beat.enter(DATA)
             if self._is_profiled:
                 self._profile.begin_batch(position.batches)
-            with clock.phase("data"):
-                batch, weight = next(batches)
-            self._train_batch(batch, weight)
+            self._train_batch(batches)
             self._after_batch()
             if position.batches >= pace.next_look and self._should_stop():
                 return
 
     def _batches(self) -> Iterator[tuple[Any, float]]:
-        """This rank's endless stream of batches with their weights, from where training stands."""
+        """This rank's endless stream of batches with their weights, from where training stands. Each step
+        takes as many as it has rounds."""
         return self._loader.training_batches(
             skip=self._position.loader_step,
             shift=self._position.shift,
             num_replicas=self._distributed.size,
             rank=self._distributed.rank,
+            rounds=self._rounds,
             seed=self._context.get_trial_seed(),
         )
 
-    def _train_batch(self, batch: Any, weight: float) -> None:
+    def _train_batch(self, batches: Iterator[tuple[Any, float]]) -> None:
+        """One batch of each rank of the full gang, whose gradients this rank gathers in one round or several."""
         position = self._position
         is_step = (position.batches + 1) % self._aggregation_frequency == 0
-        if position.is_epoch_start:
-            self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
-        # Reducers must not learn of records that another rank trains on.
-        with _NOTHING if weight else self._context.reducers.unchanged():
-            result = self._update_model(batch, weight, is_step)
-        self._reports.add(result, weight)
-        records = self._trial.get_batch_length(batch) if weight else 0
+        records = 0
+        for number in range(1, self._rounds + 1):
+            self._beat.enter(DATA)
+            with self._context.clock.phase("data"):
+                batch, weight = next(batches)
+            if position.is_epoch_start and number == 1:
+                self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
+            # Reducers must not learn of records that another rank or round trains on.
+            with _NOTHING if weight else self._context.reducers.unchanged():
+                result = self._update_model(batch, weight, is_step and number == self._rounds)
+            self._reports.add(result, weight)
+            records += self._trial.get_batch_length(batch) if weight else 0
         self._records += records
         if self._is_profiled:
             self._profile.end_batch(records, is_step)
@@ -381,7 +389,7 @@ class TrainingLoop:
             "offset": position.offset,
             "shift": position.shift,
             "batch_size": self._loader.batch_size,
-            "world_size": self._distributed.size,
+            "world_size": self._full_size,
             "best_validation": self._best.value,
             "newest_validation": self._newest_validation,
             "fusion": self._fusion.state_dict(),

@@ -60,6 +60,13 @@ class TrialSetting:
         return bool(self.config.get("perform_initial_validation"))
 
     @property
+    def may_shrink(self) -> bool:
+        """Whether an attempt of the trial may have fewer slots than slots_per_trial."""
+        resources = self.config.get("resources") or {}
+        fewest = resources.get("min_slots_per_trial")
+        return fewest is not None and fewest < (resources.get("slots_per_trial") or 1)
+
+    @property
     def metric(self) -> str | None:
         """The validation metric that decides which checkpoint is best; None where no searcher names one."""
         return self._searcher.get("metric")

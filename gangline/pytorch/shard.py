@@ -7,6 +7,9 @@ gets none repeats the first rank's part with the weight 0, because all ranks mus
 over the ranks is what one process with the whole batch would have. Validation has no such steps: its ranks need not
 be in step.
 
+A gang of `size` ranks that runs on fewer slots stands for a full gang of size * rounds ranks. In round k of a step,
+rank r takes the part of the full gang's rank k * size + r, with its weight. So each step has the batches of full size.
+
 An epoch that was begun with other batches goes on at its next record: what is left of it becomes the last steps of a
 row of the new batches, which all begin `shift` entries later than that row alone would have them.
 """
@@ -46,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size`."""
+    """Rank `rank` of `size`; of the full gang where a smaller one trains in rounds."""
 
     rank: int = 0
     size: int = 1
@@ -86,6 +89,11 @@ class Shard:
 
     def validation_positions(self, num_batches: int) -> range:
         return range(self.rank, num_batches, self.size)
+
+
+def shards_of(rank: int, size: int, rounds: int) -> tuple[Shard, ...]:
+    """The shards of the full gang that this rank of a gang of `size` trains on, one in each round of a step."""
+    return tuple(Shard(number * size + rank, size * rounds) for number in range(rounds))
 
 
 def weight_of(own: int, total: int, size: int) -> float:

@@ -22,10 +22,21 @@ from gangline.pytorch.torch_error import explain
 
 
 class ParameterUpdate:
-    """scalers: what the trial wrapped, and the one that fp16 brings. own_scaler: the latter alone."""
+    """scalers: what the trial wrapped, and the one that fp16 brings. own_scaler: the latter alone.
+
+    rounds: backward passes of this rank for one batch of each rank of the full gang; their gradients always become a
+    mean. may_shrink: the trial may run on fewer slots, in several rounds, in a later attempt.
+    """
 
     def __init__(
-        self, optimizations: Optimizations, strategy: Strategy, precision: Precision, clock: StepClock
+        self,
+        optimizations: Optimizations,
+        strategy: Strategy,
+        precision: Precision,
+        clock: StepClock,
+        *,
+        rounds: int = 1,
+        may_shrink: bool = False,
     ) -> None:
         self.scalers: list[Any] = []
         self.own_scaler: Any = None
@@ -36,11 +47,13 @@ class ParameterUpdate:
         self._precision = precision
         self._clock = clock
         self._frequency = optimizations.aggregation_frequency
+        self._rounds = rounds
+        self._may_shrink = may_shrink
         self.averages(optimizations.average_aggregated_gradients)
 
     def averages(self, is_on: bool) -> None:
         """Whether gradients that are aggregated over several batches become a mean, or stay a sum."""
-        self._loss_divisor = self._frequency if is_on else 1
+        self._loss_divisor = self._rounds * (self._frequency if is_on else 1)
 
     def begin_batch(self, is_step_batch: bool, weight: float = 1.0) -> None:
         """weight: what this rank's loss counts in the mean over all ranks, where they have other numbers of records."""
@@ -81,6 +94,12 @@ class ParameterUpdate:
             raise invalid(
                 "pytorch.zero_grads",
                 f"step_optimizer(auto_zero_grads=False) with an aggregation_frequency of {self._frequency}: only the "
+                "trainer knows after which batches gradients may be cleared; leave auto_zero_grads on",
+            )
+        if self._may_shrink and not auto_zero_grads:
+            raise invalid(
+                "pytorch.zero_grads",
+                "step_optimizer(auto_zero_grads=False) with resources.min_slots_per_trial: on fewer slots only the "
                 "trainer knows after which batches gradients may be cleared; leave auto_zero_grads on",
             )
         if not self.is_step_batch:

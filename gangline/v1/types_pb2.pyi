@@ -343,6 +343,8 @@ class _ReasonCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     REASON_CODE_PAUSED: _ReasonCode.ValueType  # 9
     REASON_CODE_SEARCH_WAITING: _ReasonCode.ValueType  # 10
     REASON_CODE_NO_MATCHING_POOL: _ReasonCode.ValueType  # 11
+    REASON_CODE_RUNS_SHRUNK: _ReasonCode.ValueType  # 20
+    """Of a trial that runs: on fewer slots than slots_per_trial."""
 
 class ReasonCode(_ReasonCode, metaclass=_ReasonCodeEnumTypeWrapper): ...
 
@@ -358,6 +360,8 @@ REASON_CODE_AGENTS_UNHEALTHY: ReasonCode.ValueType  # 8
 REASON_CODE_PAUSED: ReasonCode.ValueType  # 9
 REASON_CODE_SEARCH_WAITING: ReasonCode.ValueType  # 10
 REASON_CODE_NO_MATCHING_POOL: ReasonCode.ValueType  # 11
+REASON_CODE_RUNS_SHRUNK: ReasonCode.ValueType  # 20
+"""Of a trial that runs: on fewer slots than slots_per_trial."""
 Global___ReasonCode: typing_extensions.TypeAlias = ReasonCode
 
 @typing.final
@@ -728,6 +732,10 @@ class Allocation(google.protobuf.message.Message):
     FAILURE_FIELD_NUMBER: builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: builtins.int
     IS_ON_CALL_FIELD_NUMBER: builtins.int
+    FULL_SLOTS_FIELD_NUMBER: builtins.int
+    SHRINK_REASON_FIELD_NUMBER: builtins.int
+    GROW_AT_FIELD_NUMBER: builtins.int
+    GROW_SLOTS_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<trial id>.<attempt>", as in "7.1.2"."""
     trial_id: builtins.str
@@ -748,6 +756,14 @@ class Allocation(google.protobuf.message.Message):
     """The checkpoint that it goes on from, which stays as long as the allocation; empty for a start from nothing."""
     is_on_call: builtins.bool
     """It has passed a request that waits, and may be stopped for whoever comes before it in the queue."""
+    full_slots: builtins.int
+    """slots_per_trial, where it runs on fewer slots; 0 where it has all of them."""
+    shrink_reason: builtins.str
+    """Why it has fewer slots; empty otherwise."""
+    grow_at: builtins.float
+    """From when on it may be stopped to start again on all of its slots; 0 where it has them."""
+    grow_slots: builtins.int
+    """It is being stopped to start again on so many slots; 0 where it is not."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @property
@@ -780,9 +796,13 @@ class Allocation(google.protobuf.message.Message):
         failure: Global___ExitReport | None = ...,
         checkpoint_id: builtins.str = ...,
         is_on_call: builtins.bool = ...,
+        full_slots: builtins.int = ...,
+        shrink_reason: builtins.str = ...,
+        grow_at: builtins.float = ...,
+        grow_slots: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "id", b"id", "is_on_call", b"is_on_call", "members", b"members", "pool", b"pool", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "full_slots", b"full_slots", "grow_at", b"grow_at", "grow_slots", b"grow_slots", "id", b"id", "is_on_call", b"is_on_call", "members", b"members", "pool", b"pool", "shrink_reason", b"shrink_reason", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id"]) -> None: ...
 
 Global___Allocation: typing_extensions.TypeAlias = Allocation
 
@@ -802,6 +822,8 @@ class Request(google.protobuf.message.Message):
     SUBMITTED_AT_FIELD_NUMBER: builtins.int
     NOT_BEFORE_AT_FIELD_NUMBER: builtins.int
     EXCLUSIONS_FIELD_NUMBER: builtins.int
+    SHRINK_AT_FIELD_NUMBER: builtins.int
+    KEPT_SLOTS_FIELD_NUMBER: builtins.int
     trial_id: builtins.str
     experiment_id: builtins.int
     pool: builtins.str
@@ -811,6 +833,10 @@ class Request(google.protobuf.message.Message):
     submitted_at: builtins.float
     not_before_at: builtins.float
     """Not to be placed before this time (backoff after a failure); 0 for at once."""
+    shrink_at: builtins.float
+    """From when on it may start on fewer slots; 0 for never."""
+    kept_slots: builtins.int
+    """The size of its last attempt, where that was smaller; it may take that size at any time. 0 otherwise."""
     @property
     def blocklist(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -830,8 +856,10 @@ class Request(google.protobuf.message.Message):
         submitted_at: builtins.float = ...,
         not_before_at: builtins.float = ...,
         exclusions: collections.abc.Iterable[Global___Exclusion] | None = ...,
+        shrink_at: builtins.float = ...,
+        kept_slots: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocklist", b"blocklist", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "is_single_agent", b"is_single_agent", "not_before_at", b"not_before_at", "pool", b"pool", "priority", b"priority", "slots", b"slots", "submitted_at", b"submitted_at", "trial_id", b"trial_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocklist", b"blocklist", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "is_single_agent", b"is_single_agent", "kept_slots", b"kept_slots", "not_before_at", b"not_before_at", "pool", b"pool", "priority", b"priority", "shrink_at", b"shrink_at", "slots", b"slots", "submitted_at", b"submitted_at", "trial_id", b"trial_id"]) -> None: ...
 
 Global___Request: typing_extensions.TypeAlias = Request
 
@@ -1035,6 +1063,9 @@ class Trial(google.protobuf.message.Message):
     FAILURES_IN_A_ROW_FIELD_NUMBER: builtins.int
     FURTHEST_BATCHES_FIELD_NUMBER: builtins.int
     EXCLUSIONS_FIELD_NUMBER: builtins.int
+    ATTEMPT_SLOTS_FIELD_NUMBER: builtins.int
+    RESIZED_AT_FIELD_NUMBER: builtins.int
+    SIZE_CHANGES_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -1068,6 +1099,10 @@ class Trial(google.protobuf.message.Message):
     """Attempts in a row that failed without progress; the wait before the next one follows from it."""
     furthest_batches: builtins.int
     """The most batches that any ended attempt had reached."""
+    attempt_slots: builtins.int
+    """Slots of the newest attempt; 0 when unknown."""
+    resized_at: builtins.float
+    """When the newest attempt got another size than the one before it, or was stopped in order to get one; 0 for never."""
     @property
     def timeline(self) -> Global___Timeline:
         """Of the newest attempt."""
@@ -1083,6 +1118,10 @@ class Trial(google.protobuf.message.Message):
     @property
     def exclusions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Exclusion]:
         """Agents on which it does not start for a while."""
+
+    @property
+    def size_changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SizeChange]:
+        """The newest changes of its size, oldest first."""
 
     def __init__(
         self,
@@ -1114,12 +1153,41 @@ class Trial(google.protobuf.message.Message):
         failures_in_a_row: builtins.int = ...,
         furthest_batches: builtins.int = ...,
         exclusions: collections.abc.Iterable[Global___Exclusion] | None = ...,
+        attempt_slots: builtins.int = ...,
+        resized_at: builtins.float = ...,
+        size_changes: collections.abc.Iterable[Global___SizeChange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempt_slots", b"attempt_slots", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
 
 Global___Trial: typing_extensions.TypeAlias = Trial
+
+@typing.final
+class SizeChange(google.protobuf.message.Message):
+    """An attempt of a trial has started on another number of slots than the one before it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AT_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    FULL_SLOTS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    at: builtins.float
+    slots: builtins.int
+    full_slots: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        at: builtins.float = ...,
+        slots: builtins.int = ...,
+        full_slots: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "full_slots", b"full_slots", "reason", b"reason", "slots", b"slots"]) -> None: ...
+
+Global___SizeChange: typing_extensions.TypeAlias = SizeChange
 
 @typing.final
 class Exclusion(google.protobuf.message.Message):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from gangline.config.elastic import sizes_of
 from gangline.config.experiment import ExperimentConfig
 from services.scheduler.retention import Retention
 
@@ -20,10 +21,11 @@ DEFAULT_POOL = "default"
 @dataclass(frozen=True, slots=True)
 class Facts:
     """pool and priority: as configured, or None where the cluster's default holds. seed: None lets the scheduler
-    choose one."""
+    choose one. smaller_sizes: on which a trial may go on that cannot have its slots, the largest first."""
 
     name: str
     slots: int
+    smaller_sizes: tuple[int, ...]
     pool: str | None
     priority: int | None
     is_single_agent: bool
@@ -54,6 +56,7 @@ def facts_of(config_json: str) -> Facts:
     return Facts(
         name=config.name,
         slots=config.resources.slots_per_trial,
+        smaller_sizes=sizes_of(config),
         pool=config.resources.resource_pool or None,
         priority=config.resources.priority,
         is_single_agent=config.resources.is_single_node,

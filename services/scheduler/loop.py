@@ -36,6 +36,7 @@ from services.scheduler.snapshot import Memory, take_snapshot
 from services.scheduler.store import Store
 from services.scheduler.transition.place import place
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.size import grow
 from services.scheduler.transition.stop import StopOrder, stop
 
 _log = structlog.get_logger(__name__)
@@ -50,6 +51,8 @@ COUNT_SECONDS = 0.5
 # With a long queue, finding every reason takes a while; what is only counted may take so much of the time.
 _COUNT_SHARE = 0.02
 _RETRY_SECONDS = 0.5
+# Between two plans for which nothing has changed but the time.
+_LEAST_LOOK_SECONDS = 1.0
 
 
 @contextlib.contextmanager
@@ -117,7 +120,7 @@ class Loop:
         # 1. What has waited too long ends: leases of agents, deadlines of allocations.
         with _timed("expire"):
             await self._view.expiry.expire(now)
-        if not self._state.count(Request):
+        if not self._state.count(Request) and not any(one.full_slots for one in self._state.all_of(Allocation)):
             self._plan, self._planned_revision = Plan((), (), {}), self._state.revision
             self._count()
             return
@@ -188,6 +191,9 @@ class Loop:
 
     async def _preempt(self, preemption: Preemption, now: float) -> None:
         view = self._view
+        if preemption.is_growth:
+            await view.store.commit(lambda records: grow(records, preemption.allocation_id, view.rules, now))
+            return
         grace_seconds = view.preemption_grace(self._state, preemption.allocation_id)
         deadline_at = now + grace_seconds + view.rules.force_seconds
         order = StopOrder(ExitKind.PREEMPTED, f"makes room for trial {preemption.for_trial_id}", deadline_at)
@@ -196,7 +202,10 @@ class Loop:
     async def _wait(self) -> None:
         """Until the next wake or deadline. A burst is let in for longer than the last pass took, up to its commit, so
         that planning takes a quarter of the time at most, and with a long queue less than half."""
-        timeout = self._view.expiry.seconds_to_next()
+        waits = [self._view.expiry.seconds_to_next()]
+        if self._plan.look_at is not None:
+            waits.append(max(_LEAST_LOOK_SECONDS, self._plan.look_at - time.time()))
+        timeout = min((wait for wait in waits if wait is not None), default=None)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._wake.wait()

@@ -103,6 +103,10 @@ class SchedulerSettings(ServiceSettings):
     exclusion_seconds: float = Field(
         default=600.0, ge=0, description="for which a trial avoids an agent where it could not start"
     )
+    shrink_seconds: float = Field(
+        default=60.0, ge=0, description="for which a trial waits for all of its slots before it goes on on fewer"
+    )
+    resize_seconds: float = Field(default=300.0, ge=0, description="at least, between two changes of a trial's size")
     network_interface: str = Field(default="", description="the one interface that gangs use; empty chooses by itself")
     resource_pools: list[ResourcePool] = Field(default=[ResourcePool(pool_name=DEFAULT_POOL)])
 
@@ -143,4 +147,6 @@ class SchedulerSettings(ServiceSettings):
             force_seconds=self.force_seconds,
             max_infrastructure_failures=self.max_infrastructure_failures,
             exclusion_seconds=self.exclusion_seconds,
+            shrink_seconds=self.shrink_seconds,
+            resize_seconds=self.resize_seconds,
         )

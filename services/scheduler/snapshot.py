@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
@@ -24,8 +24,10 @@ from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolC
 from services.scheduler.placement.queue import Queue
 from services.scheduler.placement.snapshot import Groups, default_pool
 from services.scheduler.records import State, get
+from services.scheduler.transition.exclusion import blocklist_of, holds
 from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.rules import DEFAULT_PRIORITY
+from services.scheduler.transition.size import is_growing
 
 _SAID = {Availability.DRAINING: "drained by an operator", Availability.DISABLED: "disabled by an operator"}
 
@@ -107,6 +109,8 @@ class _Known:
     record: Experiment
     group: Group
     is_preemptible: bool
+    smaller_sizes: tuple[int, ...] = ()
+    is_single_agent: bool = False
     waiting: list[PendingRequest] = field(default_factory=list)
 
 
@@ -171,8 +175,28 @@ class _Look:
             queue_position=position_of(known.record),
             submitted_at=trial.created_at,
             is_on_call=allocation.is_on_call,
+            wanted=self._wanted(allocation, known, trial),
+            grow_at=allocation.grow_at,
+            is_growing=is_stopping and is_growing(allocation),
             is_preemptible=known.is_preemptible,
         )
+
+    def _wanted(self, allocation: Allocation, known: _Known, trial: Trial) -> PendingRequest | None:
+        """The request for the full size of an attempt on fewer slots, while it runs or is being stopped to grow."""
+        if not allocation.full_slots or allocation.state is Stage.STARTING:
+            return None
+        exclusions = tuple(one for one in trial.exclusions if holds(self.state, one, self.now))
+        request = Request(
+            trial_id=trial.id,
+            experiment_id=trial.experiment_id,
+            pool=allocation.pool,
+            slots=allocation.full_slots,
+            is_single_agent=known.is_single_agent,
+            blocklist=blocklist_of(replace(trial, exclusions=exclusions)),
+            submitted_at=trial.created_at,
+            exclusions=exclusions,
+        )
+        return self._pending(request, known)
 
     def _remember(self, requests: Iterable[Request], known: _Known) -> None:
         known.waiting = [self._pending(request, known) for request in requests]
@@ -194,6 +218,10 @@ class _Look:
             not_before_at=request.not_before_at,
             estimated_seconds=self.estimates.waiting_seconds(request.trial_id),
             hold=ReasonCode.PAUSED if is_held(known.record) else None,
+            # Without a time it has one size only: so requests that never ran stay of one kind.
+            smaller_sizes=known.smaller_sizes if request.shrink_at else (),
+            shrink_at=request.shrink_at,
+            kept_slots=request.kept_slots,
             is_preemptible=known.is_preemptible,
         )
 
@@ -242,7 +270,7 @@ class _Look:
         default = self.default_priorities.get(facts.pool_name, DEFAULT_PRIORITY)
         priority = facts.priority if facts.priority is not None else default
         group = Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
-        return _Known(experiment, group, facts.is_preemptible)
+        return _Known(experiment, group, facts.is_preemptible, facts.smaller_sizes, facts.is_single_agent)
 
     def _checkpoint_age(self, allocation: Allocation, trial: Trial) -> float | None:
         """None when this attempt has saved nothing yet."""

@@ -212,6 +212,7 @@ def _cluster_info(
         addresses=list(network.addresses),
         rank=rank,
         world_size=place.world_size,
+        full_world_size=spec.allocation.full_slots,
         warnings=_warnings_of(spec),
     )
 

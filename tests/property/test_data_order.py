@@ -218,3 +218,41 @@ def test_random_sampler_has_one_order_on_all_ranks_also_where_they_change(
         steps = left if number == len(stages) - 1 else min(wanted, max(0, left - 1))
         seen += [record for step in range(steps) for batches in by_rank for record in batches[step]]
     assert sorted(seen) == list(range(count))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**40), st.integers(0, 9))
+def test_fewer_ranks_train_the_batches_of_the_full_gang_in_rounds(
+    shape: dict[str, Any], size: int, rounds: int, seed: int, skip: int
+) -> None:
+    loader = _loader(**shape)
+    full_size = size * rounds
+    steps = _steps(loader, full_size)
+    if steps == 0:
+        return
+    assert loader.steps_per_epoch(size, rounds) == loader.steps_per_epoch(full_size) == steps
+    count = 2 * steps + 1
+    place: dict[str, Any] = {"skip": skip, "shift": min(skip, 1), "seed": seed}
+    full = [loader.training_batches(num_replicas=full_size, rank=rank, **place) for rank in range(full_size)]
+    few = [loader.training_batches(num_replicas=size, rank=rank, rounds=rounds, **place) for rank in range(size)]
+    for _ in range(count):
+        found = [next(stream) for _ in range(rounds) for stream in few]
+        assert found == [next(stream) for stream in full], "the same batches and weights, none cut or merged"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.booleans())
+def test_rounds_read_a_sampler_of_the_users_as_the_full_gang_does(
+    count: int, batch_size: int, size: int, rounds: int, in_batches: bool
+) -> None:
+    options: dict[str, Any] = {"sampler": RandomSampler(range(count)), "batch_size": batch_size}
+    if in_batches:
+        options = {"batch_sampler": BatchSampler(RandomSampler(range(count)), batch_size, False)}
+    loader = _loader(count, **options)
+    full_size = size * rounds
+    steps = 2 * loader.steps_per_epoch(size, rounds) + 1
+    place: dict[str, Any] = {"skip": 0, "shift": 0, "seed": 3}
+    full = [loader.training_batches(num_replicas=full_size, rank=rank, **place) for rank in range(full_size)]
+    few = [loader.training_batches(num_replicas=size, rank=rank, rounds=rounds, **place) for rank in range(size)]
+    for _ in range(steps):
+        assert [next(stream) for _ in range(rounds) for stream in few] == [next(stream) for stream in full]

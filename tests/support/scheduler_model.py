@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from gangline import wire
-from gangline.domain.allocation import Allocation, ExitReport, Request
+from gangline.domain.allocation import Allocation, ExitReport, Request, Timeline
 from gangline.domain.experiment import Experiment, QueueMove, ResourceChange
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import Availability, ExitKind
@@ -29,6 +29,8 @@ from services.scheduler.transition.place import place
 from services.scheduler.transition.queue_move import move_experiment
 from services.scheduler.transition.resource import change_resources
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.size import grow
+from services.scheduler.transition.start import came_up
 from services.scheduler.transition.stop import StopOrder, stop
 from services.scheduler.transition.submit import submit
 
@@ -198,8 +200,21 @@ class Model:
         for one in decided.assignments:
             self.place(one)
         for preemption in decided.preemptions:
-            self.preempt(preemption.allocation_id, preemption.for_trial_id)
+            if preemption.is_growth:
+                self.grow(preemption.allocation_id)
+            else:
+                self.preempt(preemption.allocation_id, preemption.for_trial_id)
         return decided
+
+    def grow(self, allocation_id: str) -> Change:
+        return self.leader.commit(lambda records: grow(records, allocation_id, RULES, self.now))
+
+    def come_up(self, allocation_id: str, node_rank: int) -> Change:
+        """The ranks of one member."""
+        seen = Timeline(ranks_up_at=self.now)
+        return self.leader.commit(
+            lambda records: came_up(records, allocation_id, node_rank, seen, metrics_address="", now=self.now)
+        )
 
     def preempt(self, allocation_id: str, for_trial_id: str) -> None:
         order = StopOrder(ExitKind.PREEMPTED, f"makes room for trial {for_trial_id}", self.now + 60)

@@ -97,6 +97,10 @@ def _check_slots(revision: Revision) -> None:
     assert not twice, f"I1 at revision {revision.number}: {twice} belong to two allocations of {allocations}"
     for found in allocations:
         wanted = config_by_id[found.experiment_id]["resources"]["slots_per_trial"]
+        if found.full_slots:
+            fewest = config_by_id[found.experiment_id]["resources"]["min_slots_per_trial"]
+            assert fewest <= found.num_slots < found.full_slots == wanted, f"I2 at revision {revision.number}: {found}"
+            continue
         assert found.num_slots == wanted, f"I2 at revision {revision.number}: {found.num_slots} of {wanted}: {found}"
     per_trial = Counter(found.trial_id for found in allocations)
     assert all(count == 1 for count in per_trial.values()), f"two allocations of one trial: {allocations}"

@@ -110,7 +110,7 @@ def make_tuner(
     is_nccl = situation.backend.startswith("nccl")
     terms = Terms(
         steps_left=steps_left,
-        aggregation_frequency=context.setting.optimizations.aggregation_frequency,
+        aggregation_frequency=context.setting.optimizations.aggregation_frequency * context.rounds,
         channels=_NCCL_CHANNELS if is_nccl else _GLOO_CHANNELS,
         trial_id=context.get_trial_id(),
         tell=lambda record, num_buckets, is_recalled: _tell(context, record, num_buckets, is_recalled),
@@ -124,7 +124,7 @@ def _situation(context: PyTorchTrialContext, model: BucketedModel, batch_size: i
     accelerators = sorted(set(distributed.allgather(host.describe_accelerator(context.device))))
     interfaces = sorted(set(distributed.allgather(host.describe_interface())))
     flags = {
-        "aggregation_frequency": optimizations.aggregation_frequency,
+        "aggregation_frequency": optimizations.aggregation_frequency * context.rounds,
         "wire_ratio": model.wire_ratio,
         "find_unused_parameters": model.keeps_first_buckets,
     }

@@ -113,6 +113,15 @@ class Exclusion(Answer):
     until: Instant = Field(validation_alias="until_at")
 
 
+class SizeChange(Answer):
+    """An attempt has started on another number of slots than the one before it."""
+
+    time: Instant = Field(validation_alias="at")
+    slots: int
+    full_slots: int
+    reason: str
+
+
 class Trial(Answer):
     id: str
     experiment_id: int
@@ -134,6 +143,7 @@ class Trial(Answer):
     last_failure: ExitReport | None
     excluded_agents: dict[str, str]
     exclusions: list[Exclusion]
+    size_changes: list[SizeChange]
 
 
 class Member(Answer):
@@ -143,6 +153,8 @@ class Member(Answer):
 
 
 class Allocation(Answer):
+    """full_slots: slots_per_trial, where it runs on fewer slots; else 0. grow_time: the earliest time of its growth."""
+
     id: str
     trial_id: str
     attempt: int
@@ -153,6 +165,9 @@ class Allocation(Answer):
     start_time: Instant = Field(validation_alias="created_at")
     stop_reason: str
     is_on_call: bool
+    full_slots: int
+    shrink_reason: str
+    grow_time: Instant = Field(validation_alias="grow_at")
     timeline: Timeline
 
 
@@ -278,7 +293,8 @@ class Request(Answer):
 
 
 class Task(Answer):
-    """allocation: the slots that it holds. request and reason: what it waits for, and why.
+    """allocation: the slots that it holds. request and reason: what it waits for, and why. shrunk_reason: why it
+    runs on fewer slots than it asked for.
 
     queue_place: from 1 within its pool; 0 when it does not wait. priority: of its experiment, else of its pool;
     null when it holds slots and no scheduler has said the pool's yet.
@@ -289,6 +305,7 @@ class Task(Answer):
     allocation: Allocation | None
     request: Request | None
     reason: Reason | None
+    shrunk_reason: Reason | None
     queue_place: int
     priority: int | None
     weight: float

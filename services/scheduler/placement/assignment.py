@@ -12,19 +12,22 @@ from services.scheduler.placement.change import Change
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A request and the slots that it gets, all or nothing. 0 slots stand for an auxiliary place. is_on_call: see
-    Running."""
+    Running. shrink_reason: why it gets fewer slots than it asked for; empty when it gets all of them."""
 
     trial_id: str
     slots_by_agent: Mapping[str, int]
     is_on_call: bool = False
+    shrink_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A live allocation that has to make room for a request."""
+    """A live allocation that has to make room for a request. is_growth: for its own trial, which is to start again on
+    all of its slots."""
 
     allocation_id: str
     for_trial_id: str
+    is_growth: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,12 @@ class Reservation:
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """changes: by trial id, what its reason's `would_start_if` says, to be applied by `apply_changes`."""
+    """changes: by trial id, what its reason's `would_start_if` says, to be applied by `apply_changes`. look_at: when
+    another plan may decide otherwise although nothing has changed; None for never."""
 
     assignments: tuple[Assignment, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
     reservation: Reservation | None = None
+    look_at: float | None = None

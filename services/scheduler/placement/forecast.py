@@ -34,7 +34,7 @@ class Forecast:
         for assignment in ledger.assignments:
             request = self._requests[assignment.trial_id]
             if request.slots:
-                ends.append((ledger.now + self._run_seconds(request), request.slots))
+                ends.append((ledger.now + self._run_seconds(request), sum(assignment.slots_by_agent.values())))
         self._profile = Profile(ledger.now, ledger.room.free, ends)
         self._lent_until = ledger.now
         if ledger.reservation is not None and ledger.view.config.is_on_call_possible:

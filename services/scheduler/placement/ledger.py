@@ -3,21 +3,25 @@
 Owns the four ways to answer a request: it starts now; it claims slots that stopping work is about to give back; it has
 less urgent work stopped; or it waits, and the first that waits holds a reservation which nobody behind it may delay:
 who starts meanwhile takes slots that are spare in every order of ends (spare.py), or is certain to be over in time, or
-starts on call, to be stopped as soon as that lets the holder start. A policy decides in which order requests are put
-here, and whom they may have stopped.
+starts on call, to be stopped as soon as that lets the holder start. A request that may have fewer slots takes them
+before it waits; work that runs on fewer slots grows before anything else is placed (elastic.py). A policy decides in
+which order requests are put here, and whom they may have stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Literal, NamedTuple
 
 from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
 from services.scheduler.placement.auxiliary import ComingPlaces
 from services.scheduler.placement.capability import Capability
+from services.scheduler.placement.elastic import find_growth, growth_candidates, may_shrink, sizes_now
 from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.outlook import Outlook, sum_of_freed
+from services.scheduler.placement.order import by_priority
+from services.scheduler.placement.outlook import Outlook, freed_by, sum_of_freed
 from services.scheduler.placement.queue import Cursor, PoolQueue
 from services.scheduler.placement.quota import Quota
 from services.scheduler.placement.room import Room, Slots
@@ -52,11 +56,15 @@ class Ledger:
     allocations that it waits for, if there are any that it may have stopped. spare: slots that do not delay the holder;
     of no meaning without a reservation.
 
+    shrunk: trial id -> the cause for which it starts on fewer slots. look_at: when a full size is expected that a
+    request waits for instead of taking a smaller one.
+
     is_order_fixed: False where the order itself depends on who runs, so that nobody is sure to be the first.
     """
 
     def __init__(self, view: PoolView, now: float, is_order_fixed: bool = True) -> None:
         self.view = view
+        self._has_one_order = is_order_fixed
         self._is_order_fixed = is_order_fixed or len(view.requests) < 2
         self._has_seen = self._seen_at_first()
         self.now = now
@@ -86,6 +94,9 @@ class Ledger:
         self._settled: dict[tuple[Shape, bool, str], Cause] = {}
         self._behind: dict[Shape, bool] = {}
         self._victims_seen = 0
+        self.shrunk: dict[str, Cause] = {}
+        self.look_at: float | None = None
+        self._grow()
 
     @property
     def waiting(self) -> list[Waiting]:
@@ -140,7 +151,12 @@ class Ledger:
 
     def _is_refused(self, request: PendingRequest) -> bool:
         """Whether it would change nothing to consider it."""
-        if request.hold is not None or self.capability.of(request) != "fits":
+        if request.hold is not None:
+            return True
+        if may_shrink(request, self.now):
+            # Each of its kind may yet start on fewer slots.
+            return False
+        if self.capability.of(request) != "fits":
             return True
         return (request.shape, self._may_take_all(request), "") in self._settled
 
@@ -160,10 +176,72 @@ class Ledger:
                     self._start(request, slots_by_agent)
                     return True
                 cause = self._secure(request, victims, league)
+                if request.trial_id in self.shrunk:
+                    return True
                 if cause != "claim":
                     self._settled[kind] = cause
+            elif self._start_smaller(request, cause):
+                return True
+        elif cause in ("unhealthy", "never") and self._start_smaller(request, cause):
+            return True
         self._waiting.append(Waiting(request, cause, is_behind))
         return cause == "claim"
+
+    def _start_smaller(self, request: PendingRequest, cause: Cause) -> bool:
+        """Whether it starts on fewer slots, the most that it may have and that fit now. It takes no slots that are kept
+        for a request ahead of it, and has no work stopped."""
+        if not may_shrink(request, self.now) or request.not_before_at > self.now:
+            return False
+        opening = self.outlook.opening(request)
+        opening_at = None if opening is None else opening.at
+        if opening_at is not None and self.reservation is not None:
+            # The outlook does not know that free slots are kept for the reservation.
+            opening_at = max(opening_at, self.reservation.at)
+        for size in sizes_now(request, self.now, opening_at):
+            smaller = replace(request, slots=size, smaller_sizes=())
+            found = self._find_now(smaller) if self.quota.allows(smaller) else None
+            if found is not None:
+                self._start(smaller, found)
+                self.shrunk[request.trial_id] = cause
+                return True
+        if opening_at is not None:
+            self.look_at = opening_at if self.look_at is None else min(self.look_at, opening_at)
+        return False
+
+    def _grow(self) -> None:
+        """Promises the slots of their full size to work on fewer slots, or keeps them for it while it stops. It comes
+        first, because a request with more right keeps it from growing at all."""
+        for work, wanted in growth_candidates(self.view.running, self.now):
+            extra = wanted.slots - work.slots
+            if self.quota.used[work.group] + extra > self.quota.cap_of(work.group):
+                continue
+            if any(self._has_more_right(request, wanted) for request in self.view.requests):
+                continue
+            grown = find_growth(work, wanted, self.room)
+            if grown is None:
+                continue
+            fit, left = grown
+            if work.is_growing:
+                for agent_id in freed_by(work).keys() & self._coming.keys():
+                    self._coming[agent_id] -= freed_by(work)[agent_id]
+            else:
+                self.preemptions.append(Preemption(work.allocation_id, work.trial_id, is_growth=True))
+                self._stopping.append(work)
+            for agent_id, slots in left.items():
+                self._coming[agent_id] = self._coming.get(agent_id, 0) + slots
+            self._coming = {agent_id: slots for agent_id, slots in self._coming.items() if slots > 0}
+            self.quota.used[work.group] += extra
+            end_at = self.now + (wanted.estimated_seconds or UNKNOWN_RUN_SECONDS)
+            self._promised.append(_as_running(work.trial_id, wanted, fit, end_at))
+
+    def _has_more_right(self, request: PendingRequest, wanted: PendingRequest) -> bool:
+        """Whether this request waits for slots that smaller work would need to grow. Without one order of the queue
+        every request counts, because its turn depends on the others."""
+        if not request.slots or request.hold is not None or self.capability.of(request) != "fits":
+            return False
+        if self._has_one_order and by_priority(request) > by_priority(wanted):
+            return False
+        return request.not_before_at > self.now or self.quota.allows(request)
 
     def _seen_at_first(self) -> dict[bool, bool]:
         """Whether somebody with slots, and without, may come before the first."""
@@ -268,6 +346,8 @@ class Ledger:
         if stoppable and self._preempt(request, stoppable, league):
             return "claim"
         is_behind = self._is_closed or (self.reservation is not None and self._fits_without_reservation(request))
+        if self._start_smaller(request, "behind" if is_behind else "full"):
+            return "full"
         if self.reservation is None:
             self._reserve(request, stoppable)
         if not self.view.config.backfill:

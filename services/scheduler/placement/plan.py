@@ -31,6 +31,7 @@ class Plan:
     reasons: by trial id, one for every request that stays pending, in the order in which the planner looked at them.
     changes: by trial id, what would start it, as records. Both are worked out when somebody first looks.
     reservations: by pool, who waits first and from when on slots are kept for it.
+    look_at: when another plan may decide otherwise although nothing has changed; None for never.
     """
 
     assignments: tuple[Assignment, ...]
@@ -38,6 +39,7 @@ class Plan:
     reasons: Mapping[str, Reason]
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
     reservations: Mapping[str, Reservation] = field(default_factory=dict)
+    look_at: float | None = None
 
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
@@ -54,7 +56,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
             groups=snapshot.group_by_id,
             typical_run_seconds=snapshot.typical_run_seconds.get(config.name, 0.0),
         )
-        if view.requests:
+        if view.requests or any(work.wanted is not None for work in view.running):
             plans[config.name] = POLICIES[config.policy](view, now)
     for pool, rest in requests.items():
         plans[pool] = _explain_homeless(rest, snapshot)
@@ -71,6 +73,7 @@ def _join(plans: Mapping[str, PoolPlan]) -> Plan:
         reasons=_merged(reasons),
         changes=_merged(changes),
         reservations={name: part.reservation for name, part in plans.items() if part.reservation is not None},
+        look_at=min((part.look_at for part in parts if part.look_at is not None), default=None),
     )
 
 

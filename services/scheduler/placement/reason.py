@@ -15,6 +15,7 @@ from gangline.domain.state import ReasonCode
 from services.scheduler.placement.assignment import PoolPlan
 from services.scheduler.placement.change import Change, EnableAgents, EndWork, MoveToFront, describe_changes
 from services.scheduler.placement.counterfactual import Counterfactual
+from services.scheduler.placement.elastic import SOON_SECONDS
 from services.scheduler.placement.feasibility import describe_agents, never_fits
 from services.scheduler.placement.forecast import Forecast
 from services.scheduler.placement.lazy import Lazy
@@ -23,6 +24,7 @@ from services.scheduler.placement.room import Bin
 from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Shape
 
 _Sentence = tuple[ReasonCode, str]
+_SHRINKABLE = ("unhealthy", "never", "behind", "full")
 
 
 def close(ledger: Ledger) -> PoolPlan:
@@ -30,7 +32,14 @@ def close(ledger: Ledger) -> PoolPlan:
     explanation = Explanation(ledger)
     reasons = Lazy(lambda: explanation.all[0])
     changes = Lazy(lambda: explanation.all[1])
-    return PoolPlan(tuple(ledger.assignments), tuple(ledger.preemptions), reasons, changes, ledger.reservation)
+    requests = {request.trial_id: request for request in ledger.view.requests} if ledger.shrunk else {}
+    assignments = tuple(
+        replace(one, shrink_reason=explanation.why_smaller(requests[one.trial_id], ledger.shrunk[one.trial_id]))
+        if one.trial_id in ledger.shrunk
+        else one
+        for one in ledger.assignments
+    )
+    return PoolPlan(assignments, tuple(ledger.preemptions), reasons, changes, ledger.reservation, ledger.look_at)
 
 
 class Explanation:
@@ -61,10 +70,30 @@ class Explanation:
             needed = self._counterfactual.of(waiting)
             code, message = self._sentence(waiting)
             reasons[trial_id] = Reason(
-                code, message, self._describe(needed), self._blocking(waiting, needed), forecast.eta(waiting)
+                code,
+                message + self._smaller(waiting),
+                self._describe(needed),
+                self._blocking(waiting, needed),
+                forecast.eta(waiting),
             )
             changes[trial_id] = needed
         return reasons, changes
+
+    def why_smaller(self, request: PendingRequest, cause: Cause) -> str:
+        """Why this request starts on fewer slots."""
+        if cause in ("unhealthy", "never"):
+            return self._tell[cause](request)[1]
+        return f"{_needs(request)}, and these are neither free nor expected within {SOON_SECONDS:.0f} s"
+
+    def _smaller(self, waiting: Waiting) -> str:
+        """On how many slots it may start instead, as the end of its sentence."""
+        request = waiting.request
+        if not request.smaller_sizes or request.shrink_at <= 0 or waiting.cause not in _SHRINKABLE:
+            return ""
+        sizes = " or ".join(str(size) for size in request.smaller_sizes)
+        seconds = request.shrink_at - self._ledger.now
+        when = f"from {seconds:.0f} s on" if seconds > 0 else "now"
+        return f"; {when} it may start on {sizes} slots instead"
 
     @cached_property
     def _rooms(self) -> list[Bin]:

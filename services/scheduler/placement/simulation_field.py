@@ -73,6 +73,12 @@ class Fields:
             raise self.error(name, f"must be a list of texts, not {_kind(value)}")
         return value
 
+    def integers(self, name: str, low: int) -> list[int]:
+        value = self._of(name, [])
+        if not isinstance(value, list) or not all(type(one) is int and one >= low for one in value):
+            raise self.error(name, f"must be a list of whole numbers of at least {low}, not {_kind(value)}")
+        return value
+
     def text_map(self, name: str) -> dict[str, str]:
         value = self._of(name, {})
         if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):

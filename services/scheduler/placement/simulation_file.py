@@ -212,6 +212,9 @@ def _task(item: Fields, groups: Mapping[str, Group], positions: Mapping[str, flo
         estimated_seconds=item.number("estimated_seconds", 0.0, 0.0),
         hold=_HOLDS.get(hold),
         is_bounded=item.flag("bounded", False),
+        smaller_sizes=tuple(item.integers("smaller_sizes", 1)),
+        shrink_at=item.number("shrink_at", 0.0, 0.0),
+        kept_slots=item.integer("kept_slots", 0, 0),
     )
 
 
@@ -253,7 +256,18 @@ def _running(item: Fields, task: PendingRequest, agents: dict[str, AgentRoom]) -
         submitted_at=task.submitted_at,
         is_on_call=item.flag("on_call", False),
         is_bounded=task.is_bounded,
+        wanted=_wanted(item, task),
+        grow_at=item.number("grow_at", 0.0, 0.0),
+        is_growing=item.flag("growing", False),
     )
+
+
+def _wanted(item: Fields, task: PendingRequest) -> PendingRequest | None:
+    """The request for its full size, of work that runs on fewer slots."""
+    if not item.has("full_slots"):
+        return None
+    full_slots = item.integer("full_slots", None, task.slots + 1)
+    return replace(task, trial_id=item.text("trial", task.trial_id), slots=full_slots)
 
 
 def _allocated(item: Fields, task: PendingRequest) -> dict[str, int]:
@@ -361,6 +375,22 @@ def _dump_running(work: Running) -> dict[str, Any]:
         "checkpoint_age": work.checkpoint_age_seconds,
         "on_call": work.is_on_call,
         "bounded": work.is_bounded,
+        **_dump_growth(work),
+    }
+
+
+def _dump_growth(work: Running) -> dict[str, Any]:
+    """Of work that runs on fewer slots."""
+    if work.wanted is None:
+        return {}
+    names = ("single_agent", "blocklist", "excluded", "estimated_seconds", "hold")
+    wanted = {name: value for name, value in _dump_request(work.wanted).items() if name in names}
+    return {
+        **wanted,
+        "trial": work.wanted.trial_id,
+        "full_slots": work.wanted.slots,
+        "grow_at": work.grow_at,
+        "growing": work.is_growing,
     }
 
 
@@ -380,4 +410,7 @@ def _dump_request(request: PendingRequest) -> dict[str, Any]:
         "estimated_seconds": request.estimated_seconds,
         "bounded": request.is_bounded,
         "hold": request.hold.lower() if request.hold else "",
+        "smaller_sizes": list(request.smaller_sizes),
+        "shrink_at": request.shrink_at,
+        "kept_slots": request.kept_slots,
     }

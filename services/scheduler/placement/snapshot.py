@@ -73,7 +73,8 @@ class Groups(tuple[Group, ...]):
 
 
 Shape = tuple[int, bool, tuple[str, ...], tuple[tuple[str, str], ...]]
-Kind = tuple[Shape, bool, bool, ReasonCode | None]
+Elastic = tuple[tuple[int, ...], float, int]
+Kind = tuple[Shape, bool, bool, ReasonCode | None, Elastic | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class PendingRequest:
     hold: PAUSED or SEARCH_WAITING keep it from starting.
     is_first: it goes before every other request of its pool, whatever the policy. excluded: agents of the blocklist
     that stand there for a while only, each with a sentence that says how long and why.
+    smaller_sizes: on which it may start instead from shrink_at on, the largest first; empty for none. kept_slots: one
+    of them that it may take at any time; 0 for none.
 
     shape: requests of one shape fit, or do not fit, into the same room. kind: what else an answer may depend on, beside
     its group, its length and the time. Both are kept because every cycle asks every request for them.
@@ -107,6 +110,9 @@ class PendingRequest:
     is_first: bool = False
     excluded: tuple[tuple[str, str], ...] = ()
     is_bounded: bool = False
+    smaller_sizes: tuple[int, ...] = ()
+    shrink_at: float = 0.0
+    kept_slots: int = 0
     shape: Shape = field(init=False, repr=False, compare=False)
     kind: Kind = field(init=False, repr=False, compare=False)
 
@@ -125,7 +131,15 @@ class PendingRequest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", (self.slots, self.is_single_agent, self.blocklist, self.excluded))
         object.__setattr__(
-            self, "kind", (self.shape, self.is_preemptible, self.is_bounded and self.estimated_seconds > 0, self.hold)
+            self,
+            "kind",
+            (
+                self.shape,
+                self.is_preemptible,
+                self.is_bounded and self.estimated_seconds > 0,
+                self.hold,
+                (self.smaller_sizes, self.shrink_at, self.kept_slots) if self.smaller_sizes else None,
+            ),
         )
 
 
@@ -139,6 +153,9 @@ class Running:
     none, so that its whole run would be lost. queue_position, submitted_at: the place in the queue that it came from
     and goes back to when it is stopped. is_on_call: it has passed somebody who waited, on the condition that whoever
     comes before it in the queue may have it stopped, also at the same priority.
+
+    wanted: the request for its full size, of work that runs on fewer slots; None for all other work. grow_at: from when
+    on it may be stopped to start again in full. is_growing: it is being stopped for that.
     """
 
     allocation_id: str
@@ -157,6 +174,9 @@ class Running:
     submitted_at: float = 0.0
     is_on_call: bool = False
     is_bounded: bool = False
+    wanted: PendingRequest | None = None
+    grow_at: float = 0.0
+    is_growing: bool = False
 
     @property
     def slots(self) -> int:

@@ -63,7 +63,8 @@ def _starts(decided: Plan, requests: Mapping[str, PendingRequest]) -> list[str]:
         slots_by_agent = sorted(one.slots_by_agent.items())
         where = ", ".join(f"{agent}: {slots}" if slots else f"{agent} (auxiliary)" for agent, slots in slots_by_agent)
         where += ", on call" if one.is_on_call else ""
-        rows.append((one.trial_id, str(requests[one.trial_id].slots), where))
+        asked, slots = requests[one.trial_id].slots, sum(one.slots_by_agent.values())
+        rows.append((one.trial_id, f"{slots} of {asked}" if slots < asked else str(asked), where))
     return ["", f"starts ({len(decided.assignments)})", *_indented(align(rows, frozenset({1})))]
 
 
@@ -74,7 +75,8 @@ def _stops(simulation: Simulation, decided: Plan) -> list[str]:
     rows = [("task", "slots", "priority", "makes room for")]
     for one in decided.preemptions:
         work = works[one.allocation_id]
-        rows.append((one.allocation_id, str(work.slots), str(work.priority), one.for_trial_id))
+        purpose = "itself, to grow" if one.is_growth else one.for_trial_id
+        rows.append((one.allocation_id, str(work.slots), str(work.priority), purpose))
     return ["", f"is stopped ({len(decided.preemptions)})", *_indented(align(rows, frozenset({1, 2})))]
 
 

@@ -28,9 +28,12 @@ def next_deadline(
 
     patient_until: a new leader enforces no allocation's deadline before this time, so that agents can come back.
     """
-    waits = [max(found.deadline_at, patient_until) for found in allocations if found.deadline_at]
+    waits = []
+    for allocation in allocations:
+        waits += [max(allocation.deadline_at, patient_until)] if allocation.deadline_at else []
+        waits += [allocation.grow_at] if allocation.grow_at > now else []
     for request in requests:
-        waits += [request.not_before_at] if request.not_before_at > now else []
+        waits += [at for at in (request.not_before_at, request.shrink_at) if at > now]
         waits += [exclusion.until_at for exclusion in request.exclusions]
     waits += [agent.quarantined_until_at for agent in agents if agent.quarantined_until_at > now]
     return min(waits, default=None)

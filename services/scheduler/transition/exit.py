@@ -19,6 +19,7 @@ from services.scheduler.transition.request import queue
 from services.scheduler.transition.retry import decide, describe, excluded_by, furthest_batches, older_checkpoint
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import closed_event, tell
+from services.scheduler.transition.size import kept_slots, shrink_time
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 
@@ -79,7 +80,9 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
     if decision.outcome is None:
         trial = replace(trial, state=State.QUEUED, timeline=Timeline(queued_at=now))
         draft.put(trial)
-        queue(draft, trial, facts, rules, now + decision.delay_seconds if decision.delay_seconds else 0.0)
+        not_before_at = now + decision.delay_seconds if decision.delay_seconds else 0.0
+        shrink_at = shrink_time(trial, facts, rules, now)
+        queue(draft, trial, facts, rules, not_before_at, shrink_at=shrink_at, kept_slots=kept_slots(trial, facts))
     else:
         trial = replace(trial, state=State.TERMINAL, outcome=decision.outcome, closing=None, ended_at=now)
         draft.put(trial)

@@ -14,11 +14,13 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.id import allocation_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, Availability, State
+from services.scheduler.facts import facts_of
 from services.scheduler.hold import may_start
 from services.scheduler.placement.assignment import Assignment
 from services.scheduler.records import Change, Draft, Records, get
 from services.scheduler.transition.experiment import follow_allocation
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.size import grow_time, may_have, sized
 
 
 def free_slot_ids(records: Records, agent: Agent) -> list[str]:
@@ -42,15 +44,18 @@ def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules,
     """An empty Change when the assignment does not hold any more; the next cycle plans anew."""
     trial_id, slots_by_agent = assignment.trial_id, assignment.slots_by_agent
     request = records.find(Request, trial_id)
-    if request is None or sum(slots_by_agent.values()) != request.slots or request.not_before_at > now:
+    if request is None or request.not_before_at > now:
         return Change()
-    if not may_start(records, get(records, Experiment, request.experiment_id), request.slots):
+    experiment, slots = get(records, Experiment, request.experiment_id), sum(slots_by_agent.values())
+    if not may_have(request, slots, facts_of(experiment.config_json), now):
+        return Change()
+    if not may_start(records, experiment, slots):
         return Change()
     members = _members(records, slots_by_agent, now)
     if members is None:
         return Change()
-    trial = get(records, Trial, trial_id)
-    attempt = trial.attempts + 1
+    trial = sized(get(records, Trial, trial_id), slots, request.slots, assignment.shrink_reason, now)
+    attempt, is_shrunk = trial.attempts + 1, slots < request.slots
     allocation = Allocation(
         id=allocation_id(trial_id, attempt),
         trial_id=trial_id,
@@ -64,6 +69,9 @@ def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules,
         timeline=Timeline(queued_at=trial.timeline.queued_at, placed_at=now),
         checkpoint_id=trial.latest_checkpoint_id,
         is_on_call=assignment.is_on_call,
+        full_slots=request.slots if is_shrunk else 0,
+        shrink_reason=assignment.shrink_reason if is_shrunk else "",
+        grow_at=grow_time(trial, rules) if is_shrunk else 0.0,
     )
     draft = Draft(records)
     draft.delete(Request, trial_id)

@@ -16,8 +16,18 @@ from services.scheduler.transition.rules import Rules
 MAX_FOLLOWING = 32
 
 
-def queue(draft: Draft, trial: Trial, facts: Facts, rules: Rules, not_before_at: float = 0.0) -> None:
-    """A trial that runs again keeps its place in the queue, so it counts from when it was made."""
+def queue(
+    draft: Draft,
+    trial: Trial,
+    facts: Facts,
+    rules: Rules,
+    not_before_at: float = 0.0,
+    *,
+    shrink_at: float = 0.0,
+    kept_slots: int = 0,
+) -> None:
+    """A trial that runs again keeps its place in the queue, so it counts from when it was made. shrink_at, kept_slots:
+    when and how it may have fewer slots, see size.py."""
     draft.put(
         Request(
             trial_id=trial.id,
@@ -30,6 +40,8 @@ def queue(draft: Draft, trial: Trial, facts: Facts, rules: Rules, not_before_at:
             submitted_at=trial.created_at,
             not_before_at=not_before_at,
             exclusions=trial.exclusions,
+            shrink_at=shrink_at,
+            kept_slots=kept_slots,
         )
     )
 

@@ -21,6 +21,9 @@ class Rules:
 
     exclusion_seconds: for how long a trial avoids an agent on which it could not start, and for how long an agent is
     out of use on which several trials could not.
+
+    shrink_seconds: how long a trial that has run waits for all of its slots before it may start on fewer.
+    resize_seconds: the least time between two changes of a trial's size.
     """
 
     default_priorities: Mapping[str, int] = field(default_factory=dict)
@@ -32,6 +35,8 @@ class Rules:
     max_infrastructure_failures: int = 5
     max_backoff_seconds: float = 60.0
     exclusion_seconds: float = 600.0
+    shrink_seconds: float = 60.0
+    resize_seconds: float = 300.0
 
     def default_priority(self, pool: str) -> int:
         return self.default_priorities.get(pool, DEFAULT_PRIORITY)

@@ -37,10 +37,10 @@ def lines(*explained: TaskExplanation, reason: Reason | None = None, experiment:
 
 def test_rows() -> None:
     assert job_row(WAITING, NOW) == (
-        2, "8.1", "big", "default", 10, 2, "QUEUED", "90.0 s ago", "in 4 min", "NO_CAPACITY",
+        2, "8.1", "big", "default", 10, "2", "QUEUED", "90.0 s ago", "in 4 min", "NO_CAPACITY",
     )  # fmt: skip
     assert job_row(RUNNING, NOW) == (
-        "-", "7.1", "digits", "default", "-", 1, "RUNNING", "2 h ago", "-", "a1 (1)",
+        "-", "7.1", "digits", "default", "-", "1", "RUNNING", "2 h ago", "-", "a1 (1)",
     )  # fmt: skip
 
 
@@ -51,6 +51,20 @@ def test_who_runs_on_call_is_told_so() -> None:
     [_, first, second] = lines(TaskExplanation(on_call, ()))
     assert first == plain
     assert second.startswith("  on call: it has passed others")
+
+
+def test_a_trial_on_fewer_slots_says_how_many_why_and_when_it_may_grow() -> None:
+    assert RUNNING.allocation is not None
+    held = replace(RUNNING.allocation, full_slots=4, shrink_reason="needs 4 slots; a2 is away", grow_at=NOW + 60)
+    shrunk = replace(RUNNING, allocation=held)
+    assert job_row(shrunk, NOW)[5] == "1 of 4"
+    [_, first, *rest] = lines(TaskExplanation(shrunk, ()))
+    assert first.startswith("trial 7.1: RUNNING on a1 (1 slot), in all 1 of 4 slots, ")
+    assert rest == [
+        "  RUNS_SHRUNK: runs on 1 of 4 slots: needs 4 slots; a2 is away",
+        "  grows if: 4 slots are free for it, and no request with more right waits for them",
+        f"  not before: @{NOW + 60:g}",
+    ]
 
 
 def test_an_estimate_that_has_passed_and_a_reason_that_nobody_gives() -> None:

@@ -1,0 +1,64 @@
+"""PURE: trials that may run on fewer slots: which sizes a request may take now, and where a smaller one grows.
+
+The ledger asks for both. A request takes a smaller size only where it neither fits in full, nor can claim slots or have
+work stopped for its full size, and where no opening for that is expected within SOON_SECONDS. Smaller work grows only
+while no request with more right waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from services.scheduler.placement.fit import find_fit
+from services.scheduler.placement.order import by_priority
+from services.scheduler.placement.outlook import freed_by
+from services.scheduler.placement.room import Room, Slots
+from services.scheduler.placement.snapshot import PendingRequest, Running
+
+# About what two restarts cost: a full size that is expected within this time is worth waiting for.
+SOON_SECONDS = 60.0
+
+
+def may_shrink(request: PendingRequest, now: float) -> bool:
+    """Whether it may take any smaller size now, if its full size is not expected soon."""
+    return bool(request.smaller_sizes) and (request.kept_slots > 0 or 0 < request.shrink_at <= now)
+
+
+def sizes_now(request: PendingRequest, now: float, opening_at: float | None) -> tuple[int, ...]:
+    """The sizes that it may take instead of its full one, the largest first. opening_at: when its full size is expected
+    to fit; None when no end of running work makes room for it."""
+    is_soon = opening_at is not None and opening_at - now <= SOON_SECONDS
+    is_due = 0 < request.shrink_at <= now and not is_soon
+    return tuple(size for size in request.smaller_sizes if is_due or size == request.kept_slots)
+
+
+def growth_candidates(running: Iterable[Running], now: float) -> list[tuple[Running, PendingRequest]]:
+    """Work that may grow now, or is being stopped for that, each with the request for its full size, in the order of
+    the queue."""
+    able = (
+        (work, work.wanted)
+        for work in running
+        if work.wanted is not None and work.wanted.hold is None
+        if work.is_growing or (not work.is_stopping and work.is_preemptible and 0 < work.grow_at <= now)
+    )
+    return sorted(able, key=lambda pair: by_priority(pair[1]))
+
+
+def find_growth(work: Running, wanted: PendingRequest, room: Room) -> tuple[Slots, Slots] | None:
+    """Takes the slots for the full size out of the room: the work's own, as far as they serve, and free ones.
+
+    Returns where it fits, and which of its own slots come back to others; None when it does not fit. Own slots count as
+    free only for this.
+    """
+    own = freed_by(work)
+    room.give_back(own)
+    fit = find_fit(wanted, room)
+    if fit is None:
+        room.take(own)
+        return None
+    room.take(fit)
+    left = {agent_id: max(0, slots - fit.get(agent_id, 0)) for agent_id, slots in own.items()}
+    left = {agent_id: slots for agent_id, slots in left.items() if slots and room.get(agent_id) is not None}
+    for agent_id, slots in left.items():
+        room.add(agent_id, -slots)
+    return fit, left
