@@ -22,7 +22,8 @@ WORDS = {
     "callback": "in a callback",
     "validation": "in the validation",
 }
-PLACES = [(place, rank) for place in WORDS for rank in (3,)] + [("loader", 0), ("forward", 1)]
+# The rank differs, as one that is always named would pass with a single one.
+PLACES = [("loader", 0), ("forward", 1), ("backward", 3), ("optimizer", 3), ("callback", 2), ("validation", 3)]
 
 
 async def hang(world: World, strategy: str, place: str, rank: int, unit: int, **watch: Any) -> list[ExitReport]:
