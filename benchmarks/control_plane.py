@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.process import end_process
+from benchmarks.process import end_process, processor_seconds
 from gangline.local.etcd import find_etcd_binary, start_etcd
 from gangline.local.layout import Layout
 from gangline.local.plan import ClusterPlan
@@ -40,7 +40,7 @@ class ControlPlane:
     def processor_seconds(self) -> dict[str, float]:
         """What each process has used so far, by name."""
         return {
-            name: sum(process.cpu_times()[:2])
+            name: processor_seconds(process)
             for name, process in (("scheduler", self.scheduler), ("etcd", self.etcd), ("load", psutil.Process()))
         }
 

@@ -18,6 +18,7 @@ import psutil
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
+from benchmarks.process import processor_seconds
 from gangline.local.layout import Layout
 from gangline.local.process_table import load_table
 
@@ -75,11 +76,11 @@ def _wait_until_quiet(processes: dict[str, psutil.Process]) -> None:
 
 def _sample(processes: dict[str, psutil.Process], seconds: float) -> dict[str, tuple[float, float]]:
     """Cores used over so many seconds, and MiB of memory at their end."""
-    before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+    before = {name: processor_seconds(process) for name, process in processes.items()}
     time.sleep(seconds)
     return {
         name: (
-            (sum(process.cpu_times()[:2]) - before[name]) / seconds,
+            (processor_seconds(process) - before[name]) / seconds,
             process.memory_full_info().pss / 2**20,
         )
         for name, process in processes.items()

@@ -22,6 +22,7 @@ import psutil
 from benchmarks.cluster import running_cluster
 from benchmarks.contest import HALF_WIDTH, WARM_UP_ROUNDS, Contest
 from benchmarks.machine import describe_machine
+from benchmarks.process import processor_seconds
 from benchmarks.statistic import summarise
 from benchmarks.turnstile import Side, Turnstile
 from gangline.client import Client
@@ -83,7 +84,7 @@ def _seconds_beside(root: int, ranks: Collection[int]) -> float:
     """Processor time so far of this process and all below it that live, but for the ranks."""
     process = psutil.Process(root)
     others = [one for one in (process, *process.children(recursive=True)) if one.pid not in ranks]
-    return sum(sum(one.cpu_times()[:2]) for one in others)
+    return sum(map(processor_seconds, others))
 
 
 @contextmanager

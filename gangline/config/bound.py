@@ -18,7 +18,14 @@ MAX_TEXT_BYTES = 128 << 10
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
 MAX_NAME_LENGTH = 256
+# In characters. Whatever a text of this size says, it is read within milliseconds.
+SMALL_TEXT = 4096
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+def is_small(text: str) -> bool:
+    """Whether it may be read on an event loop: a thread for it would take longer."""
+    return len(text) <= SMALL_TEXT
 
 
 def check_text(text: str) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from gangline.config.bound import is_small
+
 NUM_THREADS = 2
-# Whatever a text of so many characters says, it is read within milliseconds.
-SMALL_TEXT = 4096
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ _threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="parsing")
 
 async def read_text(work: Callable[[str], T], text: str) -> T:
     """As `off_loop`, for work that reads a text."""
-    return work(text) if len(text) <= SMALL_TEXT else await off_loop(work, text)
+    return work(text) if is_small(text) else await off_loop(work, text)
 
 
 async def off_loop(work: Callable[..., T], *arguments: object) -> T:

@@ -15,8 +15,8 @@ import pytest
 from gangline.domain.state import ExitKind, Outcome
 from tests.support import network
 from tests.support.fleet import Fleet
-from tests.support.gated_run import ALL_CHECKPOINTS, gated_run, is_whole
-from tests.support.gated_trial import NUM_BATCHES, wait_for
+from tests.support.gated_run import ALL_CHECKPOINTS, gated_run, wait_whole
+from tests.support.gated_trial import NUM_BATCHES
 from tests.support.network import DEAD_INTERFACE, LIVE_INTERFACE, HostNetwork
 
 pytestmark = pytest.mark.timeout(180)
@@ -45,8 +45,7 @@ def fleet(hosts: list[HostNetwork], tmp_path_factory: pytest.TempPathFactory) ->
             fleet.set_flag(agent, "--advertise-host", host.server_host.removesuffix("1") + "2")
             fleet.set_flag(agent, "--metrics-listen", "0.0.0.0:0")
             fleet.start(agent, prefix=host.enter)
-        with fleet.connect() as client:
-            wait_for(lambda: client.get_cluster().num_agents == 2 and is_whole(client), "a whole cluster")
+        wait_whole(fleet, 2)
         yield fleet
     finally:
         fleet.close()

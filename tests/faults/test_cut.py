@@ -18,7 +18,7 @@ from gangline.domain.state import AgentState, ExitKind, Outcome
 from gangline.local.identity import Identity, identify
 from tests.support import network
 from tests.support.fleet import Fleet
-from tests.support.gated_run import ALL_CHECKPOINTS, GatedRun, gated_run, is_whole
+from tests.support.gated_run import ALL_CHECKPOINTS, GatedRun, gated_run, is_whole, wait_whole
 from tests.support.gated_trial import RankDesk, wait_for
 from tests.support.network import LIVE_INTERFACE, HostNetwork
 
@@ -50,8 +50,7 @@ def fleet(hosts: list[HostNetwork], tmp_path_factory: pytest.TempPathFactory) ->
             fleet.set_flag(agent, "--advertise-host", own_address(host))
             fleet.set_flag(agent, "--metrics-listen", "0.0.0.0:0")
             fleet.start(agent, prefix=host.enter)
-        with fleet.connect() as client:
-            wait_for(lambda: client.get_cluster().num_agents == len(AGENTS) and is_whole(client), "a whole cluster")
+        wait_whole(fleet, len(AGENTS))
         yield fleet
     finally:
         fleet.close()

@@ -17,7 +17,7 @@ from gangline.domain.allocation import shrunk_reason
 from gangline.domain.state import Outcome, ReasonCode, State
 from gangline.pytorch import load_checkpoint
 from tests.support.fleet import Fleet
-from tests.support.gated_run import GatedRun, gated_run, is_whole
+from tests.support.gated_run import GatedRun, gated_run, wait_whole
 from tests.support.gated_trial import NUM_RANKS, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -45,8 +45,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     try:
         fleet.start_control_plane()
         fleet.start("agent-1", "agent-2")
-        with fleet.connect() as client:
-            wait_for(lambda: client.get_cluster().num_agents == 2 and is_whole(client), "a whole cluster")
+        wait_whole(fleet, 2)
         yield fleet
     finally:
         fleet.close()

@@ -13,7 +13,7 @@ import pytest
 from gangline.client import Client, new_request_id
 from gangline.domain.state import Outcome
 from tests.support.fleet import Fleet
-from tests.support.gated_run import ALL_CHECKPOINTS, GatedRun, gated_run, is_whole
+from tests.support.gated_run import ALL_CHECKPOINTS, GatedRun, gated_run, is_whole, wait_whole
 from tests.support.gated_trial import NUM_BATCHES, wait_for
 from tests.support.state_history import Revision
 
@@ -32,8 +32,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     try:
         fleet.start_control_plane()
         fleet.start("agent-1", "agent-2")
-        with fleet.connect() as client:
-            wait_for(lambda: client.get_cluster().num_agents == 2 and is_whole(client), "a whole cluster")
+        wait_whole(fleet, 2)
         yield fleet
     finally:
         fleet.close()

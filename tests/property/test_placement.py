@@ -215,20 +215,25 @@ def contended_snapshots(draw: st.DrawFn) -> Snapshot:
             used += slots
         agents.append(AgentRoom(f"a{number}", POOL, size, used))
     requests = [PendingRequest("20.1", "g", POOL, draw(st.integers(2, 9)), is_single_agent=draw(st.booleans()))]
-    requests += [
+    requests += _narrow_requests(draw, draw(st.integers(1, 3)), [0.0, 1.0, 3.0, 5.0])
+    config = PoolConfig(POOL, allow_heterogeneous_fits=draw(st.booleans()))
+    return Snapshot((config,), tuple(agents), tuple(requests), tuple(running))
+
+
+def _narrow_requests(draw: st.DrawFn, count: int, estimates: list[float]) -> list[PendingRequest]:
+    """Of one slot or two, behind request 20.1. estimates: what their run times are drawn from, in seconds."""
+    return [
         PendingRequest(
             f"{number}.1",
             "g",
             POOL,
             draw(st.integers(1, 2)),
             submitted_at=1.0,
-            estimated_seconds=draw(st.sampled_from([0.0, 1.0, 3.0, 5.0])),
+            estimated_seconds=draw(st.sampled_from(estimates)),
             is_bounded=draw(st.booleans()),
         )
-        for number in range(21, 21 + draw(st.integers(1, 3)))
+        for number in range(21, 21 + count)
     ]
-    config = PoolConfig(POOL, allow_heterogeneous_fits=draw(st.booleans()))
-    return Snapshot((config,), tuple(agents), tuple(requests), tuple(running))
 
 
 @st.composite
@@ -243,18 +248,7 @@ def snapshots_with_spare(draw: st.DrawFn) -> Snapshot:
         work = _busy_work(draw, f"{len(running) + 1}.1", {"a0": draw(st.integers(1, left))})
         running.append(replace(work, is_stopping=False, is_on_call=False))
     requests = [PendingRequest("20.1", "g", POOL, wide, is_single_agent=True)]
-    requests += [
-        PendingRequest(
-            f"{number}.1",
-            "g",
-            POOL,
-            draw(st.integers(1, 2)),
-            submitted_at=1.0,
-            estimated_seconds=draw(st.sampled_from([0.0, 9000.0])),
-            is_bounded=draw(st.booleans()),
-        )
-        for number in range(21, 23 + size - wide)
-    ]
+    requests += _narrow_requests(draw, 2 + size - wide, [0.0, 9000.0])
     return Snapshot((PoolConfig(POOL),), (AgentRoom("a0", POOL, size, size - free),), tuple(requests), tuple(running))
 
 

@@ -144,6 +144,12 @@ def is_whole(client: Client) -> bool:
     return client.get_cluster().leader is not None and all(view.agent.state == "ALIVE" for view in views)
 
 
+def wait_whole(cluster: Site, num_agents: int) -> None:
+    """Returns once so many agents have joined and all is well."""
+    with cluster.connect() as client:
+        wait_for(lambda: client.get_cluster().num_agents == num_agents and is_whole(client), "a whole cluster")
+
+
 @contextmanager
 def gated_run(cluster: Site, folder: Path, **config: object) -> Iterator[GatedRun]:
     """Submits it. folder: where its gate lies. It is killed at the end if a failed test has left it running."""

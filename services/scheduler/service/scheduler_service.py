@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from gangline import wire
+from gangline.config.bound import is_small
 from gangline.domain.experiment import Checkpoint, Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
@@ -41,9 +42,6 @@ from services.scheduler.transition.submit import submit
 
 _log = structlog.get_logger(__name__)
 
-# In characters. One of this size is read within milliseconds, whatever it says; a thread for it would take longer.
-_SMALL_CONFIG = 4096
-
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, seat: Seat) -> None:
@@ -65,7 +63,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if known is not None:
             check_repeated(known, submitted)
         agents = list(term.state.all_of(Agent))
-        if len(request.config_json) <= _SMALL_CONFIG:
+        if is_small(request.config_json):
             submission, warnings = admit(submitted, term.pools, agents, self._random)
         else:
             # It takes a tenth of a second to read.

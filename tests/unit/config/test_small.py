@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gangline.config import check_config
+from gangline.config.bound import SMALL_TEXT
 from gangline.errors import GanglineError
-from services.gateway.parsing import SMALL_TEXT
 
 BASE: dict[str, Any] = {"name": "small", "entrypoint": "true", "searcher": {"name": "single", "metric": "loss"}}
 GRID = {"name": "grid", "metric": "loss"}
