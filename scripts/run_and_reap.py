@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-SETTLE_SECONDS = 15.0  # what ends by itself when the command has, as the servers that tests fork from, may take so long
+# What ends by itself when the command has may take so long: a spool's drainer leaves 30 s after its agent has.
+SETTLE_SECONDS = 45.0
 
 
 def main(command: list[str]) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport
@@ -50,6 +51,13 @@ class WarmProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(10)
+
+
+def end_drainer(state: Path) -> None:
+    """Ends the process that a runner below this state directory has left to deliver its records, if there is one."""
+    for process in psutil.process_iter(["cmdline"]):
+        if process.info["cmdline"] and process.info["cmdline"][-2:] == ["--spools", str(state / "spool")]:
+            process.kill()
 
 
 def make_archive(files: Mapping[str, str]) -> tuple[str, bytes]:

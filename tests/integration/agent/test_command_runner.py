@@ -24,7 +24,7 @@ from services.agent.roster import Roster
 from services.agent.warm import Template
 from services.common import disk
 from tests.support.agent_process import is_running, wait_until
-from tests.support.runner_process import make_spec
+from tests.support.runner_process import end_drainer, make_spec
 
 
 class Commands:
@@ -79,6 +79,7 @@ async def commands(tmp_path: Path, template: Template) -> AsyncIterator[Commands
         yield made
         await made.roster.stop_all(0.0, "the test is over")
         await made.roster.close()
+    end_drainer(tmp_path)
 
 
 async def test_commands_in_a_row_share_one_process_and_nothing_else(commands: Commands) -> None:
