@@ -2,7 +2,8 @@
 
 Owns the choice of evidence: a trial's own pace first, else the median of what the other trials of its experiment
 needed. Where there is none, an estimate is 0 and the planner makes its own guess. Estimates only order and reserve;
-nothing is ended because it overran one.
+nothing is ended because it overran one. A trial's pace on record is that of its full size. An attempt on fewer slots
+does the same batches, so it takes longer by the ratio of the slots.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ class Estimates:
         checkpoint = self._checkpoint(trial)
         left = _seconds_left(trial, checkpoint)
         if left:
+            left *= _rounds(allocation)
             # Not so for a time that is no number, which earlier versions stored as it was reported.
             saved_at = checkpoint.created_at if checkpoint and checkpoint.created_at < inf else 0.0
             return max(allocation.created_at, saved_at) + left
         typical = self._typical_seconds(trial.experiment_id)
-        return allocation.created_at + typical if typical else 0.0
+        return allocation.created_at + typical * _rounds(allocation) if typical else 0.0
 
     def _checkpoint(self, trial: Trial) -> Checkpoint | None:
         return self._records.find(Checkpoint, trial.latest_checkpoint_id) if trial.latest_checkpoint_id else None
@@ -77,6 +79,11 @@ class Estimates:
             known = [seconds for one in self._records.trials_of(experiment_id) if (seconds := _run_seconds(one))]
             self._typical[experiment_id] = median(known) if known else 0.0
         return self._typical[experiment_id]
+
+
+def _rounds(allocation: Allocation) -> float:
+    """The ratio of the trial's slots to those that the allocation holds; 1 at full size."""
+    return allocation.full_slots / allocation.num_slots if allocation.full_slots else 1.0
 
 
 def _run_seconds(trial: Trial) -> float:

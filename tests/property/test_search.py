@@ -57,7 +57,7 @@ def take(world: SearchWorld, step: str, choice: int, end: ExitKind) -> None:
         case "pause" if not is_over:
             world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
         case "activate" if not is_over:
-            world.apply(activate_experiment(world.records, 1, world.now))
+            world.apply(activate_experiment(world.records, 1, RULES, world.now))
         case "kill":
             trial = world.trials[choice % len(world.trials)]
             world.apply(kill_trial(world.records, trial.id, "killed by ann", RULES, world.now))
@@ -86,7 +86,7 @@ def check(world: SearchWorld, limits: Limits) -> None:
 def finish(world: SearchWorld) -> None:
     """Everything that is left completes."""
     if world.experiment.state is State.PAUSED:
-        world.apply(activate_experiment(world.records, 1, world.now))
+        world.apply(activate_experiment(world.records, 1, RULES, world.now))
     for _ in range(400):
         if world.experiment.state is State.TERMINAL:
             return

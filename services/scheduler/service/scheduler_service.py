@@ -263,7 +263,7 @@ def _acting(request: scheduler_pb2.ChangeExperimentRequest, rules: Rules, now: f
         case ExperimentAction.PAUSE:
             return lambda records: pause_experiment(records, experiment_id, f"paused by {user}", rules, now)
         case ExperimentAction.ACTIVATE:
-            return lambda records: activate_experiment(records, experiment_id, now)
+            return lambda records: activate_experiment(records, experiment_id, rules, now)
         case ExperimentAction.CANCEL:
             return lambda records: cancel_experiment(records, experiment_id, f"canceled by {user}", rules, now)
         case _:

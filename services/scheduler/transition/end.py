@@ -15,7 +15,7 @@ from gangline.domain.state import ExitKind, Outcome, State
 from services.scheduler.facts import facts_of
 from services.scheduler.records import Change, Draft, Records, get, live_allocation_of
 from services.scheduler.transition.experiment import check_going_on, settle_experiment
-from services.scheduler.transition.request import follow_experiment
+from services.scheduler.transition.request import follow_experiment, restart_shrink_wait
 from services.scheduler.transition.resource import give_back
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import close_trial, make_outstanding
@@ -58,8 +58,9 @@ def pause_experiment(records: Records, experiment_id: int, reason: str, rules: R
     return _wish(records, replace(experiment, state=State.PAUSED, reason=reason), rules, now)
 
 
-def activate_experiment(records: Records, experiment_id: int, now: float) -> Change:
-    """Trials that are still stopping because of the pause wait as soon as they have stopped.
+def activate_experiment(records: Records, experiment_id: int, rules: Rules, now: float) -> Change:
+    """Trials that are still stopping because of the pause wait as soon as they have stopped. The time of the pause is
+    no wait for slots, so trials that may go on on fewer slots wait for all of them from now on.
 
     Raises GanglineError `experiment.ended` or `experiment.stopping`."""
     experiment = get(records, Experiment, experiment_id)
@@ -68,6 +69,7 @@ def activate_experiment(records: Records, experiment_id: int, now: float) -> Cha
         return Change()
     draft = Draft(records)
     draft.put(replace(experiment, state=State.QUEUED, reason=""))
+    restart_shrink_wait(draft, experiment_id, rules, now)
     settle_experiment(draft, experiment_id, now)
     return draft.change
 

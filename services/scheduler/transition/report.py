@@ -26,17 +26,19 @@ MAX_VALIDATION_BYTES = 16 << 10
 
 def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules, now: float) -> Change:
     """Backwards too: a restart begins at its checkpoint, below what the trial had reached. A pace that changes without
-    progress is not worth a write."""
+    progress is not worth a write. The pace of an attempt on fewer slots is recorded as that of the full size."""
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL or trial.batches_completed == progress.batches_completed:
         return Change()
+    full_slots = facts_of(get(records, Experiment, trial.experiment_id).config_json).slots
+    rounds = full_slots / trial.attempt_slots if trial.attempt_slots else 1.0
     draft = Draft(records)
     draft.put(
         replace(
             trial,
             batches_completed=progress.batches_completed,
             batches_total=progress.batches_total or trial.batches_total,
-            seconds_per_batch=progress.seconds_per_batch or trial.seconds_per_batch,
+            seconds_per_batch=progress.seconds_per_batch / rounds or trial.seconds_per_batch,
         )
     )
     event = SearchEvent(SearchEventKind.PROGRESSED, trial.number, progress.batches_completed)

@@ -60,3 +60,16 @@ def follow_experiment(draft: Draft, experiment: Experiment, rules: Rules) -> Non
     behind = [request for request in requests if request is not None and request.priority != priority]
     for request in behind[:MAX_FOLLOWING]:
         draft.put(replace(request, priority=priority))
+
+
+def restart_shrink_wait(draft: Draft, experiment_id: int, rules: Rules, now: float) -> None:
+    """Has the requests of an experiment that goes on wait `shrink_seconds` anew before they may have fewer slots.
+
+    Changes at most MAX_FOLLOWING requests, which bounds the transaction. The others wait from when they were queued.
+    """
+    due_at = now + rules.shrink_seconds
+    waiting = (trial for trial in draft.trials_of(experiment_id) if trial.state is State.QUEUED)
+    requests = (draft.find(Request, trial.id) for trial in waiting)
+    early = [request for request in requests if request is not None and 0 < request.shrink_at < due_at]
+    for request in early[:MAX_FOLLOWING]:
+        draft.put(replace(request, shrink_at=due_at))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import Availability, ExitKind, ReasonCode, State
+from services.scheduler.estimate import Estimates, Progress
 from services.scheduler.facts import facts_of
 from services.scheduler.placement import PoolConfig
 from services.scheduler.records import get
 from services.scheduler.transition.deadline import next_deadline
-from services.scheduler.transition.end import pause_experiment
+from services.scheduler.transition.end import activate_experiment, pause_experiment
 from services.scheduler.transition.exit import unended_agents
+from services.scheduler.transition.report import progressed
 from services.scheduler.transition.size import may_have
 from tests.support.scheduler_model import RULES, Model
 
@@ -244,6 +246,30 @@ def test_a_paused_trial_neither_shrinks_nor_grows() -> None:
     model.lose("a2")
     _wait(model, 10 * SHRINK)
     assert _sizes(model) == {}
+
+
+def test_the_time_of_a_pause_is_no_wait_for_the_full_size() -> None:
+    model = _model()
+    model.leader.commit(lambda records: pause_experiment(records, 1, "paused by ann", RULES, model.now))
+    _end(model, "1.1.1", ExitKind.PREEMPTED)
+    model.lose("a2")
+    _wait(model, 10 * SHRINK)
+    model.leader.commit(lambda records: activate_experiment(records, 1, RULES, model.now))
+    _wait(model, SHRINK - 1)
+    assert _sizes(model) == {}
+    _wait(model, 1)
+    assert _sizes(model) == {"1.1.2": (2, 4)}
+
+
+def test_the_pace_of_a_smaller_attempt_counts_as_that_of_the_full_size() -> None:
+    """On two slots of four a batch takes two seconds, so it takes one on all of them."""
+    model = _shrunk()
+    model.leader.commit(lambda records: progressed(records, "1.1", Progress(10, 100, 2.0, model.now), RULES, model.now))
+    assert _trial(model).seconds_per_batch == 1.0
+    estimates = Estimates(model.state, {})
+    assert estimates.waiting_seconds("1.1") == 100
+    (allocation,) = model.allocations()
+    assert estimates.end_at(allocation) == allocation.created_at + 200
 
 
 def test_caps_count_the_slots_that_are_held() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gangline.domain.allocation import Allocation, Timeline
+from gangline.domain.allocation import Allocation, Member, Timeline
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import Outcome, State
 from services.scheduler.estimate import Estimates, Progress
@@ -65,6 +67,11 @@ def test_else_the_median_of_its_siblings() -> None:
     estimates = _estimates(WAITING, *others)
     assert estimates.waiting_seconds("1.9") == 50
     assert estimates.end_at(_allocation("1.9")) == 1050
+
+
+def test_siblings_of_full_size_count_for_a_smaller_attempt_by_the_ratio_of_slots() -> None:
+    smaller = replace(_allocation("1.9"), members=(Member("a1", 0, ("a1/0",)),), full_slots=4)
+    assert _estimates(WAITING, _completed(1, 30.0)).end_at(smaller) == 1120
 
 
 def test_siblings_that_failed_or_were_ended_say_nothing() -> None:

@@ -58,7 +58,7 @@ def test_who_started_in_its_turn_is_stopped_by_no_equal() -> None:
     model.submit("own", 2)
     model.cycle()
     assert _live(model) == {"3.1.1": False}
-    model.leader.commit(lambda records: activate_experiment(records, 1, model.now))
+    model.leader.commit(lambda records: activate_experiment(records, 1, RULES, model.now))
     model.move(2, 3)
     assert model.cycle().preemptions == ()
     assert [request.trial_id for request in model.state.all_of(Request)] == ["1.1", "2.1"]

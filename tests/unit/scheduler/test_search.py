@@ -251,11 +251,11 @@ def test_pause_takes_a_checkpoint_and_activate_goes_on() -> None:
     assert told.message == "experiment 1 is paused by ann"
     assert told.would_start_if == "it is activated (gangline experiment activate 1)"
     assert not world.try_to_place("1.1")
-    world.apply(activate_experiment(world.records, 1, world.now))
+    world.apply(activate_experiment(world.records, 1, RULES, world.now))
     assert (world.experiment.state, world.experiment.reason) == (State.QUEUED, "")
     assert world.place() == ["1.1", "1.2"]
     assert (world.trials[0].latest_checkpoint_id, world.trials[0].restarts) == ("c1", 0)
-    assert not activate_experiment(world.records, 1, world.now)
+    assert not activate_experiment(world.records, 1, RULES, world.now)
 
 
 def test_a_paused_experiment_whose_last_trial_completes_has_completed() -> None:
@@ -305,7 +305,7 @@ def test_what_has_ended_cannot_be_paused() -> None:
     with pytest.raises(GanglineError) as paused:
         pause_experiment(world.records, 1, "paused by ann", RULES, world.now)
     with pytest.raises(GanglineError) as activated:
-        activate_experiment(world.records, 1, world.now)
+        activate_experiment(world.records, 1, RULES, world.now)
     assert paused.value.code == activated.value.code == "experiment.ended"
     assert paused.value.message == "experiment 1 has ended (CANCELED), so it cannot be paused"
 
