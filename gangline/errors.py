@@ -47,6 +47,7 @@ class GanglineError(Exception):
     effect: of the change that was asked for, meaningless for reads. None takes what the kind implies: a refusal
     changes nothing, a failure may have changed something.
     request_id: of the change, where the one who raises knows it. Sending the same id again makes no second change.
+    leader_address: "host:port" of the scheduler that leads, in the answer of one that does not; else empty.
     """
 
     def __init__(
@@ -64,10 +65,13 @@ class GanglineError(Exception):
         self.kind = kind
         self.effect = effect or (Effect.UNKNOWN if kind in _OPEN_KINDS else Effect.NONE)
         self.request_id = request_id
+        self.leader_address = ""
 
     def reworded(self, message: str) -> GanglineError:
         """The same failure with another message."""
-        return GanglineError(self.code, message, self.kind, self.effect, self.request_id)
+        error = GanglineError(self.code, message, self.kind, self.effect, self.request_id)
+        error.leader_address = self.leader_address
+        return error
 
     def __repr__(self) -> str:
         return f"GanglineError({self.code!r}, {self.message!r}, {self.kind!r})"

@@ -90,7 +90,12 @@ def find_token(metadata: Iterable[tuple[str, Any]] | None) -> str | None:
 
 def status_of(error: GanglineError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """What a server aborts a call with: status, message, trailing metadata."""
-    detail = types_pb2.ErrorDetail(code=error.code, message=error.message, effect=_NUMBER_BY_EFFECT[error.effect])
+    detail = types_pb2.ErrorDetail(
+        code=error.code,
+        message=error.message,
+        effect=_NUMBER_BY_EFFECT[error.effect],
+        leader_address=error.leader_address,
+    )
     return _STATUS_BY_KIND[error.kind], error.message, ((ERROR_KEY, detail.SerializeToString()),)
 
 
@@ -99,12 +104,12 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
 
     target: what was called, as "the gateway at 10.0.0.1:8081", for failures that carry no detail of ours.
     """
-    metadata = cast("Iterable[tuple[str, Any]] | None", failure.trailing_metadata())
-    for key, value in metadata or ():
-        if key == ERROR_KEY:
-            detail = types_pb2.ErrorDetail.FromString(value)
-            kind = _KIND_BY_STATUS.get(failure.code(), ErrorKind.INTERNAL)
-            return GanglineError(detail.code, detail.message, kind, _EFFECT_BY_NUMBER.get(detail.effect))
+    detail = _find_detail(failure)
+    if detail is not None:
+        kind = _KIND_BY_STATUS.get(failure.code(), ErrorKind.INTERNAL)
+        error = GanglineError(detail.code, detail.message, kind, _EFFECT_BY_NUMBER.get(detail.effect))
+        error.leader_address = detail.leader_address
+        return error
     status = failure.code()
     kind = _KIND_BY_STATUS.get(status, ErrorKind.INTERNAL)
     if kind is ErrorKind.UNAVAILABLE:
@@ -114,3 +119,18 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
     if kind is ErrorKind.TIMEOUT:
         return GanglineError("rpc.timeout", f"{target} did not answer in time", kind)
     return GanglineError("rpc.failed", f"{target} answered {status.name}: {failure.details()}", kind)
+
+
+def find_leader(failure: grpc.RpcError) -> str:
+    """ "host:port" of the scheduler that leads, where the failed call's answer names it; else empty."""
+    detail = _find_detail(failure)
+    return detail.leader_address if detail is not None else ""
+
+
+def _find_detail(failure: grpc.RpcError) -> types_pb2.ErrorDetail | None:
+    """None for a failure that carries no detail of ours."""
+    metadata = cast("Iterable[tuple[str, Any]] | None", failure.trailing_metadata())
+    for key, value in metadata or ():
+        if key == ERROR_KEY:
+            return types_pb2.ErrorDetail.FromString(value)
+    return None

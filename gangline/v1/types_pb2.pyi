@@ -1093,7 +1093,9 @@ class Trial(google.protobuf.message.Message):
     """The best value of the searcher's metric, and when it was reached; absent before the first validation."""
     best_validation_batches: builtins.int
     batches_total: builtins.int
-    """Newest known: how long it is in all, and how long one batch takes; 0 when unknown. Estimates come from them."""
+    """Newest known: how long it is in all, and how long one batch takes at full size; 0 when unknown. Estimates come from
+    them.
+    """
     seconds_per_batch: builtins.float
     failures_in_a_row: builtins.int
     """Attempts in a row that failed without progress; the wait before the next one follows from it."""
@@ -1599,17 +1601,21 @@ class ErrorDetail(google.protobuf.message.Message):
     CODE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     EFFECT_FIELD_NUMBER: builtins.int
+    LEADER_ADDRESS_FIELD_NUMBER: builtins.int
     code: builtins.str
     message: builtins.str
     effect: Global___Effect.ValueType
     """Of the change that the call asked for. Unspecified from older versions."""
+    leader_address: builtins.str
+    """"host:port" of the scheduler that leads, in the answer of one that does not; empty when that one knows none."""
     def __init__(
         self,
         *,
         code: builtins.str = ...,
         message: builtins.str = ...,
         effect: Global___Effect.ValueType = ...,
+        leader_address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code", b"code", "effect", b"effect", "message", b"message"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "effect", b"effect", "leader_address", b"leader_address", "message", b"message"]) -> None: ...
 
 Global___ErrorDetail: typing_extensions.TypeAlias = ErrorDetail

@@ -35,7 +35,6 @@ from services.agent.route import (
     after_welcome,
     plan_delay,
 )
-from services.common.referral import find_leader
 
 WELCOME_SECONDS = 10.0
 RESEND_SECONDS = 10.0
@@ -296,4 +295,4 @@ def _to_error(failure: grpc.aio.AioRpcError, address: str) -> Exception:
     error = rpc.error_of(failure, f"the scheduler at {address}")
     if failure.code() is not grpc.StatusCode.FAILED_PRECONDITION:
         return error
-    return NotLeadingError(error.message, find_leader(error.message))
+    return NotLeadingError(error.message, error.leader_address)

@@ -18,6 +18,7 @@ from gangline import rpc
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import Effect, ErrorKind, GanglineError, unavailable
 from gangline.v1 import scheduler_pb2_grpc
+from services.common.not_leader import NOT_LEADER_CODE
 from services.gateway.mirror import LEADER_BELL, Watched
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
 
 TRY_SECONDS = 5.0
 REDIAL_SECONDS = 0.25
-# What a scheduler answers that does not lead (any more).
-NOT_LEADING_CODES = frozenset({"scheduler.not_leader"})
 # What a leader answers that etcd lets write nothing.
 UNWRITABLE_CODE = "state.unwritable"
 # Failures that say less than etcd's own trouble does, while it has one.
-_VAGUE_CODES = frozenset({"rpc.timeout", "rpc.unreachable", "gateway.no_leader", "scheduler.not_leader"})
+_VAGUE_CODES = frozenset({"rpc.timeout", "rpc.unreachable", "gateway.no_leader", NOT_LEADER_CODE})
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -152,5 +151,5 @@ def no_leader() -> GanglineError:
 def _may_pass(error: GanglineError) -> bool:
     """Whether the same call may succeed a moment later: the leader is away, slow, or has just been replaced."""
     if error.kind is ErrorKind.CONFLICT:
-        return error.code in NOT_LEADING_CODES
+        return error.code == NOT_LEADER_CODE
     return error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
+from services.common.not_leader import not_leader
 from services.scheduler.directory import Directory
-from services.scheduler.store import not_leader
 from services.scheduler.term import Term
 
 # A caller that comes while no leader is known waits so long for one. Shorter than the deadlines of all callers.
@@ -60,7 +60,7 @@ class Seat:
         """This process's term. Raises GanglineError `scheduler.not_leader`, naming the leader, where it has none."""
         if self._term is not None:
             return self._term
-        raise not_leader(self.leader.address or None)
+        raise not_leader(self.leader.address)
 
     async def reach(self) -> Term:
         """As `require`, but waits a while for a leader where none is known: a caller that is held hears of the next

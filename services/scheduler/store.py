@@ -20,7 +20,7 @@ from services.common import keys
 from services.common.election import Leadership
 from services.common.etcd import Delete, EtcdClient, Listing, Put
 from services.common.etcd.transaction import MAX_BYTES, MAX_OPERATIONS, num_bytes_of
-from services.common.referral import word_referral
+from services.common.not_leader import not_leader
 from services.scheduler import metric
 from services.scheduler.codec import operations_of, record_of
 from services.scheduler.records import Change, Draft, Records, State
@@ -248,10 +248,3 @@ class Store:
             if not write.done.done():
                 write.done.set_exception(not_leader(effect=Effect.UNKNOWN if write.is_sent else Effect.NONE))
         self._waiting.clear()
-
-
-def not_leader(address: str | None = None, effect: Effect = Effect.NONE) -> GanglineError:
-    """What a standby answers, and a leader whose term is over. address: of who leads, when that is known."""
-    where = word_referral(address or "")
-    text = f"this scheduler does not lead; {where}"
-    return GanglineError("scheduler.not_leader", text, ErrorKind.CONFLICT, effect)

@@ -24,11 +24,10 @@ import grpc
 import structlog
 
 from gangline.domain.allocation import ExitReport
-from gangline.rpc import CHANNEL_OPTIONS, token_metadata
+from gangline.rpc import CHANNEL_OPTIONS, find_leader, token_metadata
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from gangline.wire import to_proto
 from services.common.address import split_address
-from services.common.referral import find_leader
 from services.trial_runner import metrics
 from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_off, is_leaderless
 
@@ -205,7 +204,7 @@ class AttemptLease:
             self._channels.pop(address, None)
             await channel.close()
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                return SchedulerSign.STANDBY, find_leader(error.details() or "")
+                return SchedulerSign.STANDBY, find_leader(error)
             return await _dial(address, limit_seconds / 2), ""
         self._on_answer(address, answer, sent_at)
         return SchedulerSign.RENEWED, ""

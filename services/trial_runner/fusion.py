@@ -12,7 +12,7 @@ from collections.abc import Callable
 import grpc
 import structlog
 
-from gangline.rpc import token_metadata
+from gangline.rpc import find_leader, token_metadata
 from gangline.v1 import rank_pb2, runner_pb2, runner_pb2_grpc, types_pb2
 from services.trial_runner.report import Reporter
 from services.trial_runner.route import route_to_leader
@@ -75,6 +75,6 @@ class FusionDesk:
                     )
                     return list(found.records)
                 except grpc.aio.AioRpcError as error:
-                    await route.failed(error.details() or "")
+                    await route.failed(find_leader(error))
         finally:
             await route.close()

@@ -16,7 +16,7 @@ import grpc
 import structlog
 
 from gangline.domain.state import ExitKind
-from gangline.rpc import error_of, token_metadata
+from gangline.rpc import error_of, find_leader, token_metadata
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from gangline.wire import enum_member
 from services.trial_runner import probe
@@ -99,7 +99,7 @@ class Rendezvous:
                 log.info(
                     "the rendezvous goes on with the next scheduler", scheduler=self._route.name, error=error.details()
                 )
-                await self._route.failed(error.details() or "")
+                await self._route.failed(find_leader(error))
             else:
                 await self._route.failed()
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 import grpc
 import structlog
 
-from gangline.rpc import token_metadata
+from gangline.rpc import find_leader, token_metadata
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from services.trial_runner.route import Route
 
@@ -103,7 +103,7 @@ class Reporter:
                 log.error("the scheduler refuses a report", sequence=report.sequence, error=error.details())
                 self._waiting.popleft()
             else:
-                await self._route.failed(error.details() or "")
+                await self._route.failed(find_leader(error))
         else:
             self._route.succeeded()
             self._waiting.popleft()

@@ -14,7 +14,6 @@ from contextlib import suppress
 import grpc
 
 from gangline.rpc import CHANNEL_OPTIONS
-from services.common.referral import find_leader
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 3.0
@@ -62,10 +61,10 @@ class Route:
     def succeeded(self) -> None:
         self._failures = 0
 
-    async def failed(self, message: str = "") -> None:
-        """Turns to the next address, or to the leader that the message names, after a pause that grows."""
+    async def failed(self, named: str = "") -> None:
+        """Turns to the next address after a pause that grows. named: the leader's address, where the answer named it;
+        it is the next one then."""
         await self.close()
-        named = find_leader(message)
         if named and named != self._named:
             self._named = named
         else:

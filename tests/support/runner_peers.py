@@ -13,9 +13,10 @@ from typing import Any
 import grpc
 
 from gangline.domain.state import ExitKind
-from gangline.rpc import SERVER_OPTIONS, find_token
+from gangline.rpc import SERVER_OPTIONS, find_token, status_of
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc, runner_pb2, runner_pb2_grpc
 from gangline.wire import enum_number
+from services.common.not_leader import not_leader
 
 
 class _Server:
@@ -225,8 +226,7 @@ class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
     async def _admit(self, context: Any) -> None:
         assert find_token(context.invocation_metadata()) == self.token
         if self.leader_address:
-            message = f"this scheduler does not lead; the leader is {self.leader_address}"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+            await context.abort(*status_of(not_leader(self.leader_address)))
 
     def _candidate(self, meeting: _Meeting, network: tuple[str, list[tuple[str, str]]]) -> runner_pb2.NetworkCandidate:
         subnet, places = network

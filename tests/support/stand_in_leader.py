@@ -17,10 +17,11 @@ from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, CheckpointState, Outcome, ReasonCode, State
 from gangline.domain.trace import TraceOrder
-from gangline.errors import ErrorKind, GanglineError, not_found
+from gangline.errors import not_found
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
 from services.common.etcd import Delete, EtcdClient, Put
+from services.common.not_leader import not_leader
 from services.common.security import is_same_token
 from services.common.server import Principal, Server, serve
 
@@ -250,7 +251,7 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         if self.is_quiet:
             await asyncio.Event().wait()
         if self.is_standby:
-            raise GanglineError("scheduler.not_leader", "this scheduler does not lead", ErrorKind.CONFLICT)
+            raise not_leader()
 
     async def _authenticate(self, _: str, token: str | None) -> Principal:
         assert token is not None

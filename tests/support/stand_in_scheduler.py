@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from gangline.errors import GanglineError, conflict, unauthenticated
+from gangline.errors import GanglineError, unauthenticated
 from gangline.v1 import agent_pb2, agent_pb2_grpc, types_pb2
+from services.common.not_leader import not_leader
 from services.common.server import Principal, Server, serve
 
 TOKEN = "cluster-token-of-the-tests"
@@ -62,7 +63,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
     ) -> AsyncIterator[agent_pb2.ConnectResponse]:
         if self.leader:
             self.num_refused += 1
-            raise conflict("scheduler.not_leading", f"this scheduler stands by; the leader is {self.leader}")
+            raise not_leader(self.leader)
         outgoing: asyncio.Queue[agent_pb2.ConnectResponse | None] = asyncio.Queue()
         reader = asyncio.create_task(self._read(requests, outgoing))
         try:

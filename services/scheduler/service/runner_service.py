@@ -17,6 +17,7 @@ from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind, State
 from gangline.errors import GanglineError, conflict, invalid
 from gangline.v1 import runner_pb2, runner_pb2_grpc
+from services.common.not_leader import not_leader
 from services.scheduler import metric
 from services.scheduler.records import get
 from services.scheduler.rendezvous.hall import Attendance, Hall
@@ -24,7 +25,6 @@ from services.scheduler.rendezvous.message import probes_of
 from services.scheduler.runner_spec import witnesses_of
 from services.scheduler.seat import Seat
 from services.scheduler.service.access import require_allocation
-from services.scheduler.store import not_leader
 from services.scheduler.term import Term
 from services.scheduler.transition.fence import why_over
 from services.scheduler.transition.rules import Rules

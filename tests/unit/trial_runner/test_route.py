@@ -9,7 +9,7 @@ import pytest
 from services.trial_runner import route
 from services.trial_runner.route import Route, route_to_leader
 
-NOT_LEADING = "this scheduler does not lead; the leader is 10.0.0.9:8082"
+LEADER = "10.0.0.9:8082"
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +28,16 @@ async def test_addresses_take_turns() -> None:
 
 async def test_a_named_leader_is_asked_next_and_dropped_when_it_fails_too() -> None:
     made = Route("scheduler", ["a:1", "b:2"])
-    await made.failed(NOT_LEADING)
-    assert made.address == "10.0.0.9:8082"
+    await made.failed(LEADER)
+    assert made.address == LEADER
     await made.failed()
     assert made.address == "b:2"
 
 
 async def test_two_standbys_that_name_each_other_do_not_keep_it_for_ever() -> None:
     made = Route("scheduler", ["a:1"])
-    await made.failed(NOT_LEADING)
-    await made.failed(NOT_LEADING)
+    await made.failed(LEADER)
+    await made.failed(LEADER)
     assert made.address == "a:1"
 
 
