@@ -78,17 +78,20 @@ async def serve(
     tls: ServerTls | None = None,
     *,
     limit_by_method: Mapping[str, int] | None = None,
+    flag: str = "--listen",
 ) -> Server:
     """Serves until stopped.
 
     authenticate: given the method's full name and the bearer token, says who calls or raises GanglineError. It is asked
     before any of the request is read. limit_by_method: the most bytes of one request message, for methods that take
-    more than MAX_MESSAGE_BYTES. Raises GanglineError `server.port_in_use`.
+    more than MAX_MESSAGE_BYTES. flag: the command line's name of `listen`, for messages.
+
+    Raises GanglineError `server.port_in_use`.
     """
     _allow_open_files()
     limits = limit_by_method or {}
     host, port = split_address(listen)
-    _check_free(listen, host, port)
+    _check_free(listen, host, port, flag)
 
     async def admit(method: str, token: str | None) -> None:
         _principal.set(await authenticate(method, token))
@@ -122,7 +125,7 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _check_free(listen: str, host: str, port: int) -> None:
+def _check_free(listen: str, host: str, port: int, flag: str) -> None:
     """grpc only says "failed to bind"; the kernel says why."""
     if port == 0:
         return
@@ -133,7 +136,7 @@ def _check_free(listen: str, host: str, port: int) -> None:
             probe.bind(target)
             probe.listen()
     except OSError as error:
-        raise bind_error(listen, error, "--listen") from error
+        raise bind_error(listen, error, flag) from error
 
 
 def _load_credentials(tls: ServerTls) -> grpc.ServerCredentials:

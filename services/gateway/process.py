@@ -17,7 +17,7 @@ from functools import partial as bind
 import grpc
 
 from gangline.domain.resource import ServiceInstance
-from gangline.errors import GanglineError, invalid
+from gangline.errors import invalid
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
 from services.common.etcd import EtcdClient, HealthWatch
 from services.common.presence import announce
@@ -116,11 +116,8 @@ async def _serve_grpc(listen: str, usecases: UseCases, authenticator: Authentica
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayService(usecases), server)
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(IngestService(usecases), server)
 
-    try:
-        return await serve(listen, add_services, authenticator.authenticate, limit_by_method=MESSAGE_LIMITS)
-    except GanglineError as error:
-        # A gateway listens twice, so the flag has another name here.
-        raise GanglineError(error.code, error.message.replace("--listen", "--grpc-listen"), error.kind) from error
+    admit = authenticator.authenticate
+    return await serve(listen, add_services, admit, limit_by_method=MESSAGE_LIMITS, flag="--grpc-listen")
 
 
 def _open_storage(url: str) -> Storage:
