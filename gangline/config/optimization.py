@@ -10,11 +10,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from gangline.config.complaint import complaints_of, join_path
 from gangline.config.section import WRITTEN, Section, fault, wrong_type
+from gangline.config.strategy_table import is_sharded
 from gangline.errors import invalid
 
 HOOKS = ("fp16", "bf16", "powersgd")
-# Where gradients do not go through DistributedDataParallel, its hooks have nothing to hold on to.
-_SHARDED_STRATEGIES = ("zero2", "zero3", "hsdp")
 
 
 class Compression(Section):
@@ -82,7 +81,7 @@ def parse_optimizations(values: Any) -> Optimizations:
 
 def compression_conflict(compression: Compression, strategy: str) -> str | None:
     """Why gradients cannot be compressed with this strategy; None when they can."""
-    if compression.hook is None or strategy not in _SHARDED_STRATEGIES:
+    if compression.hook is None or not is_sharded(strategy):
         return None
     return (
         f"{compression.hook} works with ddp and zero1, but parallelism is {strategy}, which exchanges gradients in "

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from gangline.config.section import Section, fault, wrong_type
+from gangline.config.strategy_table import STRATEGIES, StrategyName, owners_of
 
-Strategy = Literal["auto", "none", "ddp", "zero1", "zero2", "zero3", "hsdp", "pipeline"]
-# Which strategies an option belongs to; auto may choose any of them.
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "stages": ("pipeline",),
-    "microbatches": ("pipeline",),
-    "schedule": ("pipeline",),
-    "split": ("pipeline",),
-    "find_unused_parameters": ("ddp", "zero1"),
-    "static_graph": ("ddp", "zero1"),
-    "blocks": ("zero2", "zero3", "hsdp"),
-}
+# The keys that some strategies do not know, in the order in which they are checked.
+_OPTIONS = ("stages", "microbatches", "schedule", "split", "find_unused_parameters", "static_graph", "blocks")
 
 
 class Parallelism(Section):
@@ -28,7 +20,7 @@ class Parallelism(Section):
     instances are gathered one at a time; None finds them, an empty list gathers the whole model at once.
     """
 
-    strategy: Strategy = "ddp"
+    strategy: StrategyName = "ddp"
     stages: int | None = Field(default=None, ge=1)
     microbatches: int | None = Field(default=None, ge=1)
     schedule: str | None = None
@@ -48,8 +40,9 @@ class Parallelism(Section):
 
     @model_validator(mode="after")
     def _fits_strategy(self) -> Self:
-        for key, owners in OPTIONS.items():
-            if getattr(self, key) is not None and self.strategy not in (*owners, "auto"):
+        for key in _OPTIONS:
+            if getattr(self, key) is not None and key not in STRATEGIES[self.strategy].options:
+                owners = owners_of(key)
                 words = " and ".join((", ".join(owners[:-1]), owners[-1])) if len(owners) > 1 else owners[0]
                 raise fault("invalid_value", f"belongs to {words}, but the strategy is {self.strategy}", key)
         return self

@@ -9,16 +9,13 @@ import difflib
 
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
-
-BUILT = ("none", "ddp", "zero1", "zero2", "zero3", "hsdp")
-PLANNED = ("auto", "pipeline")
-_FEWEST_HSDP_SLOTS = 4
+from gangline.config.strategy_table import BUILT, STRATEGIES
 
 
 def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
     """Why this experiment cannot be spread as it says."""
     strategy, slots = config.parallelism.strategy, config.resources.slots_per_trial
-    if strategy in PLANNED:
+    if not STRATEGIES[strategy].is_built:
         return Complaint("not_supported", ("parallelism",), unknown_strategy(strategy))
     text = slots_conflict(strategy, slots, "resources.slots_per_trial is")
     return None if text is None else Complaint("invalid_value", ("parallelism",), text)
@@ -27,25 +24,27 @@ def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
 def slots_conflict(strategy: str, slots: int, what: str) -> str | None:
     """Why the strategy cannot use that many slots; None when it can. what: the words before their number, as in
     "resources.slots_per_trial is"."""
-    if strategy == "none" and slots > 1:
-        return f"none trains on one slot, but {what} {slots}; use ddp"
-    if strategy.startswith("zero") and slots < 2:
+    row = STRATEGIES[strategy]
+    if row.family == "single" and slots > 1:
+        return f"{strategy} trains on one slot, but {what} {slots}; use ddp"
+    if slots >= row.fewest_slots and slots % row.slots_multiple == 0:
+        return None
+    if row.slots_multiple == 1:
         return (
-            f"{strategy} divides the state of a trial over its slots, but {what} {slots}; use none, or at least 2 slots"
+            f"{strategy} divides the state of a trial over its slots, but {what} {slots}; use none, or at least "
+            f"{row.fewest_slots} slots"
         )
-    if strategy == "hsdp" and (slots < _FEWEST_HSDP_SLOTS or slots % 2):
-        nearest = max(_FEWEST_HSDP_SLOTS, slots + slots % 2)
-        instead = "none" if slots < 2 else "zero3"
-        return (
-            f"hsdp needs an even number of slots, at least {_FEWEST_HSDP_SLOTS}, because it makes equal copies of a "
-            f"divided trial, but {what} {slots}; use {instead}, or {nearest} slots"
-        )
-    return None
+    nearest = max(row.fewest_slots, slots + slots % row.slots_multiple)
+    instead = "none" if slots < 2 else "zero3"
+    return (
+        f"{strategy} needs an even number of slots, at least {row.fewest_slots}, because it makes equal copies of a "
+        f"divided trial, but {what} {slots}; use {instead}, or {nearest} slots"
+    )
 
 
 def unknown_strategy(name: str) -> str:
     """What to say of a strategy that this version does not have."""
-    if name in PLANNED:
+    if name in STRATEGIES:
         return f"{name} is not built yet; this version has {', '.join(BUILT)}"
     nearest = difflib.get_close_matches(name, BUILT, n=2)
     advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from gangline.config.optimization import Optimizations, compression_conflict
-from gangline.config.parallelism import OPTIONS
-from gangline.config.spread import BUILT, slots_conflict, unknown_strategy
+from gangline.config.spread import slots_conflict, unknown_strategy
+from gangline.config.strategy_table import BUILT, STRATEGIES
 from gangline.errors import invalid
 from gangline.pytorch.parallel.ddp import DdpStrategy
 from gangline.pytorch.parallel.exchange import Exchange
@@ -21,9 +21,6 @@ from gangline.pytorch.parallel.zero1 import Zero1Strategy
 from gangline.pytorch.parallel.zero2 import Zero2Strategy
 from gangline.pytorch.parallel.zero3 import Zero3Strategy
 
-_DDP_FAMILY = ("ddp", "zero1")
-# Of torch's DistributedDataParallel, for scripts that pass their configuration themselves.
-_MORE_DDP_OPTIONS = ("broadcast_buffers",)
 _log = logging.getLogger("gangline")
 
 
@@ -70,8 +67,7 @@ def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, A
     name = options.pop("strategy", "ddp")
     if name not in BUILT:
         raise invalid("parallelism.unknown", f"parallelism: {unknown_strategy(str(name))}")
-    known = [key for key, owners in OPTIONS.items() if name in owners]
-    known += _MORE_DDP_OPTIONS if name in _DDP_FAMILY else ()
+    known = (*STRATEGIES[name].options, *STRATEGIES[name].script_options)
     unknown = set(options) - set(known)
     if unknown:
         words = f"knows {', '.join(known)}" if known else "has no options"
