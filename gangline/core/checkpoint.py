@@ -1,7 +1,7 @@
 """Saves and restores a trial's files: the checkpoint part of the Core API.
 
-Owns the division of work when ranks save together, the check that they do not overwrite one another, and the report to
-the trial runner once a checkpoint is committed. The caller owns the content of the files.
+Owns the division of work when ranks save together, and the check that they do not overwrite one another. Owns also the
+report to the trial runner once a checkpoint is committed. The caller owns the content of the files.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def _merge(by_rank: list[dict[str, StoredFile]]) -> dict[str, StoredFile]:
 
 
 def _share_of(by_rank: list[dict[str, StoredFile]], rank: int) -> list[str]:
-    """Returns the paths that a rank uploads. Of a file that several ranks have alike, the first of them uploads it."""
+    """Returns the paths that a rank uploads. A file that several ranks have alike is uploaded by the first of them."""
     if len(by_rank) == 1:
         return list(by_rank[0])
     earlier = Counter(path for files in by_rank[:rank] for path in files)

@@ -1,9 +1,9 @@
 """Turns plain Python objects into bytes and back, without pickle, so bytes from another process run no code here.
 
-Owns the format in which ranks exchange objects. It has a length, a JSON document, then the raw bytes of the arrays and
-byte strings to which the document refers. Values that JSON has appear in the document as they are. Every other value is
-an object with one key, the tag of its type. Used by gangline.core.transport; numpy and torch are imported only where a
-value needs them.
+Owns the format in which ranks exchange objects: a length, a JSON document, then the raw bytes of arrays and byte
+strings. The document refers to these bytes by their place. Values that JSON has appear in the document as they are.
+Every other value is an object with one key, the tag of its type. Used by gangline.core.transport; numpy and torch are
+imported only where a value needs them.
 """
 
 from __future__ import annotations
