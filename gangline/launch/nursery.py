@@ -1,23 +1,28 @@
 """Forks the ranks of one allocation on one machine, and the host of their store, and reports how they end.
 
-It starts in one of three ways: as a fork of a process that has torch loaded (the rank template), as a fork of the trial
-runner when other programs take the ranks' places, or cold, see cold_nursery.py. It has one thread, runs no grpc and has
-one socket, to its trial runner. When that socket closes it kills all processes that it started, to the last grandchild,
-and ends.
+It starts in one of three ways. It is forked from a process that has torch loaded (the rank template), or from the trial
+runner when other programs take the ranks' places. Else it starts cold, see cold_nursery.py. It has one thread, runs no
+grpc and has one socket, to its trial runner. When that socket closes it kills all processes that it started, to the
+last grandchild, and ends.
 
-All ranks die with it. The kernel kills the ranks that it forked. The runner kills the programs that it spawned, which
-only a child of the runner does. Each rank leads a session of its own, with its children in it, as under torchrun. Where
-the kernel divides processors between sessions (autogroup), ranks in one session would share one part among them. The
-nursery decides nothing.
+All ranks die with it. The kernel kills the ranks that the nursery forked. The runner kills the programs that the
+nursery spawned; only a nursery that is a child of the runner spawns. Each rank leads a session of its own, with its
+children in it, as under torchrun. Where the kernel divides processors between sessions (autogroup), ranks in one
+session would share one part among them. The nursery decides nothing.
 
-From the runner: {"do": "host_store", "address"}; {"do": "start", "rank", "environment", "directory", "num_threads",
-"program", "target"} with the write ends of the rank's standard output and error, where a program takes the rank's place
-and a target is called in it; {"do": "signal", "ranks", "signal"}; {"do": "clear"}, before its runner takes another
-allocation.
-To the runner: {"event": "store", "port"} or {"event": "store", "error"}; {"event": "started", "rank", "pid"} or
-{"event": "start_failed", "rank", "error"}; {"event": "exited", "rank", "pid", "exit_code", "signal", "at",
-"was_killed"}, where was_killed reports that a SIGKILL of the nursery found the rank alive; {"event": "cleared",
-"is_empty"}, once it has killed and reaped the processes that its ranks left behind.
+From the runner:
+- {"do": "host_store", "address"}
+- {"do": "start", "rank", "environment", "directory", "num_threads", "program", "target"}, with the write ends of the
+  rank's standard output and error. A program takes the rank's place; a target is called in the rank.
+- {"do": "signal", "ranks", "signal"}
+- {"do": "clear"}, before its runner takes another allocation.
+
+To the runner:
+- {"event": "store", "port"} or {"event": "store", "error"}
+- {"event": "started", "rank", "pid"} or {"event": "start_failed", "rank", "error"}
+- {"event": "exited", "rank", "pid", "exit_code", "signal", "at", "was_killed"}, where was_killed reports that a SIGKILL
+  of the nursery found the rank alive.
+- {"event": "cleared", "is_empty"}, once it has killed and reaped the processes that its ranks left behind.
 """
 
 from __future__ import annotations
