@@ -1,6 +1,6 @@
-"""PURE: whether a strategy can spread a trial over the slots that the experiment asks for.
+"""PURE: decides whether a strategy can spread a trial over the requested slots.
 
-Called at submit, before anything is launched; the ranks ask the same through `slots_conflict`.
+Submit calls it before anything is launched; the ranks use `slots_conflict`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from gangline.config.experiment import ExperimentConfig
 
 BUILT = ("none", "ddp", "zero1", "zero2", "zero3", "hsdp")
 PLANNED = ("auto", "pipeline")
+# Two copies of a trial that is divided over two slots each.
 _FEWEST_HSDP_SLOTS = 4
 
 
 def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
-    """Why this experiment cannot be spread as it says."""
+    """Returns a complaint when the strategy cannot spread this experiment over its slots."""
     strategy, slots = config.parallelism.strategy, config.resources.slots_per_trial
     if strategy in PLANNED:
         return Complaint("not_supported", ("parallelism",), unknown_strategy(strategy))
@@ -25,7 +26,7 @@ def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
 
 
 def slots_conflict(strategy: str, slots: int, what: str) -> str | None:
-    """Why the strategy cannot use that many slots; None when it can. what: the words before their number, as in
+    """Returns why the strategy cannot use that many slots; None when it can. what: the words before their number, as in
     "resources.slots_per_trial is"."""
     if strategy == "none" and slots > 1:
         return f"none trains on one slot, but {what} {slots}; use ddp"
@@ -44,7 +45,7 @@ def slots_conflict(strategy: str, slots: int, what: str) -> str | None:
 
 
 def unknown_strategy(name: str) -> str:
-    """What to say of a strategy that this version does not have."""
+    """Returns the message about a strategy that this version does not have."""
     if name in PLANNED:
         return f"{name} is not built yet; this version has {', '.join(BUILT)}"
     nearest = difflib.get_close_matches(name, BUILT, n=2)

@@ -19,8 +19,8 @@ from gangline.errors import not_found
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """kind: "allocation", "trial" or "agent"; "gone" for an id that no longer exists. text: a description without a
-    subject, for the reader."""
+    """kind: "allocation", "trial" or "agent"; "gone" for an id that no longer exists. text: a part of a sentence that
+    describes it."""
 
     id: str
     kind: str

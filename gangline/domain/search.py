@@ -41,7 +41,7 @@ class SearchLog:
 
 @dataclass(frozen=True, slots=True)
 class SearchPreview:
-    """The first trials of a search that has not started. hyperparameters_json: of these trials, in their order."""
+    """The trials that a search would make. hyperparameters_json: of the first trials, in their order."""
 
     searcher: str
     seed: int
