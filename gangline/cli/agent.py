@@ -1,4 +1,5 @@
-"""`gangline agent ...` and `gangline slot ...`: the machines of the cluster, what holds their slots."""
+"""`gangline agent ...` and `gangline slot ...`: the machines of the cluster, and the allocations that hold their
+slots."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ def disable_slot(slot_id: SlotId, drain: Drain = False, is_json: Json = False) -
 
 
 def _agent_of(slot_id: str) -> str:
-    """Raises GanglineError `id.slot`."""
+    """Returns the agent of a slot. Raises GanglineError `id.slot`."""
     agent_id, slash, name = slot_id.partition("/")
     if not (agent_id and slash and name):
         raise invalid("id.slot", f"{slot_id!r} is no slot id; one looks like 'agent-1/0': gangline slot list")
@@ -113,7 +114,7 @@ def _agent_of(slot_id: str) -> str:
 
 
 def _health(agent: Agent, now: float) -> str:
-    """ok, or why nothing starts there, or how many of its slots are not."""
+    """Returns "ok", the reason why no work starts on the agent, or the number of its unhealthy slots."""
     troubles = troubles_of(agent, now)
     if troubles:
         return "; ".join(troubles)

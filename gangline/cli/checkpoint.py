@@ -1,4 +1,4 @@
-"""`gangline checkpoint ...`: find the saved states of trials, fetch and delete them."""
+"""`gangline checkpoint ...`: finds, downloads and deletes the saved states of trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline fusion ...`: what is remembered of tensor fusion, so that like trials need not tune again."""
+"""`gangline fusion ...`: the remembered results of tuning tensor fusion, so that like trials need not tune again."""
 
 from __future__ import annotations
 

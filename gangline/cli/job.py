@@ -1,4 +1,4 @@
-"""`gangline job ...`: the queue of each pool, why something waits, and what changes its order."""
+"""`gangline job ...`: the queue of each pool, the reasons why requests wait, and changes of the order."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def update(
 
 
 def _instant(at: float) -> str:
-    """As a clock on the wall here shows it, with the day when that is another one."""
+    """Returns the local time of day, with the date when it is another day."""
     try:
         local, today = time.localtime(at), time.localtime()
     except (ValueError, OverflowError, OSError):

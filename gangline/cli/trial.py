@@ -1,4 +1,4 @@
-"""`gangline trial ...`: one trial of an experiment: read it, follow it, trace it, end it."""
+"""`gangline trial ...`: reads, follows, traces and ends one trial of an experiment."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def profile(
 
 
 def _prospect(order: TraceOrder) -> list[str]:
-    """What happens next, and where to look."""
+    """Returns the next events, and the places to watch them."""
     folder = order.tensorboard_url.removeprefix("file://")
     num = f"{order.batches} batches are" if order.batches > 1 else "1 batch is"
     return [
