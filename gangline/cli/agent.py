@@ -58,7 +58,7 @@ def enable(agent_id: AgentId, is_json: Json = False) -> None:
 
 @app.command()
 def disable(agent_id: AgentId, drain: Drain = False, is_json: Json = False) -> None:
-    """Start nothing more there. What runs there checkpoints and waits again; with --drain it runs to its end."""
+    """Start no more work there. Running trials checkpoint and wait again; with --drain they run to their end."""
     with connect() as client:
         _show_agent((client.drain_agent if drain else client.disable_agent)(agent_id), is_json)
 
@@ -99,7 +99,7 @@ def enable_slot(slot_id: SlotId, is_json: Json = False) -> None:
 
 @slot_app.command("disable")
 def disable_slot(slot_id: SlotId, drain: Drain = False, is_json: Json = False) -> None:
-    """Start nothing more on it. What runs there checkpoints and waits again; with --drain it runs to its end."""
+    """Start no more work on it. A running trial checkpoints and waits again; with --drain it runs to its end."""
     with connect() as client:
         change = client.drain_agent if drain else client.disable_agent
         _show_slot(change(_agent_of(slot_id), [slot_id]), slot_id, is_json)

@@ -71,7 +71,7 @@ def begun(entries: Iterable[Entry], entry: Entry) -> list[Entry]:
 
 
 def created(entries: Iterable[Entry], request_id: str, experiment_id: int, clock: Clock) -> list[Entry]:
-    """Records that the request has made this experiment, now or when it was sent first."""
+    """Returns the entries with the experiment that this request has made, now or when it was sent first."""
     wall, boot, boot_id = clock.wall, clock.boot, clock.boot_id
     return [
         replace(entry, experiment_id=experiment_id, wall=wall, boot=boot, boot_id=boot_id)
@@ -82,6 +82,6 @@ def created(entries: Iterable[Entry], request_id: str, experiment_id: int, clock
 
 
 def failed(entries: Iterable[Entry], request_id: str) -> list[Entry]:
-    """Drops a request that has certainly created nothing. It is kept where another command has sent it as well, because
-    that one may have created an experiment."""
+    """Returns the entries without this request, whose command has certainly created nothing. The entry stays where
+    another command has sent the request as well, because that one may have created an experiment."""
     return [entry for entry in entries if entry.request_id != request_id or entry.num_commands > 1]

@@ -67,7 +67,7 @@ def training_figures(trial: TrialView) -> str:
 
 
 def status_line(view: ExperimentView) -> str:
-    """Returns one line for the present state. Views with the same line need no second print."""
+    """Returns one line for the present state. Two views with the same line look the same to the user."""
     trial = current_trial(view)
     words = f"experiment {view.experiment.id} {view.experiment.name}: {status_word(view.experiment)}"
     if view.experiment.state is State.PAUSED and view.experiment.reason:

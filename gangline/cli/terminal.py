@@ -1,10 +1,10 @@
 """Writes to standard output, standard error and the terminal, for all commands.
 
 Names, reasons, log lines and names of metrics come from other users' programs. No such text may act on the reader's
-terminal or add a line that looks like one of Gangline's, whether the output is a terminal or not. Commands pass whole
-lines, in which a newline is shown as an escape. The streams replace control characters that arrive in any other way. A
-test keeps print, sys.stdout, sys.stderr and rich's Console out of the other modules of this package. JSON needs no such
-care, because it is ASCII.
+terminal, or add a line that looks like one of Gangline's. This holds whether the output is a terminal or not. Commands
+pass whole lines, in which a newline is shown as an escape. The streams replace control characters that arrive in any
+other way. A test keeps print, sys.stdout, sys.stderr and rich's Console out of the other modules of this package. JSON
+needs no such care, because it is ASCII.
 """
 
 from __future__ import annotations
