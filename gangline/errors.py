@@ -89,7 +89,7 @@ def _one_line(message: str) -> str:
 
 
 class InvalidHP(GanglineError):
-    """Hyperparameters that cannot be trained with. A trial raises it; the trial then fails at once and is not retried."""
+    """Hyperparameters that cannot be trained with. A trial raises it, fails at once and is not retried."""
 
     def __init__(self, message: str = "these hyperparameters cannot be trained with") -> None:
         super().__init__("trial.invalid_hp", message)

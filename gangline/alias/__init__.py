@@ -1,7 +1,7 @@
 """Lets code written for Determined import Gangline under Determined's names, where Determined is not installed.
 
 `import determined as det`, `from determined import pytorch, core` and similar imports find proxies of Gangline's
-modules. Ranks and gangline.launch install it; a Determined that is installed always comes first. Importing this module
+modules. Ranks and gangline.launch install it; an installed Determined always has precedence. Importing this module
 loads nothing else.
 """
 

@@ -37,6 +37,7 @@ def install() -> None:
 def take_place() -> None:
     """Puts an installed Determined, or Gangline's proxy, in the place of the shim. The shim calls it while a child
     process imports it as `determined` from its PYTHONPATH."""
+    # Without the shim on the path, the import below finds an installed Determined, else the proxy.
     sys.path[:] = [entry for entry in sys.path if entry != SHIM]
     importlib.invalidate_caches()
     install()

@@ -51,7 +51,7 @@ def list_agents(is_json: Json = False) -> None:
 
 @app.command()
 def enable(agent_id: AgentId, is_json: Json = False) -> None:
-    """Give its slots out again."""
+    """Let work start on it again."""
     with connect() as client:
         _show_agent(client.enable_agent(agent_id), is_json)
 
@@ -92,7 +92,7 @@ def list_slots(is_json: Json = False) -> None:
 
 @slot_app.command("enable")
 def enable_slot(slot_id: SlotId, is_json: Json = False) -> None:
-    """Give it out again."""
+    """Let work start on it again."""
     with connect() as client:
         _show_slot(client.enable_agent(_agent_of(slot_id), [slot_id]), slot_id, is_json)
 

@@ -127,7 +127,7 @@ def logs(
     tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0)] = 0,
     is_json: Json = False,
 ) -> None:
-    """Print what the trials printed, each line with its rank."""
+    """Print the output of the trials, each line with its rank."""
     with connect() as client:
         for entry in client.stream_logs(experiment_id, trial_of(experiment_id, trial), tail, follow):
             if is_json:
@@ -201,7 +201,7 @@ def cancel(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
 
 @app.command()
 def trials(experiment_id: ExperimentId, is_json: Json = False) -> None:
-    """List the trials of an experiment, with what tells them apart; * marks the best."""
+    """List the trials of an experiment with the hyperparameters that differ; * marks the best."""
     from gangline.cli.search_summary import headings, trial_rows  # noqa: PLC0415 - loads the client's records
 
     with connect() as client:

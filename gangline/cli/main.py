@@ -18,6 +18,7 @@ from gangline.cli import agent, checkpoint, cluster, experiment, fusion, job, se
 from gangline.cli.terminal import clean_output, complain, say
 from gangline.errors import Effect, ErrorKind, GanglineError
 
+# Kinds with exit status 1; all others are mistakes that the user can correct.
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
 
 app = typer.Typer(

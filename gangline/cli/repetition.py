@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 OPEN_SECONDS = 24 * 3600.0
 # How long the repetition of a submit that has created an experiment is likely a mistake.
 CREATED_SECONDS = 60.0
+# Bounds the file of the memory; the newest entries stay.
 MAX_ENTRIES = 50
 
 

@@ -17,7 +17,7 @@ _MODULE = "services.scheduler.simulator"
 
 
 def simulate(context: typer.Context) -> None:
-    """Show what the planner decides on a file, or play a trace in virtual time; --help tells more."""
+    """Show the planner's decisions on a file, or play a trace in virtual time; --help tells more."""
     if importlib.util.find_spec(_MODULE.partition(".")[0]) is None:
         raise GanglineError(
             "simulate.not_installed", "the planner is not installed; type: pip install gangline[cluster]"

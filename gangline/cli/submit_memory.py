@@ -61,6 +61,7 @@ class SubmitMemory:
     @contextmanager
     def _locked(self) -> Iterator[list[Entry]]:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The lock is on a file of its own, because each save replaces the other file.
         descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -79,9 +80,11 @@ class SubmitMemory:
 
 
 def read_clock() -> Clock:
+    """Reads the clock by which entries age."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         boot = time.clock_gettime(time.CLOCK_BOOTTIME)
     except (OSError, AttributeError):
+        # Without a boot clock each process counts as a boot of its own, so ages come from the wall clock.
         boot_id, boot = f"none-{os.getpid()}", 0.0
     return Clock(time.time(), boot, boot_id)

@@ -31,6 +31,7 @@ def write_files(chunks: Iterable[gateway_pb2.DownloadCheckpointResponse], folder
         num_bytes = _write(chunks, part)
         if folder.exists():
             folder.rmdir()
+        # mkdtemp makes the folder 0700; the finished one gets usual rights.
         part.chmod(0o755)
         part.rename(folder)
     finally:

@@ -111,6 +111,7 @@ def _load_ignored(folder: Path) -> GitIgnoreSpec:
 
 def _walk(folder: Path, prefix: str, rules: _Rules, above: tuple[Path, ...]) -> Iterator[_File]:
     real = folder.resolve()
+    # Links are followed, so a link to a folder above would never end.
     if real in above:
         raise invalid(
             "code.link_loop", f"{folder} is a link to a folder around it; remove it or list it in an ignore file"
@@ -169,6 +170,7 @@ def _add(tar: tarfile.TarFile, file: _File) -> None:
         content = file.path.read_bytes()
     entry = tarfile.TarInfo(file.name)
     entry.size = len(content)
+    # Only the executable bit is kept, so that equal files give equal bytes under any umask.
     entry.mode = 0o755 if file.is_executable else 0o644
     tar.addfile(entry, io.BytesIO(content))
 

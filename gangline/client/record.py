@@ -54,7 +54,7 @@ class ExperimentView:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """warnings: settings that are not carried out as the configuration says, from the client and from the cluster."""
+    """warnings: about settings that are not carried out as written, from the client and from the cluster."""
 
     experiment: Experiment
     warnings: tuple[str, ...] = ()

@@ -233,6 +233,7 @@ class Client:
         last_id = 0
 
         def request() -> pb.StreamLogsRequest:
+            # After a reconnect the stream begins anew; entries up to last_id are dropped below.
             wanted = 0 if last_id else tail
             return pb.StreamLogsRequest(experiment_id=experiment_id, trial_id=trial_id, tail=wanted, follow=follow)
 

@@ -28,7 +28,7 @@ class BatchSplit:
 
     @property
     def warning(self) -> str | None:
-        """The warning about records that the split drops; None when it drops none."""
+        """Returns the warning about records that the split drops; None when it drops none."""
         if self.effective == self.asked:
             return None
         return (

@@ -85,6 +85,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_date)
 
 _Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
+# A float in YAML 1.1 needs a dot and a signed exponent. This pattern also accepts 1e-3 and 1e5.
 for _letter in "-+0123456789.":
     _Loader.yaml_implicit_resolvers[_letter] = [
         (

@@ -20,6 +20,7 @@ from gangline.config.spread import find_spread_conflict
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
 _LATER = "not built yet"
+# The searchers of this version. The models accept Determined's others, so that the error can name them.
 SEARCHERS = ("single", "grid", "random")
 
 NO_EFFECT: dict[str, str] = {

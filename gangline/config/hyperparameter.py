@@ -41,6 +41,7 @@ class _Bounded(Section):
         """Returns one of num_points numbers from minval to maxval, both included; the middle when there is only one."""
         if self.num_points == 1:
             return (self.minval + self.maxval) / 2
+        # Returned exactly, because the sum below could miss it by rounding.
         if place == self.num_points - 1:
             return self.maxval
         return self.minval + place * ((self.maxval - self.minval) / (self.num_points - 1))
@@ -83,6 +84,7 @@ class Int(_Bounded):
         return min(self.count or 1, self.maxval - self.minval + 1)
 
     def point(self, place: int) -> int:
+        # Every whole number of the range is a point, so none is rounded.
         if self.num_points == self.maxval - self.minval + 1:
             return self.minval + place
         return round(self._spread(place))

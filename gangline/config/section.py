@@ -85,6 +85,7 @@ class Section(BaseModel):
             for key in value:
                 if key not in cls.model_fields:
                     raise unknown_key(str(key), cls.model_fields)
+        # Dropping a null lets the default apply. A required key keeps its null, which then is a wrong type.
         optional = _optional_keys(cls)
         return {key: entry for key, entry in value.items() if entry is not None or key not in optional}
 

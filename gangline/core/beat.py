@@ -255,6 +255,7 @@ class FileBeat:
             self._count()
 
     def _move(self, batches: int) -> None:
+        # A new count starts with part 0. A repeated count is further work after the same batch.
         self._cells[PART] = self._cells[PART] + 1 if self._cells[BATCHES] == batches else 0
         self._cells[BATCHES] = batches
 

@@ -75,6 +75,7 @@ class CheckpointContext:
         self._beat = beat or NoBeat()
         self._find_validation = find_validation
         latest = cluster.latest_checkpoint if cluster else None
+        # The checkpoint from which a restart would resume, so `delete` refuses it.
         self._newest_id = latest.id if latest else ""
 
     @property
@@ -148,6 +149,7 @@ class CheckpointContext:
             self.download(storage_id, directory, download_mode, selector=selector)
             yield directory
             if download_mode is DownloadMode.LocalWorkersShareDownload:
+                # The folder is removed only after all ranks of this machine have read it.
                 self._distributed.allgather_local(None)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
@@ -292,6 +294,8 @@ class CheckpointContext:
             self._beat.touch()
         if shard:
             self._distributed.allgather(None)
+        # All ranks have uploaded their files by now. The exchange after the commit keeps any rank from returning before
+        # it.
         if self._distributed.is_chief:
             self.commit(storage_id, files, merged)
         if shard:

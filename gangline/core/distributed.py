@@ -115,12 +115,11 @@ class DistributedContext(Lacking):
         )
 
     def close(self) -> None:
-        """Accepted, no effect: its resources belong to the process group, or end with the process. It may be called
-        twice."""
+        """Does nothing: its resources belong to the process group, or end with the process. It may be called twice."""
 
     @property
     def is_chief(self) -> bool:
-        """True on rank 0."""
+        """Returns whether this is rank 0."""
         return self.rank == 0
 
     def get_rank(self) -> int:
@@ -234,6 +233,7 @@ def _stores_for(rank: int, size: int, address: str, port: int) -> Callable[[str]
 def _cpu_group() -> Any:
     import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
 
+    # Objects travel as CPU tensors, which nccl does not carry.
     carries_cpu_tensors = "gloo" in str(dist.get_backend_config())
     return dist.group.WORLD if carries_cpu_tensors else dist.new_group(backend="gloo")
 
@@ -241,6 +241,7 @@ def _cpu_group() -> Any:
 def _local_group(ranks: list[int]) -> Any:
     import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
 
+    # Only the ranks of this machine call this, so the new group must not wait for all ranks.
     return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
 
@@ -248,6 +249,7 @@ def _store_of_environment(rank: int, size: int) -> Callable[[str], Any]:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # noqa: PLC0415  public, but not in __all__
     from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415  gangline.core is usable without torch
 
+    # torchrun keeps its store over restarts. The count keeps ranks from reading keys of an earlier attempt.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def open_part(name: str) -> Any:

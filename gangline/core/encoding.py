@@ -31,6 +31,7 @@ _DEFAULTS: dict[str, Callable[[], Any] | None] = {
     "None": None,
     **{factory.__name__: factory for factory in (bool, dict, float, int, list, set, str, tuple)},
 }
+# The classes that a reader may make besides plain ones, by name.
 _records: dict[str, type] = {}
 
 
@@ -161,6 +162,7 @@ class _Reader:
 
     def __init__(self, blobs: memoryview) -> None:
         self._blobs = blobs
+        # A closed table: bytes of another process can choose among these, and call nothing else.
         self._restorers: dict[str, Callable[[Any], Any]] = {
             "dict": _to_dict,
             "tuple": tuple,

@@ -47,7 +47,7 @@ class Link(Protocol):
 
     @property
     def preemption(self) -> str | None:
-        """The reason why this rank is asked to stop after a checkpoint; None while it is not."""
+        """Returns the reason why this rank is asked to stop after a checkpoint; None while it is not."""
         ...
 
     def take_trace(self) -> int:
@@ -80,7 +80,7 @@ class Link(Protocol):
         ...
 
     def forget_fusion(self, key: str) -> None:
-        """Reports that the record of this key does not hold. Chief only."""
+        """Reports that the record of this key is wrong. Chief only."""
         ...
 
     def send_stopping(self) -> None:
@@ -178,6 +178,7 @@ class RunnerLink:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unix_socket.connect(self._socket, path)
         self._socket.setblocking(False)
+        # The pipe wakes the background thread when the socket has not taken all bytes.
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         self._is_closed = False
@@ -265,6 +266,7 @@ class RunnerLink:
         payload = rank_pb2.RankMessage(**content).SerializeToString()
         with self._lock:
             is_idle = not self._pending
+            # A frame is appended whole under the lock, so frames of several threads do not mix.
             self._pending += _HEADER.pack(len(payload)) + payload
             if is_idle:
                 self._send_pending()
@@ -332,6 +334,7 @@ class RunnerLink:
             message = rank_pb2.RunnerMessage.FromString(bytes(received[_HEADER.size : end]))
             del received[:end]
             if message.HasField("preempt"):
+                # An empty reason must not read as "not preempted".
                 self._preemption = message.preempt.reason or "preempted"
             elif message.HasField("fusion_answer"):
                 with self._lock:

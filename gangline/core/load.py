@@ -52,7 +52,7 @@ class LoadSampler:
         return found
 
     def _serve(self) -> None:
-        self._read()  # the first look only starts the counters
+        self._read()  # the first sample only starts the counters
         while not self._is_over.wait(self._seconds):
             seen = self._read()
             with self._lock:

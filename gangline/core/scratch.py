@@ -14,6 +14,6 @@ from gangline.core.link import SOCKET_KEY
 
 
 def temporary_folder(purpose: str) -> TemporaryDirectory[str]:
-    """Makes a temporary folder. purpose: a part of its name that tells a reader of the disk what it is for."""
+    """Makes a temporary folder. purpose: a part of its name, so that an operator who finds it knows its use."""
     socket_path = os.environ.get(SOCKET_KEY)
     return TemporaryDirectory(prefix=f"gangline-{purpose}-", dir=Path(socket_path).parent if socket_path else None)

@@ -91,7 +91,7 @@ class SearcherContext:
             )
 
     def acknowledge_out_of_ops(self) -> None:
-        """Accepted, no effect: a trial ends when its script does."""
+        """Does nothing: a trial ends when its script does."""
 
     def get_configured_units(self) -> Unit | None:
         """Returns the unit in which lengths count; None off the cluster."""

@@ -57,7 +57,7 @@ class CheckpointStore:
     """The checkpoints below one storage URL. It is stateless: ranks on other machines see what this one committed."""
 
     def __init__(self, storage_url: str, writer: Writer | None = None) -> None:
-        """writer: the attempt whose name marks unfinished files; None off the cluster."""
+        """Opens nothing yet. writer: the attempt whose name marks unfinished files; None off the cluster."""
         self.url = storage_url
         self._writer = writer
 
@@ -86,6 +86,8 @@ class CheckpointStore:
     def discard(self, storage_id: str) -> None:
         """Removes files that were never committed; there may be none."""
         filesystem, staging = self._open(self._staging_url(storage_id))
+        # Without renaming the staging folder is the checkpoint's own folder, so a manifest in it means that it is
+        # committed.
         is_committed = not self._can_rename(filesystem) and filesystem.exists(f"{staging}/{METADATA_FILE}")
         if filesystem.exists(staging) and not is_committed:
             filesystem.rm(staging, recursive=True)
@@ -163,6 +165,7 @@ class CheckpointStore:
         """Returns whether the folder of checkpoints has any entry. The folder of a storage that is not mounted is empty
         or absent. Raises OSError where the storage does not answer."""
         filesystem, path = self._open(f"{self.url.rstrip('/')}/checkpoints")
+        # fsspec caches listings, and the storage may have come back since the last one.
         filesystem.invalidate_cache()
         try:
             return bool(filesystem.ls(path, detail=False))
@@ -217,6 +220,7 @@ class CheckpointStore:
 
     @staticmethod
     def _can_rename(filesystem: Any) -> bool:
+        # Only a local directory renames a folder in one step; object stores copy file by file.
         protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
         return "file" in protocols
 

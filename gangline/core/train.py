@@ -94,6 +94,7 @@ class TrainContext(Lacking):
             self._validations = (*self._validations[1 - _MOST_VALIDATIONS :], (steps_completed, finite))
         if self._is_local:
             _print_metrics(group, steps_completed, numbers)
+        # Last, because it may raise, and the report with the value must be sent first.
         self._check_finite(group, steps_completed, numbers)
 
     def find_validation(self, steps_completed: int) -> Mapping[str, float]:
@@ -108,6 +109,7 @@ class TrainContext(Lacking):
         if not 0 <= progress <= 1:
             raise invalid("core.progress", f"report_progress({progress}): progress lies between 0 and 1")
         steps = self._link.batches_completed
+        # Without both numbers there is no estimate of the total.
         if progress > 0 and steps > 0:
             self._link.send_progress(steps, max(steps, round(steps / progress)), 0.0, 0.0)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 _TRIAL = re.compile(r"^([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)$")
 _PYTHON = re.compile(r"^(?:.*/)?python(?:3(?:\.\d+)?)?$")
+# Modules that start the ranks elsewhere; in the cluster the trial runner does.
 LAUNCHERS = ("gangline.launch.torch_distributed", "determined.launch.torch_distributed")
 
 
@@ -82,7 +83,7 @@ def _parse_command(words: tuple[str, ...]) -> Entrypoint:
 
 
 def _parse_python(rest: tuple[str, ...]) -> Entrypoint | None:
-    """rest: the arguments of python3."""
+    """Returns the script or module among python3's arguments, else None. rest: these arguments."""
     if len(rest) > 1 and rest[0] == "-m":
         return Module(rest[1], rest[2:])
     return Script(rest[0], rest[1:]) if rest and rest[0].endswith(".py") else None

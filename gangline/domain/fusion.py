@@ -21,7 +21,7 @@ class FusionRecord:
     bucket_bytes: the caps of the buckets, in the order in which they are sent; empty when the default is best.
     num_pairs: pairs of steps behind the two times, 0 where no race was needed.
     steps: how many steps the tuning took.
-    bytes_per_second: 0 for a link whose speed could not be measured.
+    bytes_per_second: 0 for a link whose times did not grow with the size of the exchange.
     batch_size: records of one batch of one rank, 0 when unknown.
     flags: other settings that change the exchange, as "aggregation_frequency=2".
     trial_id: the trial that tuned, empty off the cluster.

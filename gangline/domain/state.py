@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """How far an object has come in its life. PAUSED is for experiments only."""
+    """The stage that an object has reached. PAUSED is for experiments only."""
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"

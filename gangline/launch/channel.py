@@ -79,6 +79,7 @@ def _rights(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
 def _receive_length(sock: socket.socket) -> tuple[bytes, list[int]]:
     fds = array.array("i")
     room = socket.CMSG_SPACE(MAX_FDS * fds.itemsize)
+    # Reads no more than the length, so that the descriptors of a further message stay in the socket.
     header, ancillary, _, _ = sock.recvmsg(LENGTH.size, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

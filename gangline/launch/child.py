@@ -45,6 +45,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent_pid: int) -> None:
     """Has the kernel kill this process when the parent thread ends. Ends at once when the parent has already ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended before the prctl, which then sends no signal.
     if os.getppid() != parent_pid:
         os._exit(1)
 

@@ -159,6 +159,7 @@ class ForkServer:
     def _become(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> NoReturn:
         """Runs in the child: releases the server's resources, then calls the target."""
         try:
+            # In a session of its own a trial runner outlives its agent.
             os.setsid()
             child.reset_signals()
             child.take_normal_priority()
@@ -215,6 +216,7 @@ def _bind(path: str) -> socket.socket:
     fresh = Path(f"{path}~")
     fresh.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Only this user may connect: a client can run any function here.
     old = os.umask(0o177)
     try:
         unix_socket.bind(listener, str(fresh))

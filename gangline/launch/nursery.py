@@ -136,6 +136,7 @@ class Nursery:
         finally:
             for fd in fds:
                 os.close(fd)
+        # A pidfd becomes readable when the rank ends, so one poll covers ranks and runner.
         pidfd = os.pidfd_open(pid)
         self._rank_by_pid[pid] = request["rank"]
         self._pid_by_pidfd[pidfd] = pid

@@ -1,4 +1,4 @@
-"""Names the files of a local cluster, the tokens among them.
+"""Names the files of a local cluster, including the tokens.
 
 | file                | holds                                                                    |
 |---------------------|--------------------------------------------------------------------------|
@@ -53,8 +53,8 @@ class Layout:
 
     @property
     def etcd_socket(self) -> Path:
-        """The unix socket for etcd's clients. etcd 3.4 takes a unix socket only as a "host:port", and makes it in its
-        working directory."""
+        """Returns the unix socket for etcd's clients. etcd 3.4 takes a unix socket only as a "host:port", and makes it
+        in its working directory."""
         return self.root / "etcd-client:0"
 
     @property
@@ -70,7 +70,7 @@ class Layout:
         return self.root / "admin.token"
 
     def settings(self, kind: str) -> Path:
-        """The settings file of a kind of service; the service reads it instead of the one in /etc/gangline."""
+        """Returns the settings file of a kind of service; the service reads it instead of the one in /etc/gangline."""
         return self.root / f"{kind}.toml"
 
     def ready(self, name: str) -> Path:

@@ -1,8 +1,9 @@
 """Stops all processes of a local cluster, in the order in which no state is lost.
 
 Agents stop first, so that no new work starts. Then the trial runners stop, which may save a checkpoint and report it
-while scheduler and gateway still listen. Scheduler and gateway follow, and etcd is last. It works on processes by identity. So the
-supervisor can do it for its children, and `down` for the processes that a killed supervisor left behind.
+while scheduler and gateway still listen. Scheduler and gateway follow, and etcd is last. It works on processes by
+identity. So the supervisor can do it for its children, and `down` for the processes that a killed supervisor left
+behind.
 """
 
 from __future__ import annotations

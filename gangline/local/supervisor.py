@@ -34,6 +34,7 @@ from gangline.local.shutdown import stop_cluster
 START_SECONDS = 90.0
 # Interval between two checks of a service that is starting.
 _LOOK_SECONDS = 0.05
+# Signals wake an idle supervisor, so it need not poll.
 _LOOK_WHEN_IDLE_SECONDS = 3600.0
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -70,7 +71,7 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> int:
-        """Runs until a stop. Returns the exit status: 0 after an orderly stop, 1 when the cluster did not come up."""
+        """Runs until a stop. Returns the exit status: 0 after an orderly stop, 1 when the cluster did not start."""
         self._listen_to_signals()
         try:
             is_up = self._start_all()
@@ -196,6 +197,7 @@ def main() -> int:
     if not acquire_lock(layout.lock):
         reporter.send("failed", code="local.running", message=f"another supervisor just took {layout.root}")
         return 1
+    # Orphans of the cluster become children of the supervisor, which reaps them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         plan = ClusterPlan.parse(layout.plan.read_text("utf-8"))

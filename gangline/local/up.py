@@ -49,6 +49,7 @@ class Running:
 def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report) -> Running:
     """Starts a cluster. report: gets a line for each step. Raises GanglineError: local.*, etcd.no_binary."""
     layout_is_free(layout)
+    # Fails before anything is created where there is no etcd.
     etcd.find_etcd_binary()
     layout.create()
     write_private(layout.plan, _with_ports(plan, _former_ports(layout)).to_json())
@@ -136,6 +137,7 @@ def _launch(layout: Layout, grace_seconds: float) -> tuple[Identity, int]:
             start_new_session=True,
             pass_fds=(write_end,),
         )
+    # The reader sees the end of the pipe only when no process but the supervisor has it open.
     os.close(write_end)
     supervisor = identify(process.pid)
     assert supervisor is not None, "a child that was not waited for is there at least as a zombie"
