@@ -68,9 +68,9 @@ class ClusterInfo:
 
     @property
     def rounds(self) -> int:
-        """Returns how many batches each rank trains for one batch of each rank of the full gang: 1 at full size, 2 on
-        half of the slots. A script that splits its batches itself sums the gradients of this many batches for one step.
-        """
+        """Returns how many batches each rank trains for one batch of each rank of the full gang. It is 1 at full size,
+        2 on half of the slots. A script that splits its batches itself sums the gradients of this many batches for one
+        step."""
         return max(1, self.full_world_size // self.world_size)
 
     def to_json(self) -> str:

@@ -35,6 +35,7 @@ class Grid:
 
     def point(self, number: int) -> dict[str, Any]:
         place, point = number - 1, _copy(self._empty)
+        # The last axis is the lowest digit of the number, so it changes fastest.
         for path, axis in reversed(self._axes):
             place, index = divmod(place, axis.num_points)
             target = point

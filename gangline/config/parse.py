@@ -89,6 +89,7 @@ def _validate(document: Document) -> ExperimentConfig:
 
 def _error(complaints: list[Complaint], document: Document) -> GanglineError:
     """Makes the error for the first complaint in the order of the text, with the number of further ones."""
+    # pydantic may report one mistake several times, as for each branch of a union.
     one_per_place = {(document.line_of(complaint.path) or 0, complaint.text): complaint for complaint in complaints}
     complaints = [one_per_place[place] for place in sorted(one_per_place)]
     first = complaints[0]

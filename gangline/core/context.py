@@ -73,6 +73,7 @@ class Context(Lacking):
         self.profiler.off()
         self.tensorboard.close()
         self.beat.end()
+        # Last, because the parts above still send reports.
         self.link.flush()
 
 
@@ -93,6 +94,7 @@ def init(
     Raises GanglineError `storage.chain` or `storage.protocol` for a URL that is no checkpoint storage.
     """
     cluster, link = get_cluster_info(), connect()
+    # Before the checks below, so that their refusals are printed as one line.
     refusal.install(link)
     chosen_url = _url_of(checkpoint_storage)
     if chosen_url:

@@ -92,6 +92,7 @@ class TorchTransport:
         import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
 
         payload = encode(value) if self._is_first() else b""
+        # The other members pass 0, so the maximum is the first member's length.
         length = self.maximum([len(payload)])[0]
         part = _padded(payload, length)
         dist.broadcast(part, src=self._ranks[0], group=self._group)

@@ -24,6 +24,7 @@ _STACKS_SUFFIX = ".stacks"
 def map_cells(path: Path) -> memoryview[int]:
     """Maps the numbers in a file of NUM_BYTES, to be read and written in place."""
     with path.open("r+b") as file:
+        # Signed numbers, because UNKNOWN is -1.
         return memoryview(mmap.mmap(file.fileno(), NUM_BYTES)).cast("q")
 
 

@@ -1,9 +1,9 @@
 """A warm process that forks others: it has imported what they need, so they start in milliseconds, not seconds.
 
 `python -m gangline.launch.forkserver --socket PATH --preload mod,mod` binds PATH at once, imports the preloads and then
-answers fork requests one by one, without ever having a second thread. It ends when its parent closes its standard
-input; the children it made live on. It knows nothing of what they do, and loads the standard library only beside the
-preloads. Agents start and own it; agents and trial runners call `fork`.
+answers fork requests one by one. It never has a second thread. It ends when its parent closes its standard input; its
+children live on. It knows nothing of their work, and loads only the standard library beside the preloads. Agents start
+and own it; agents and trial runners call `fork`.
 """
 
 from __future__ import annotations

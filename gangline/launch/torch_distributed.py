@@ -108,6 +108,7 @@ def _tell_end(rank: int, code: int) -> int:
     """Reports the rank that failed first, and returns its exit code as a shell would give it."""
     how = f"ended with exit code {code}" if code >= 0 else f"died of signal {-code}"
     sys.stderr.write(f"error: rank {rank} {how}; what it printed stands above\n")
+    # A negative code is a signal, which a shell reports as 128 + signal.
     return code if code >= 0 else 128 - code
 
 

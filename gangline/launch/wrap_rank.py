@@ -90,6 +90,7 @@ def _run_marked(rank: int, command: list[str]) -> int:
     code = child.wait()
     for pump in pumps:
         pump.join()
+    # A negative code is a signal, which a shell reports as 128 + signal.
     return code if code >= 0 else 128 - code
 
 
