@@ -349,7 +349,8 @@ def location_of(checkpoint: str, storage_url: str) -> tuple[str, str]:
     """Returns the storage URL and the id for a checkpoint that a user names by its id, or by the path or URL of its
     folder.
 
-    Raises GanglineError `checkpoint.location`, `storage.chain` or `storage.protocol`, before anything is opened.
+    Raises GanglineError `checkpoint.location`, `storage.url`, `storage.chain` or `storage.protocol`, before anything is
+    opened.
     """
     if "/" not in checkpoint:
         return storage_url, checkpoint

@@ -91,7 +91,7 @@ def init(
     checkpoint_storage: a folder or an fsspec URL. The default is the experiment's storage, or the working directory off
     the cluster. A mapping as in an experiment file may name a shared_fs or a directory. Checkpoints are stored in its
     folder `checkpoints`, files for TensorBoard in `tensorboard`.
-    Raises GanglineError `storage.chain` or `storage.protocol` for a URL that is no checkpoint storage.
+    Raises GanglineError `storage.url`, `storage.chain` or `storage.protocol` for a URL that is no checkpoint storage.
     """
     cluster, link = get_cluster_info(), connect()
     # Before the checks below, so that their refusals are printed as one line.

@@ -181,7 +181,7 @@ def _start_error(code: int, text: str, log_path: Path) -> GanglineError:
 
 
 def _last_complaint(text: str) -> str:
-    """Returns the last entry of the log above "info", else its last line."""
+    """Returns the last entry of the log at level "error" or above, else its last line."""
     lines = [line for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
         try:
