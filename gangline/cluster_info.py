@@ -1,5 +1,5 @@
-"""What a rank may know about where it runs. The trial runner writes it into the rank's environment; training code
-reads it with `gangline.get_cluster_info()`. It holds no credentials and imports nothing but the standard library."""
+"""Describes to a rank where it runs. The trial runner writes the description into the rank's environment; training code
+reads it with `gangline.get_cluster_info()`. It holds no credentials and imports only the standard library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ENVIRONMENT_KEY = "GANGLINE_CLUSTER_INFO"
 class TrialInfo:
     """The trial that this process trains.
 
-    config: the experiment's configuration, defaults filled in. hparams: this trial's hyperparameters.
+    config: the experiment's configuration, with defaults filled in.
+    hparams: this trial's hyperparameters.
     """
 
     trial_id: str
@@ -27,7 +28,7 @@ class TrialInfo:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """A checkpoint to resume from: its id, its folder as an fsspec URL, the batches it has behind it."""
+    """A checkpoint to resume from: its id, its folder as an fsspec URL, and the batches completed when it was saved."""
 
     id: str
     url: str
@@ -36,11 +37,17 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """node_rank counts the machines of this allocation, slot_ids are the slots of this machine, in local-rank order.
-    storage_url is where checkpoints go, code_directory where the user's files lie. addresses: of the machines, by node
-    rank, in the network over which the gang is linked. rank, world_size: of the slot in which this process runs,
-    whatever a launcher of the script's own calls its workers. full_world_size: slots_per_trial in an attempt on
-    fewer slots; 0 in one of full size."""
+    """Describes the cluster, the allocation, the machine and the trial of this process.
+
+    node_rank: counts the machines of this allocation.
+    slot_ids: the slots of this machine, in local-rank order.
+    storage_url: where checkpoints are stored.
+    code_directory: the folder with the user's files.
+    addresses: of the machines, by node rank, in the network that links the gang.
+    rank, world_size: those of the slot in which this process runs. A launcher of the script's own may number its
+    workers differently.
+    full_world_size: slots_per_trial in an attempt on fewer slots; 0 in an attempt of full size.
+    """
 
     cluster_id: str
     allocation_id: str
@@ -61,8 +68,9 @@ class ClusterInfo:
 
     @property
     def rounds(self) -> int:
-        """Batches that each rank trains for one batch of each rank of the full gang: 1 at full size, 2 on half of the
-        slots. A script that splits its batches itself sums the gradients of so many batches for one step."""
+        """Returns how many batches each rank trains for one batch of each rank of the full gang. It is 1 at full size,
+        2 on half of the slots. A script that splits its batches itself sums the gradients of this many batches for one
+        step."""
         return max(1, self.full_world_size // self.world_size)
 
     def to_json(self) -> str:
@@ -79,11 +87,12 @@ class ClusterInfo:
 
 
 def _fields_of(record: Any) -> dict[str, Any]:
-    """Of a record in here, as it is: a configuration may be large, and copying it costs more than writing it."""
+    """Returns the fields of a record of this module without copying them. A configuration may be large, and copying it
+    costs more than writing it."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """None when this process was not started by a trial runner. May be called any number of times, on every rank."""
+    """Returns None when no trial runner started this process. It may be called any number of times, on every rank."""
     text = os.environ.get(ENVIRONMENT_KEY)
     return ClusterInfo.parse(text) if text else None

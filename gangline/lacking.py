@@ -1,6 +1,6 @@
-"""PURE: names of Determined that Gangline does not have, and the error that says so.
+"""PURE: names of Determined that Gangline does not have, and the error that reports them.
 
-Owns the sentence and the mixin for classes that users know from there. gangline.alias uses it for whole modules.
+Owns the sentence, and the mixin for classes that users know from Determined. gangline.alias uses it for whole modules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ PAGE = "docs/from-determined.md"
 
 
 class NotInGangline(AttributeError):
-    """An attribute of Determined that has no counterpart here. hasattr() sees it as missing."""
+    """An attribute of Determined that has no counterpart in Gangline. hasattr() treats it as missing."""
 
 
 def explain(name: str) -> str:
@@ -19,12 +19,12 @@ def explain(name: str) -> str:
 
 
 class _LackingClass(type):
-    """What is asked of the class itself, as a method that makes an instance."""
+    """Answers look-ups on the class itself, such as a method that makes an instance."""
 
     lacks: tuple[str, ...]
 
     def __getattr__(cls, name: str) -> NoReturn:
-        """Called only where ordinary lookup found nothing."""
+        """Raises the error; Python calls it only where ordinary lookup found nothing."""
         if name in cls.lacks:
             raise NotInGangline(explain(f"{cls.__name__}.{name}"))
         raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
@@ -36,7 +36,7 @@ class Lacking(metaclass=_LackingClass):
     lacks: ClassVar[tuple[str, ...]] = ()
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Called only where ordinary lookup found nothing."""
+        """Raises the error; Python calls it only where ordinary lookup found nothing."""
         kind = type(self).__name__
         if name in type(self).lacks:
             raise NotInGangline(explain(f"{kind}.{name}"))

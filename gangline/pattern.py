@@ -1,7 +1,8 @@
-"""PURE: the patterns that people write, read by RE2: Go's syntax, and a search takes time linear in the text's length.
+"""PURE: compiles the patterns that users write, with RE2. Their syntax is Go's, and a search takes time linear in the
+text's length.
 
-Submit refuses with it what no runner could search for (gangline.config.failure); trial runners search with it. Nobody
-else reads a pattern.
+Submit refuses a pattern that no runner could search for (gangline.config.failure); trial runners search with it. No
+other code reads a pattern.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import re2
 
 
 class BadPattern(ValueError):
-    """Its text names the pattern and what RE2 says of it."""
+    """A pattern that RE2 refuses. Its text names the pattern and RE2's reason."""
 
 
 def compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """Whether the pattern is found anywhere in a text. Raises BadPattern."""
+    """Returns a function that reports whether the pattern is found anywhere in a text. Raises BadPattern."""
     options = re2.Options()
     # RE2 prints its errors to standard error as well.
     options.log_errors = False

@@ -1,8 +1,9 @@
-"""PURE: text without characters that act on a terminal instead of being shown on it.
+"""PURE: removes from text the characters that act on a terminal instead of being shown on it.
 
 Names, log lines, metrics' names and failure reasons come from users' programs. Escape sequences in them could set the
-title, write the clipboard or clear the screen of whoever lists experiments; carriage returns and bidirectional controls
-could fake what a line says. The CLI shows such characters as escapes; names that contain one are refused at submit.
+title, write the clipboard or clear the screen of the user who lists experiments. Carriage returns and bidirectional
+controls could fake the content of a line. The CLI shows such characters as escapes; submit refuses names that contain
+one.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _UNSAFE_IN_LINE = re.compile(_UNSAFE.pattern.replace("\x0b", "\t\n\x0b"))
-# Colours and weights, which programs print into logs: they only style text, and are left out without a trace.
+# Matches the colours and weights that programs print into logs. They only style text, so they are removed without an
+# escape.
 _STYLE = re.compile("\x1b\\[[0-9;:]*m")
 _NAMED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def to_printable(text: str) -> str:
-    """Of several lines: tabs and newlines stay."""
+    """Returns a text of several lines with unsafe characters as escapes. Tabs and newlines stay."""
     return _UNSAFE.sub(_escape, _STYLE.sub("", text))
 
 
 def to_line(text: str) -> str:
-    """Of one line: a newline or a tab is shown as an escape as well, so that it adds no row and shifts no column."""
+    """Returns a text of one line with unsafe characters as escapes. A newline or a tab becomes an escape as well, so
+    that it adds no row and shifts no column."""
     return _UNSAFE_IN_LINE.sub(_escape, _STYLE.sub("", text))
 
 
 def find_unprintable(name: str) -> str | None:
-    """The first character that a name must not have, as an escape; None where there is none."""
+    """Returns the first character that a name must not have, as an escape; None where there is none."""
     found = _UNSAFE_IN_LINE.search(name)
     return _escape(found) if found else None
 

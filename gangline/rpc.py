@@ -1,7 +1,8 @@
-"""How every grpc channel and server of Gangline is set up, and how errors cross the wire.
+"""Configures every grpc channel and server of Gangline, and maps errors across the wire.
 
-Owns the channel options (with the ping timeout without which a hung peer goes unnoticed for 60 s), the bearer token in
-the metadata, and the mapping between GanglineError and grpc status. It opens no channel by itself and retries nothing.
+Owns the channel options, the bearer token in the metadata, and the mapping between GanglineError and grpc status. The
+options include the ping timeout without which a hung peer stays unnoticed for 60 s. The module opens no channel by
+itself and retries nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from gangline.v1 import types_pb2
 
 AUTHORIZATION_KEY = "authorization"
 ERROR_KEY = "gangline-error-bin"
+# The size of one chunk of a streamed content, 1 MiB.
 CHUNK_BYTES = 1 << 20
 
-# What a server takes in one message. Larger things are streamed in chunks; a method may be given a limit of its own.
+# The largest message that a server accepts. Larger contents are streamed in chunks; a method may have a limit of its
+# own.
 MAX_MESSAGE_BYTES = 4 << 20
-# An error's message crosses twice, as text in percent encoding and in ErrorDetail.
+# Room for an error's message, which crosses the wire twice: as text in percent encoding and in ErrorDetail.
 MAX_METADATA_BYTES = 32 << 10
 
-# Since grpc 1.60 a keepalive ping waits for its own timeout, 60 s by default: without ping_timeout_ms a host that is
-# gone is noticed a minute late. Below 5 s between pings etcd and grpc servers answer "too many pings".
+# Since grpc 1.60 a keepalive ping has a timeout of its own, 60 s by default. Without ping_timeout_ms a host that is
+# gone is noticed a minute late. With less than 5 s between pings, etcd and grpc servers answer "too many pings".
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 3000),
@@ -39,8 +42,9 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_http_proxy", 0),
 ]
 
-# A connection that has not finished its handshake, or carries no call for 15 minutes, is closed. Pings that come too
-# often are struck: 100 leave room for a peer whose clock jumps, and end a flood.
+# A server closes a connection that has not finished its handshake in 10 s, or that carries no call for 15 minutes. It
+# counts strikes for pings that arrive too often. 100 strikes leave room for a peer whose clock jumps, and still end a
+# flood.
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 3000),
@@ -71,17 +75,17 @@ _STATUS_BY_KIND = {
 _KIND_BY_STATUS = {status: kind for kind, status in _STATUS_BY_KIND.items()}
 _NUMBER_BY_EFFECT = {Effect.NONE: types_pb2.EFFECT_NONE, Effect.UNKNOWN: types_pb2.EFFECT_UNKNOWN}
 _EFFECT_BY_NUMBER = {number: effect for effect, number in _NUMBER_BY_EFFECT.items()}
-# grpc's own words for a call that found no connection, so that no byte of it was sent.
+# grpc's messages for a call that found no connection. No byte of such a call was sent, so it has had no effect.
 _NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed")
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that carries a bearer token; never log it."""
+    """Returns the metadata that carries a bearer token; never log it."""
     return ((AUTHORIZATION_KEY, f"Bearer {token}"),)
 
 
 def find_token(metadata: Iterable[tuple[str, Any]] | None) -> str | None:
-    """The bearer token among a call's metadata, None without one."""
+    """Returns the bearer token in a call's metadata, or None without one."""
     for key, value in metadata or ():
         if key == AUTHORIZATION_KEY and isinstance(value, str) and value.startswith("Bearer "):
             return value.removeprefix("Bearer ")
@@ -89,7 +93,7 @@ def find_token(metadata: Iterable[tuple[str, Any]] | None) -> str | None:
 
 
 def status_of(error: GanglineError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
-    """What a server aborts a call with: status, message, trailing metadata."""
+    """Returns the status, message and trailing metadata with which a server aborts a call."""
     detail = types_pb2.ErrorDetail(
         code=error.code,
         message=error.message,
@@ -100,9 +104,9 @@ def status_of(error: GanglineError) -> tuple[grpc.StatusCode, str, tuple[tuple[s
 
 
 def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
-    """The GanglineError that a failed call stands for.
+    """Converts the failure of a call to a GanglineError.
 
-    target: what was called, as "the gateway at 10.0.0.1:8081", for failures that carry no detail of ours.
+    target: the called peer, as "the gateway at 10.0.0.1:8081", for failures without a detail of Gangline.
     """
     detail = _find_detail(failure)
     if detail is not None:
@@ -122,13 +126,13 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
 
 
 def find_leader(failure: grpc.RpcError) -> str:
-    """ "host:port" of the scheduler that leads, where the failed call's answer names it; else empty."""
+    """Returns "host:port" of the scheduler that leads where the failed call's answer names it; else an empty string."""
     detail = _find_detail(failure)
     return detail.leader_address if detail is not None else ""
 
 
 def _find_detail(failure: grpc.RpcError) -> types_pb2.ErrorDetail | None:
-    """None for a failure that carries no detail of ours."""
+    """Returns None for a failure that carries no detail of Gangline."""
     metadata = cast("Iterable[tuple[str, Any]] | None", failure.trailing_metadata())
     for key, value in metadata or ():
         if key == ERROR_KEY:

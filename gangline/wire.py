@@ -1,9 +1,9 @@
 """The only map between protos and the domain.
 
-A domain record and its message have the same field names, so one generic mapping serves all of them: enums map by
-name, tuples to repeated fields, mappings to maps, None to an absent or unspecified field; an unspecified enum without
-None is the record's default. It opens no connection and keeps no state beside the field plans it derives once for
-each class.
+A domain record and its message have the same field names, so one generic mapping serves all of them. Enums map by name,
+tuples to repeated fields, mappings to maps, and None to an absent or unspecified field. An unspecified enum without
+None maps to the record's default. The module opens no connection. Its only state is the field plan that it derives once
+for each class.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Getter = Callable[[Any], Any]
 
 
 def to_proto(record: Any) -> Any:
-    """The message of types.proto that holds the same as this domain record."""
+    """Returns the message of types.proto that holds the same as this domain record."""
     record_type = type(record)
     message = _MESSAGE_BY_RECORD[record_type]()
     for name, setter, _ in _plan_of(record_type):
@@ -73,34 +73,35 @@ def to_proto(record: Any) -> Any:
 
 
 def from_proto(record_type: type[T], message: Any) -> T:
-    """The domain record of the given type that holds the same as this message."""
+    """Returns the domain record of the given type that holds the same as this message."""
     return record_type(**{name: getter(message) for name, _, getter in _plan_of(record_type)})
 
 
 def prepare(*record_types: type) -> None:
-    """Works out now how these are mapped. For processes that fork others, which would each have to."""
+    """Derives the field plans of these record types now. Processes that fork others call it, because each fork would
+    otherwise derive them again."""
     for record_type in record_types:
         _plan_of(record_type)
 
 
 def encode(record: Any) -> bytes:
-    """The bytes kept in etcd for a domain record."""
+    """Returns the bytes that etcd stores for a domain record."""
     payload: bytes = to_proto(record).SerializeToString(deterministic=True)
     return payload
 
 
 def decode(record_type: type[T], payload: bytes) -> T:
-    """Reads what `encode` wrote. Raises google.protobuf's DecodeError when it is something else."""
+    """Reads what `encode` wrote. Raises google.protobuf's DecodeError for other bytes."""
     return from_proto(record_type, _MESSAGE_BY_RECORD[record_type].FromString(payload))
 
 
 def enum_number(member: StrEnum) -> int:
-    """The proto number of a domain enum's member."""
+    """Returns the proto number of a domain enum's member."""
     return _numbers(type(member))[member]
 
 
 def enum_member(enum_type: type[E], number: int) -> E | None:
-    """The domain member for a proto number; None for unspecified and for numbers from a newer version."""
+    """Returns the domain member for a proto number; None for unspecified and for numbers from a newer version."""
     return cast("E | None", _members(enum_type).get(number))
 
 
@@ -160,7 +161,7 @@ def _repeated_plan(name: str, item: Any) -> tuple[Setter, Getter]:
 def _enum_plan(name: str, hint: type[StrEnum], default: Any, is_optional: bool) -> tuple[Setter, Getter]:
     def get(message: Any) -> StrEnum | None:
         number = getattr(message, name)
-        # Unspecified is what a peer or a record from before the field has.
+        # A peer or a record from before this field existed has the number for unspecified.
         member = enum_member(hint, number) if number else default
         if member is None and not is_optional:
             raise ValueError(f"{type(message).__name__}.{name} holds {number}, no {hint.__name__}")

@@ -1,7 +1,8 @@
-"""Lets code written for Determined import Gangline under the names that it knows, where Determined is not installed.
+"""Lets code written for Determined import Gangline under Determined's names, where Determined is not installed.
 
-`import determined as det`, `from determined import pytorch, core` and their kin find proxies of our modules. Ranks and
-gangline.launch install it; a Determined that is installed always comes first. Importing this loads nothing else.
+`import determined as det`, `from determined import pytorch, core` and similar imports find proxies of Gangline's
+modules. Ranks and gangline.launch install it; an installed Determined always has precedence. Importing this module
+loads nothing else.
 """
 
 from gangline.alias.finder import install

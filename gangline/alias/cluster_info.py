@@ -1,7 +1,7 @@
-"""Where a rank runs, in the shape that scripts written for Determined expect.
+"""Describes where a rank runs, in the form that scripts written for Determined expect.
 
-Ids are numbers there: a trial's is its experiment's, times 10,000, plus its own. A machine of the allocation is a
-"container", and the latest checkpoint is its id alone.
+Ids are numbers there: a trial's is its experiment's, times 10,000, plus its own number. A machine of the allocation is
+a "container", and the latest checkpoint is its id alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import gangline.cluster_info
 from gangline.lacking import Lacking
 
+# More than the 2,000 trials that a search may have, so that no two trials share an id.
 _TRIALS_OF_EXPERIMENT = 10_000
 
 
@@ -28,8 +29,8 @@ class TrialInfo(Lacking):
 
 @dataclass(frozen=True)
 class ClusterInfo(Lacking):
-    """container_rank counts the machines of the allocation; slot_ids those of this machine, from 0. container_addrs:
-    the machines' addresses, by container_rank."""
+    """Determined's ClusterInfo. container_rank counts the machines of the allocation; slot_ids counts those of this
+    machine, from 0. container_addrs: the machines' addresses, by container_rank."""
 
     lacks: ClassVar[tuple[str, ...]] = (
         "container_slot_counts",
@@ -54,7 +55,7 @@ class ClusterInfo(Lacking):
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """None when this process was not started by a trial runner."""
+    """Returns None when no trial runner started this process."""
     found = gangline.cluster_info.get_cluster_info()
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""The finder that answers for `determined`, and the modules that it makes.
+"""The finder that answers for `determined`, and the proxy modules that it makes.
 
-A module is a proxy: it hands out what its counterpart lists in __all__, and its own submodules. For anything else it
-raises an error that names the thing and the page of differences. The finder stands last on sys.meta_path, so an
-installed Determined is found before it.
+A proxy module provides the names that its counterpart lists in __all__, and its own submodules. For any other name it
+raises an error that names it and the page of differences. The finder is the last one on sys.meta_path, so an installed
+Determined is found before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SHIM = str(Path(__file__).parent / "shim")
 
 
 def install() -> None:
-    """In this process and, through PYTHONPATH, in those that it starts. May be called twice."""
+    """Installs the finder in this process and, through PYTHONPATH, in the processes that it starts. It may be called
+    twice."""
     if not any(isinstance(finder, DeterminedFinder) for finder in sys.meta_path):
         sys.meta_path.append(DeterminedFinder())
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -34,8 +35,9 @@ def install() -> None:
 
 
 def take_place() -> None:
-    """Called by the shim that a child process finds on its PYTHONPATH, while it is imported as `determined`: puts an
-    installed Determined in its own place, or our proxy."""
+    """Puts an installed Determined, or Gangline's proxy, in the place of the shim. The shim calls it while a child
+    process imports it as `determined` from its PYTHONPATH."""
+    # Without the shim on the path, the import below finds an installed Determined, else the proxy.
     sys.path[:] = [entry for entry in sys.path if entry != SHIM]
     importlib.invalidate_caches()
     install()
@@ -49,12 +51,13 @@ class DeterminedFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if not is_ours(fullname):
             return None
-        # An installed Determined was found for the root, and lacks this submodule: that is its own affair.
+        # An installed Determined was found for the root. A submodule that it lacks is not for this finder to replace.
         root = sys.modules.get(ROOT)
         if root is not None and not isinstance(root, _Proxy):
             return None
         if fullname not in TARGET_BY_MODULE:
-            # Not a ModuleNotFoundError: `from determined import x` would replace that by words of its own.
+            # Not a ModuleNotFoundError, because `from determined import x` would replace its message with one of its
+            # own.
             raise ImportError(explain(fullname), name=fullname)
         return ModuleSpec(fullname, _ProxyLoader(), is_package=fullname not in PROGRAMS)
 
@@ -64,10 +67,10 @@ class _ProxyLoader(Loader):
         return _Proxy(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing runs: the counterpart is imported when the first name is asked for."""
+        """Runs nothing. The counterpart is imported when the first name is used."""
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """For `python -m determined.launch.torch_distributed`."""
+        """Returns the counterpart's code, for `python -m determined.launch.torch_distributed`."""
         spec = importlib.util.find_spec(TARGET_BY_MODULE[fullname])
         assert spec is not None
         loader: Any = spec.loader
@@ -76,7 +79,7 @@ class _ProxyLoader(Loader):
 
 
 class _Proxy(ModuleType):
-    """A module of Determined's name with our content."""
+    """A module with Determined's name and Gangline's content."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":

@@ -1,4 +1,4 @@
-"""PURE: which modules of Determined have a counterpart here."""
+"""PURE: lists the modules of Determined that have a counterpart in Gangline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGET_BY_MODULE = {
 }
 
 
-# Run with `python -m`, which a package cannot be.
+# These run with `python -m`, so the finder must not make packages of them.
 PROGRAMS = ("determined.launch.torch_distributed", "determined.launch.wrap_rank")
 
 
@@ -27,6 +27,6 @@ def is_ours(module: str) -> bool:
 
 
 def submodule(module: str, name: str) -> str | None:
-    """The full name where a module has such a submodule here."""
+    """Returns the full name of the submodule where Gangline has a counterpart, else None."""
     full = f"{module}.{name}"
     return full if full in TARGET_BY_MODULE else None

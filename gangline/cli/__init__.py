@@ -1,2 +1,2 @@
-"""The command line. One module for each group of commands; what they print is made by pure functions in `text` and
-`summary`. Loads grpc, pydantic and rich only in the commands that need them, so that --help is quick."""
+"""The command line. Each group of commands has a module; pure functions in `text` and `summary` make the output. Loads
+grpc, pydantic and rich only in the commands that need them, so that --help is quick."""

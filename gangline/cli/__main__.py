@@ -1,4 +1,4 @@
-"""python -m gangline.cli, for where the console script is not on PATH."""
+"""Runs python -m gangline.cli, for places where the console script is not on PATH."""
 
 from gangline.cli.main import main
 

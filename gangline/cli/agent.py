@@ -1,4 +1,5 @@
-"""`gangline agent ...` and `gangline slot ...`: the machines of the cluster, what holds their slots."""
+"""`gangline agent ...` and `gangline slot ...`: the machines of the cluster, and the allocations that hold their
+slots."""
 
 from __future__ import annotations
 
@@ -50,14 +51,14 @@ def list_agents(is_json: Json = False) -> None:
 
 @app.command()
 def enable(agent_id: AgentId, is_json: Json = False) -> None:
-    """Give its slots out again."""
+    """Let work start on it again."""
     with connect() as client:
         _show_agent(client.enable_agent(agent_id), is_json)
 
 
 @app.command()
 def disable(agent_id: AgentId, drain: Drain = False, is_json: Json = False) -> None:
-    """Start nothing more there. What runs there checkpoints and waits again; with --drain it runs to its end."""
+    """Start no more work there. Running trials checkpoint and wait again; with --drain they run to their end."""
     with connect() as client:
         _show_agent((client.drain_agent if drain else client.disable_agent)(agent_id), is_json)
 
@@ -91,21 +92,21 @@ def list_slots(is_json: Json = False) -> None:
 
 @slot_app.command("enable")
 def enable_slot(slot_id: SlotId, is_json: Json = False) -> None:
-    """Give it out again."""
+    """Let work start on it again."""
     with connect() as client:
         _show_slot(client.enable_agent(_agent_of(slot_id), [slot_id]), slot_id, is_json)
 
 
 @slot_app.command("disable")
 def disable_slot(slot_id: SlotId, drain: Drain = False, is_json: Json = False) -> None:
-    """Start nothing more on it. What runs there checkpoints and waits again; with --drain it runs to its end."""
+    """Start no more work on it. A running trial checkpoints and waits again; with --drain it runs to its end."""
     with connect() as client:
         change = client.drain_agent if drain else client.disable_agent
         _show_slot(change(_agent_of(slot_id), [slot_id]), slot_id, is_json)
 
 
 def _agent_of(slot_id: str) -> str:
-    """Raises GanglineError `id.slot`."""
+    """Returns the agent of a slot. Raises GanglineError `id.slot`."""
     agent_id, slash, name = slot_id.partition("/")
     if not (agent_id and slash and name):
         raise invalid("id.slot", f"{slot_id!r} is no slot id; one looks like 'agent-1/0': gangline slot list")
@@ -113,7 +114,7 @@ def _agent_of(slot_id: str) -> str:
 
 
 def _health(agent: Agent, now: float) -> str:
-    """ok, or why nothing starts there, or how many of its slots are not."""
+    """Returns "ok", the reason why no work starts on the agent, or the number of its unhealthy slots."""
     troubles = troubles_of(agent, now)
     if troubles:
         return "; ".join(troubles)

@@ -1,4 +1,4 @@
-"""`gangline checkpoint ...`: find the saved states of trials, fetch and delete them."""
+"""`gangline checkpoint ...`: finds, downloads and deletes the saved states of trials."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rm(
     checkpoint_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The ids of the checkpoints.")],
     is_json: Json = False,
 ) -> None:
-    """Delete checkpoints, all that are named or none; refused for one that a trial goes on from."""
+    """Delete the named checkpoints, all or none; refused for one from which a trial would resume."""
     with connect() as client:
         checkpoints = client.delete_checkpoints(checkpoint_ids)
     show(checkpoints, is_json, lambda: [f"{checkpoint.id} is being deleted" for checkpoint in checkpoints])

@@ -1,4 +1,4 @@
-"""`gangline up`, `down` and `status`: a cluster on this machine, and how any cluster is."""
+"""`gangline up`, `down` and `status`: a cluster on this machine, and the state of any cluster."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def status(
 
 
 def _show_snapshot(pool: str, output: Path | None) -> None:
-    """Raises GanglineError `status.unwritable`."""
+    """Prints or writes the planner's snapshot. Raises GanglineError `status.unwritable`."""
     with connect() as client:
         text = client.get_snapshot(pool).rstrip("\n") + "\n"
     if output is None:
@@ -136,7 +136,7 @@ def _running_record(running: Running, layout: Layout) -> dict[str, Any]:
 
 
 def _local_table(data_dir: Path | None) -> tuple[ProcessTable | None, Layout]:
-    """The processes of the local cluster; None while none runs or another gateway was chosen by name."""
+    """Returns the processes of the local cluster; None while none runs or the environment names another gateway."""
     from gangline.client.login import ADDRESS_VARIABLE  # noqa: PLC0415 - together with the layout
     from gangline.local.layout import layout_of  # noqa: PLC0415
     from gangline.local.process_table import load_table  # noqa: PLC0415
@@ -195,7 +195,7 @@ def _cluster_lines(cluster: ClusterView) -> list[str]:
 
 
 def _etcd_text(etcd: EtcdHealth) -> str:
-    """As the gateway sees it."""
+    """Describes etcd as the gateway sees it."""
     if not etcd.problem:
         return f"{etcd.num_answering} of {count(etcd.num_members, 'member')} answer" if etcd.num_members else "answers"
     since = f", for {format_duration(max(0.0, time.time() - etcd.since))}" if etcd.since else ""

@@ -1,4 +1,4 @@
-"""`gangline experiment ...`: create, follow, read and end experiments."""
+"""`gangline experiment ...`: creates, follows, reads and ends experiments."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def create(
     """
     text = read_text(config)
     with connect(retry_seconds) as client:
-        # After `connect`, which has to come before the first import of grpc.
+        # These follow `connect`, which must run before the first import of grpc.
         from gangline.cli.submit import submit  # noqa: PLC0415
         from gangline.client import prepare_submission  # noqa: PLC0415
 
@@ -127,7 +127,7 @@ def logs(
     tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0)] = 0,
     is_json: Json = False,
 ) -> None:
-    """Print what the trials printed, each line with its rank."""
+    """Print the output of the trials, each line with its rank."""
     with connect() as client:
         for entry in client.stream_logs(experiment_id, trial_of(experiment_id, trial), tail, follow):
             if is_json:
@@ -201,7 +201,7 @@ def cancel(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
 
 @app.command()
 def trials(experiment_id: ExperimentId, is_json: Json = False) -> None:
-    """List the trials of an experiment, with what tells them apart; * marks the best."""
+    """List the trials of an experiment with the hyperparameters that differ; * marks the best."""
     from gangline.cli.search_summary import headings, trial_rows  # noqa: PLC0415 - loads the client's records
 
     with connect() as client:
@@ -218,8 +218,8 @@ def schema() -> None:
 
 
 def _change_each(numbers: list[int], change: Callable[[int], Experiment], is_json: bool) -> None:
-    """One that is refused does not keep the others from being changed; the exit status says that there was one. After a
-    failure no other is tried, and what was done before it is printed all the same."""
+    """Changes each experiment. A refusal does not keep the others from being changed, but the exit status reports it.
+    After a failure no further one is tried; the changes before it are printed all the same."""
     changed: list[Experiment] = []
     refused: list[GanglineError] = []
     failure: GanglineError | None = None
@@ -267,7 +267,7 @@ def _follow(views: Any, number: int, is_json: bool) -> ExperimentView | None:
 
 
 def _show_end(view: ExperimentView, is_json: bool) -> None:
-    """Prints how it ended; leaves with 1 when that is not COMPLETED."""
+    """Prints how it ended; exits with 1 when the outcome is not COMPLETED."""
     from gangline.cli.summary import final_lines  # noqa: PLC0415 - loads the client's records
 
     show(view, is_json, lambda: final_lines(view))

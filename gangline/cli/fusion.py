@@ -1,4 +1,4 @@
-"""`gangline fusion ...`: what is remembered of tensor fusion, so that like trials need not tune again."""
+"""`gangline fusion ...`: the remembered results of tuning tensor fusion, so that like trials need not tune again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = new_group("See what tuning of tensor fusion has found, and have it tuned a
 @app.command("list")
 @app.command("ls", hidden=True)
 def list_fusion(is_json: Json = False) -> None:
-    """List what is remembered, newest first."""
+    """List the remembered results, newest first."""
     with connect() as client:
         records = client.list_fusion()
     now = time.time()
@@ -46,7 +46,7 @@ def forget(
     is_all: Annotated[bool, typer.Option("--all", help="All records.")] = False,
     is_json: Json = False,
 ) -> None:
-    """Have the next trial of a kind tune anew."""
+    """Make the next trial of a kind tune anew."""
     if bool(key) == is_all:
         raise invalid("fusion.which", "name one key, or say --all; gangline fusion list shows the keys")
     with connect() as client:

@@ -1,4 +1,4 @@
-"""`gangline job ...`: the queue of each pool, why something waits, and what changes its order."""
+"""`gangline job ...`: the queue of each pool, the reasons why requests wait, and changes of the order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def list_jobs(
     pool: Annotated[str, typer.Option(help="Only the queue of this pool.")] = "",
     is_json: Json = False,
 ) -> None:
-    """List what runs and the queue of each pool, in the order in which it is looked at."""
+    """List running trials and the queue of each pool, in queue order."""
     from gangline.cli.job_summary import HEADINGS, in_queue_order, job_row  # noqa: PLC0415 - loads records
 
     with connect() as client:
@@ -34,7 +34,7 @@ def explain(
     job_id: Annotated[str, typer.Argument(metavar="ID", help="The id of an experiment, as 7, or of a trial, as 7.1.")],
     is_json: Json = False,
 ) -> None:
-    """Tell why an experiment or a trial waits, what would start it and when; or where it runs."""
+    """Explain why an experiment or a trial waits, what would start it and when; or where it runs."""
     from gangline.cli.job_summary import explanation_lines  # noqa: PLC0415 - loads records
 
     with connect() as client:
@@ -80,7 +80,7 @@ def update(
 
 
 def _instant(at: float) -> str:
-    """As a clock on the wall here shows it, with the day when that is another one."""
+    """Returns the local time of day, with the date when it is another day."""
     try:
         local, today = time.localtime(at), time.localtime()
     except (ValueError, OverflowError, OSError):

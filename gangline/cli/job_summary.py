@@ -1,4 +1,4 @@
-"""PURE: what a person wants to know of what waits: a row for each job, and why it waits in full."""
+"""PURE: text about running and waiting trials: a row for each, and the full explanation of one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ON_CALL = "on call: it has passed others, and checkpoints and stops once that s
 
 
 def in_queue_order(tasks: Iterable[Task]) -> list[Task]:
-    """Pool by pool: what runs, in the order in which it came, then what waits, by its place."""
+    """Sorts pool by pool: running tasks in the order of their start, then waiting ones by their place."""
     return sorted(tasks, key=lambda task: (task.pool, task.allocation is None))
 
 
@@ -37,7 +37,7 @@ def job_row(task: Task, now: float) -> tuple[object, ...]:
 
 
 def explanation_lines(explanation: Explanation, now: float, tell_instant: Callable[[float], str]) -> list[str]:
-    """tell_instant: Unix seconds as a clock shows them."""
+    """Returns the lines of an explanation. tell_instant: returns Unix seconds as a clock time."""
     experiment, reason = explanation.experiment, explanation.reason
     lines = [f"experiment {experiment.id} {experiment.name}: {experiment.outcome or experiment.state}"]
     told = {explained.task.reason.code for explained in explanation.tasks if explained.task.reason is not None}
@@ -90,5 +90,5 @@ def _where_or_why(task: Task) -> str:
 
 
 def _in(at: float, now: float) -> str:
-    """in 4 min; an estimate that has passed says that it may be any moment."""
+    """Returns "in 4 min"; for an estimate that has passed "any moment"."""
     return f"in {format_duration(at - now)}" if at > now else "any moment"

@@ -1,6 +1,6 @@
 """Follows an experiment on the terminal: a panel that redraws itself, or plain lines where there is no terminal.
 
-Says what gangline.cli.summary makes of each view; owns only how it is drawn and how often.
+gangline.cli.summary makes the text of each view; this module owns only how and how often it is drawn.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from gangline.client.record import ExperimentView, TrialView
 from gangline.domain.state import State
 from gangline.printable import to_line, to_printable
 
-# Progress alone is worth a plain line only so often; a change of state always is.
+# Least interval between two plain lines that show only progress. A change of state is always written.
 _LINE_SECONDS = 2.0
-# What a terminal's height leaves for one experiment.
+# Rows that fit on a usual terminal for one experiment.
 _MOST_ROWS = 16
 _MOST_REASONS = 3
 _COLOR_BY_STATE = {State.QUEUED: "yellow", State.STARTING: "cyan", State.RUNNING: "green", State.STOPPING: "magenta"}
@@ -52,7 +52,7 @@ class CleanConsole(Console):
 
 
 def follow(views: Iterable[ExperimentView]) -> ExperimentView | None:
-    """Shows each view as it comes; the last one, None when there was none."""
+    """Shows each view as it arrives. Returns the last one, None when there was none."""
     if is_terminal():
         return _follow_panel(views)
     return _follow_lines(views, lambda line: say([line], flush=True), time.monotonic)
@@ -89,7 +89,7 @@ def _states(view: ExperimentView) -> tuple[str, ...]:
 
 
 def _text(line: str, style: str = "") -> Text:
-    """One line: a newline in it draws no further one."""
+    """Returns one line; a newline in it is shown as an escape, so it draws no further line."""
     return Text(to_line(line), style=style)
 
 
@@ -106,7 +106,7 @@ def _panel(view: ExperimentView, now: float) -> Group:
 
 
 def _search_details(view: ExperimentView) -> list[Text | Table]:
-    """A line for all, then the trials that go on, the best one and the newest of those that have ended."""
+    """Returns a line for all, then the trials that go on, the best one and the newest of those that have ended."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in headings(view):
         table.add_column(_text(heading))

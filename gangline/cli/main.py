@@ -1,8 +1,8 @@
-"""The program `gangline`: puts the groups of commands together and turns errors into one line and an exit status.
+"""The program `gangline`: assembles the groups of commands, and turns errors into one line and an exit status.
 
-Exit status: 0 for success; 2 for something the user can correct (arguments, configuration, an id that does not exist,
-a wrong token); 1 for something that failed (the cluster is away, the experiment did not complete); 3 for a change of
-which it is not known whether it was made; 130 for Ctrl-C.
+Exit status: 0 for success; 2 for mistakes that the user can correct (arguments, configuration, an id that does not
+exist, a wrong token); 1 for a failure (the cluster is away, the experiment did not complete); 3 for a change of which
+it is not known whether it was made; 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gangline.cli import agent, checkpoint, cluster, experiment, fusion, job, se
 from gangline.cli.terminal import clean_output, complain, say
 from gangline.errors import Effect, ErrorKind, GanglineError
 
+# Kinds with exit status 1; all others are mistakes that the user can correct.
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
 
 app = typer.Typer(
@@ -33,7 +34,7 @@ app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.status)
 app.command("preview-search")(search.preview_search)
-# Its options are those of the program that it runs, --help among them.
+# Its options are those of the program that it runs, including --help.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     simulate.simulate
 )
@@ -69,7 +70,7 @@ def options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit status of the program with these arguments."""
+    """Runs the program with these arguments. Returns its exit status."""
     try:
         with clean_output():
             app(args=list(arguments), prog_name="gangline")

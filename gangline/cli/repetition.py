@@ -1,7 +1,7 @@
-"""PURE: whether a submit repeats an earlier one, and what to do about it.
+"""PURE: decides whether a submit repeats an earlier one, and what follows from that.
 
-Owns the entries that the CLI remembers of its last submits and the rules for their age. `submit_memory.py` keeps them
-on disk and brings the clock.
+Owns the entries that the CLI remembers of its last submits, and the rules for their age. `submit_memory.py` keeps them
+on disk and reads the clock.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-# A submit whose outcome is not known is taken over for a day: by then a user has looked.
+# How long a submit whose outcome is not known is taken over. After a day the user has looked at its outcome.
 OPEN_SECONDS = 24 * 3600.0
-# A repetition of one that has created an experiment is a likely mistake for so long.
+# How long the repetition of a submit that has created an experiment is likely a mistake.
 CREATED_SECONDS = 60.0
+# Bounds the file of the memory; the newest entries stay.
 MAX_ENTRIES = 50
 
 
@@ -27,9 +28,9 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One submit. digest: of its content and its user. cluster: the id of the cluster that it was sent to.
+    """One submit. digest: of its content and its user. cluster: the id of the cluster to which it was sent.
 
-    experiment_id: 0 while the outcome is not known. num_commands: that have sent this request id.
+    experiment_id: 0 while the outcome is not known. num_commands: how many commands have sent this request id.
     """
 
     digest: str
@@ -43,14 +44,16 @@ class Entry:
 
 
 def age_of(entry: Entry, clock: Clock) -> float:
-    """In seconds. Within one boot of a machine exact; else by the wall clock, which may have been set back since."""
+    """Returns the age in seconds. Within one boot of a machine it is exact. Else it uses the wall clock, which may have
+    been set back since."""
     if entry.boot_id == clock.boot_id:
         return max(0.0, clock.boot - entry.boot)
     return max(0.0, clock.wall - entry.wall)
 
 
 def living(entries: Iterable[Entry], clock: Clock) -> list[Entry]:
-    """Without those that are too old, oldest first. One from the future counts from now on, so that it will expire."""
+    """Returns the entries that are not too old, oldest first. An entry from the future counts from now on, so that it
+    will expire."""
     found = [replace(entry, wall=min(entry.wall, clock.wall)) for entry in entries]
     limits = [CREATED_SECONDS if entry.experiment_id else OPEN_SECONDS for entry in found]
     kept = [entry for entry, limit in zip(found, limits, strict=True) if age_of(entry, clock) <= limit]
@@ -58,18 +61,18 @@ def living(entries: Iterable[Entry], clock: Clock) -> list[Entry]:
 
 
 def find_earlier(entries: Iterable[Entry], digest: str, cluster: str) -> Entry | None:
-    """The newest submit of the same content to the same cluster. cluster: empty for any of them."""
+    """Returns the newest submit of the same content to the same cluster. cluster: empty for any of them."""
     same = [entry for entry in entries if entry.digest == digest and cluster in ("", entry.cluster)]
     return same[-1] if same else None
 
 
 def begun(entries: Iterable[Entry], entry: Entry) -> list[Entry]:
-    """With this one as the newest, in place of its own earlier state."""
+    """Returns the entries with this one as the newest, in place of its own earlier state."""
     return [*(other for other in entries if other.request_id != entry.request_id), entry]
 
 
 def created(entries: Iterable[Entry], request_id: str, experiment_id: int, clock: Clock) -> list[Entry]:
-    """The request has made this experiment, now or when it was sent first."""
+    """Returns the entries with the experiment that this request has made, now or when it was sent first."""
     wall, boot, boot_id = clock.wall, clock.boot, clock.boot_id
     return [
         replace(entry, experiment_id=experiment_id, wall=wall, boot=boot, boot_id=boot_id)
@@ -80,5 +83,6 @@ def created(entries: Iterable[Entry], request_id: str, experiment_id: int, clock
 
 
 def failed(entries: Iterable[Entry], request_id: str) -> list[Entry]:
-    """A command that sent it has certainly created nothing. Another one that sent it as well may have."""
+    """Returns the entries without this request, whose command has certainly created nothing. The entry stays where
+    another command has sent the request as well, because that one may have created an experiment."""
     return [entry for entry in entries if entry.request_id != request_id or entry.num_commands > 1]

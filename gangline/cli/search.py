@@ -1,4 +1,4 @@
-"""`gangline preview-search`: the trials that a configuration would make, before anything is submitted."""
+"""`gangline preview-search`: shows the trials that a configuration would make, before a submit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""PURE: what a person wants to know of an experiment with several trials: a row for each, the best, how many are where.
+"""PURE: text about an experiment with several trials: a row for each, the best one, and how many are in each state.
 
-`summary` says it for one trial.
+`summary` makes the text about one trial.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _STATES = (State.RUNNING, State.STARTING, State.STOPPING, State.QUEUED)
 
 
 def is_search(view: ExperimentView) -> bool:
-    """Whether there are, or will be, several trials."""
+    """Returns whether there are, or will be, several trials."""
     return len(view.trials) > 1 or (view.search is not None and view.search.num_planned > 1)
 
 
 def searched_metric(experiment: Experiment) -> tuple[str, bool]:
-    """The metric that decides which trial is best, and whether smaller is better."""
+    """Returns the metric that decides which trial is best, and whether smaller is better."""
     searcher = json.loads(experiment.config_json or "{}").get("searcher", {})
     return searcher.get("metric", ""), searcher.get("smaller_is_better", True)
 
 
 def best_trial(view: ExperimentView) -> TrialView | None:
-    """None before the first validation."""
+    """Returns the trial with the best validation; None before the first validation."""
     validated = [trial for trial in view.trials if trial.trial.best_validation is not None]
     _, smaller_is_better = searched_metric(view.experiment)
     best = min if smaller_is_better else max
@@ -43,7 +43,7 @@ def headings(view: ExperimentView) -> tuple[str, ...]:
 
 
 def trial_rows(view: ExperimentView) -> list[tuple[str, ...]]:
-    """One for each trial: id, state, what tells it from the others, batches, best validation."""
+    """Returns one row for each trial: id, state, the hyperparameters that differ, batches, best validation."""
     hyperparameters = [flatten(json.loads(trial.trial.hyperparameters_json or "{}")) for trial in view.trials]
     names = differing(hyperparameters)
     best = best_trial(view)
@@ -64,7 +64,7 @@ def trial_table(view: ExperimentView) -> str:
 
 
 def search_line(view: ExperimentView) -> str:
-    """2 of 6 trials ended (1 FAILED), 2 RUNNING, best accuracy 0.972 (trial 1.3)"""
+    """Returns a line such as: 2 of 6 trials ended (1 FAILED), 2 RUNNING, best accuracy 0.972 (trial 1.3)."""
     planned = max(len(view.trials), view.search.num_planned if view.search else 0)
     outcomes = Counter(str(trial.trial.outcome) for trial in view.trials if trial.trial.outcome)
     bad = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()) if outcome != "COMPLETED")
@@ -78,7 +78,7 @@ def search_line(view: ExperimentView) -> str:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"net": {"depth": 3}} as {"net.depth": 3}."""
+    """Returns {"net": {"depth": 3}} as {"net.depth": 3}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
@@ -86,7 +86,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names whose values are not the same everywhere; all of them when there are no two points."""
+    """Returns the names whose values differ between points; all of them when there are fewer than two points."""
     names = list(dict.fromkeys(name for point in points for name in point))
     if len(points) < 2:
         return names
@@ -94,7 +94,7 @@ def differing(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def format_values(values: Mapping[str, Any]) -> str:
-    """lr 0.001, net.depth 3"""
+    """Returns text such as: lr 0.001, net.depth 3."""
     return ", ".join(_pairs(values.items())) or "-"
 
 

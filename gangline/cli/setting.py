@@ -1,4 +1,4 @@
-"""`gangline experiment set ...`: the resources of an experiment that waits or runs."""
+"""`gangline experiment set ...`: changes the resources of an experiment that waits or runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def show_resources(experiment: Experiment, is_json: bool) -> None:
 
 
 def _text(experiment: Experiment) -> str:
-    """experiment 7 digits: priority 10, weight 1, no max_slots"""
+    """Returns a line such as: experiment 7 digits: priority 10, weight 1, no max_slots."""
     resources = json.loads(experiment.config_json or "{}").get("resources") or {}
     priority, max_slots = resources.get("priority"), resources.get("max_slots")
     words = [

@@ -1,4 +1,4 @@
-"""What the commands share: the connection, the options that many take, and printing records as text or JSON."""
+"""The parts that commands share: the connection, common options, and printing records as text or JSON."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def new_group(help_text: str) -> typer.Typer:
 
 
 def connect(retry_seconds: float | None = None) -> Client:
-    """A client for the cluster that the environment or the login file names. retry_seconds: as the client's."""
-    # Else a connection that the gateway's death breaks writes grpc's own lines between ours.
+    """Opens a client for the cluster that the environment or the login file names. retry_seconds: as the client's."""
+    # Without it a connection that breaks with the gateway's death prints grpc's own lines between those of a command.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gangline.client import Client  # noqa: PLC0415 - grpc takes a quarter of a second to load
 
@@ -43,12 +43,12 @@ def show(records: Any, is_json: bool, lines: Callable[[], Iterable[str]], *, flu
 
 
 def show_table(records: Any, is_json: bool, headings: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
-    """empty: what to say when there is nothing, in place of headings over nothing."""
+    """Prints a table. empty: the text for no rows, in place of headings alone."""
     show(records, is_json, lambda: format_table(headings, rows).split("\n") if rows else [empty])
 
 
 def read_text(config: Path) -> str:
-    """Raises GanglineError `config.unreadable`."""
+    """Reads a file. Raises GanglineError `config.unreadable`."""
     try:
         return config.read_text("utf-8")
     except OSError as failure:

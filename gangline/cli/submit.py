@@ -1,7 +1,8 @@
-"""Submits for `gangline experiment create`: a lost answer makes no twin, and a repeated command asks first.
+"""Submits for `gangline experiment create`: a lost answer makes no second experiment, and a repeated command asks
+first.
 
-Owns the order: look for an earlier submit of the same content, note the request id on disk, send, note the outcome. A
-request id that is on disk survives this process, so the same command goes on with it.
+Owns the order: look for an earlier submit of the same content, write the request id to disk, send, record the outcome.
+A request id on disk survives this process, so the same command resumes the request.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 def submit(
     client: Client, submission: Submission, *, request_id: str = "", is_again: bool = False, is_quiet: bool = False
 ) -> Created:
-    """request_id: the user's own, which is never asked about; empty for one that is made or taken over.
+    """Submits an experiment. request_id: the user's own, for which no question is asked; empty to make one or take one
+    over.
 
-    is_again: makes another experiment without asking. is_quiet: never asks. Raises GanglineError:
-    `experiment.repeated`, or what the client raises, with the command to find out where the outcome is not known.
+    is_again: makes another experiment without asking. is_quiet: never asks. Raises GanglineError `experiment.repeated`,
+    and the errors of the client. Where the outcome is not known, the message names the command that finds it out.
     """
     memory, digest = SubmitMemory(), submission.digest(client.login.token, request_id)
     cluster, own_id = _find_cluster(client, memory, digest), request_id or new_request_id()
@@ -70,7 +72,7 @@ def _send(client: Client, submission: Submission, request_id: str, advice: str, 
     try:
         return client.create_prepared(submission, request_id, is_open=is_open)
     except KeyboardInterrupt:
-        # The terminal has shown ^C at the start of the line.
+        # The terminal shows ^C at the start of the line, so the message begins on the next one.
         mention("")
         mention(f"it is not known whether the experiment was created; {_what_to_do(request_id, advice)}")
         raise typer.Exit(130) from None
@@ -85,7 +87,8 @@ def _what_to_do(request_id: str, advice: str) -> str:
 
 
 def _find_cluster(client: Client, memory: SubmitMemory, digest: str) -> str:
-    """The id of the cluster. Without it nothing is sent, so an earlier command's outcome stays as open as it was."""
+    """Returns the id of the cluster. Without it nothing is sent, so an earlier command's outcome stays as open as it
+    was."""
     try:
         return client.get_cluster().cluster.id or client.login.address
     except GanglineError as error:
@@ -100,7 +103,8 @@ def _find_cluster(client: Client, memory: SubmitMemory, digest: str) -> str:
 
 
 def _may_repeat(client: Client, earlier: Entry, is_quiet: bool) -> bool:
-    """Asks the user to confirm. Raises GanglineError `experiment.repeated` where there is no terminal to ask at."""
+    """Asks the user to confirm. Raises GanglineError `experiment.repeated` where there is no terminal for the
+    question."""
     number, age = earlier.experiment_id, age_of(earlier, read_clock())
     if _has_failed(client, number):
         return True
@@ -114,7 +118,7 @@ def _may_repeat(client: Client, earlier: Entry, is_quiet: bool) -> bool:
 
 
 def _has_failed(client: Client, experiment_id: int) -> bool:
-    """Whether another one is no twin: the experiment is gone, or it has ended without success."""
+    """Returns whether another experiment is no repetition: the earlier one is gone, or it has ended without success."""
     try:
         experiment = client.get_experiment(experiment_id).experiment
     except GanglineError as error:

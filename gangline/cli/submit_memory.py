@@ -1,4 +1,4 @@
-"""The CLI's memory of its last submits: a small file that only its owner can read, changed under a lock.
+"""Keeps the CLI's last submits in a small file that only its owner can read, and changes it under a lock.
 
 Several shells may submit at once, also from machines that share a home folder. The file holds digests and ids, but no
 configuration, code or token. A file that cannot be read counts as empty.
@@ -20,21 +20,21 @@ from gangline.client.login import home, write_private
 
 
 class SubmitMemory:
-    """Every method raises OSError when the folder cannot be written."""
+    """The last submits of this user. Every method raises OSError when the folder cannot be written."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._path = (folder or home()) / "submits.json"
 
     def find(self, digest: str, cluster: str) -> Entry | None:
-        """An earlier submit of the same content that is not too old. cluster: empty for any."""
+        """Returns an earlier submit of the same content that is not too old. cluster: empty for any."""
         return find_earlier(living(self._load(), read_clock()), digest, cluster)
 
     def begin(self, digest: str, cluster: str, request_id: str, *, allowed: int | None = 0) -> Entry:
-        """Notes a submit before it is sent, and returns what was noted.
+        """Records a submit before it is sent, and returns the recorded entry.
 
-        An earlier submit of the same content whose outcome is not known is taken over with its request id. One that has
-        created an experiment is returned as it is, and nothing is noted, unless `allowed` names that experiment.
-        allowed: None looks for no earlier submit.
+        An earlier submit of the same content with an unknown outcome is taken over with its request id. An earlier one
+        that has created an experiment is returned unchanged, and nothing is recorded, unless `allowed` names that
+        experiment. allowed: None looks for no earlier submit.
         """
         clock = read_clock()
         entry = Entry(digest, cluster, request_id, clock.wall, clock.boot, clock.boot_id)
@@ -54,13 +54,14 @@ class SubmitMemory:
             self._save(created(living(entries, clock), request_id, experiment_id, clock))
 
     def failed(self, request_id: str) -> None:
-        """The command that sent it has certainly created nothing."""
+        """Records that the command that sent it has certainly created nothing."""
         with self._locked() as entries:
             self._save(failed(living(entries, read_clock()), request_id))
 
     @contextmanager
     def _locked(self) -> Iterator[list[Entry]]:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The lock is on a file of its own, because each save replaces the other file.
         descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -79,9 +80,11 @@ class SubmitMemory:
 
 
 def read_clock() -> Clock:
+    """Reads the clock by which entries age."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         boot = time.clock_gettime(time.CLOCK_BOOTTIME)
     except (OSError, AttributeError):
+        # Without a boot clock each process counts as a boot of its own, so ages come from the wall clock.
         boot_id, boot = f"none-{os.getpid()}", 0.0
     return Clock(time.time(), boot, boot_id)

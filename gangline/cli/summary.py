@@ -1,6 +1,6 @@
-"""PURE: what a person wants to know of an experiment, as lines of text: while it waits, while it trains, at its end.
+"""PURE: text about an experiment while it waits, while it trains, and at its end.
 
-The live view, the plain lines without a terminal, and `describe` all say it with these words.
+The live view, the plain lines without a terminal, and `describe` all use it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _MOST_LAST_LINES = 12
 
 
 def status_word(item: Experiment | Trial) -> str:
-    """The outcome once there is one, else the state."""
+    """Returns the outcome once there is one, else the state."""
     return str(item.outcome or item.state)
 
 
 def current_trial(view: ExperimentView) -> TrialView | None:
-    """The trial to look at: the first that has not ended, else the last one."""
+    """Returns the trial to show: the first that has not ended, else the last one."""
     live = [trial for trial in view.trials if trial.trial.state is not State.TERMINAL]
     return live[0] if live else view.trials[-1] if view.trials else None
 
 
 def progress_ratio(trial: TrialView | None) -> float | None:
-    """None before the trial knows how long it is."""
+    """Returns the progress from 0 to 1; None before the trial knows its length."""
     if trial is None or trial.progress is None or trial.progress.batches_total <= 0:
         return None
     return max(0.0, min(1.0, trial.progress.batches_completed / trial.progress.batches_total))
 
 
 def place_of(trial: TrialView) -> str:
-    """Where it runs: agent-1 (2 slots), agent-2 (2 slots)."""
+    """Returns where it runs: agent-1 (2 slots), agent-2 (2 slots)."""
     return "" if trial.allocation is None else explanation.place_of(trial.allocation)
 
 
 def waiting_for(trial: TrialView) -> str:
-    """Why it waits, and what would start it."""
+    """Returns why it waits, and what would start it."""
     if trial.reason is None:
         return ""
     words = trial.reason.message
@@ -56,7 +56,7 @@ def waiting_for(trial: TrialView) -> str:
 
 
 def training_figures(trial: TrialView) -> str:
-    """loss 0.512, 1234 samples/s"""
+    """Returns text such as: loss 0.512, 1234 samples/s."""
     figures = []
     loss = _loss(trial.training.metrics if trial.training else {})
     if loss is not None:
@@ -67,7 +67,7 @@ def training_figures(trial: TrialView) -> str:
 
 
 def status_line(view: ExperimentView) -> str:
-    """One line for now. Two views with the same line tell the same."""
+    """Returns one line for the present state. Two views with the same line look the same to the user."""
     trial = current_trial(view)
     words = f"experiment {view.experiment.id} {view.experiment.name}: {status_word(view.experiment)}"
     if view.experiment.state is State.PAUSED and view.experiment.reason:
@@ -87,7 +87,7 @@ def status_line(view: ExperimentView) -> str:
 
 
 def batches_of(trial: TrialView) -> str:
-    """200 of 1000 batches (20 %)"""
+    """Returns text such as: 200 of 1000 batches (20 %)."""
     if trial.progress is None:
         return f"{trial.trial.batches_completed} batches"
     ratio = progress_ratio(trial)
@@ -97,7 +97,7 @@ def batches_of(trial: TrialView) -> str:
 
 
 def final_lines(view: ExperimentView) -> list[str]:
-    """How it ended, what it reached, and what to type next."""
+    """Returns how it ended, its results, and the next commands to type."""
     experiment = view.experiment
     seconds = format_duration(experiment.ended_at - experiment.created_at)
     lines = [f"experiment {experiment.id} {experiment.name}: {status_word(experiment)} after {seconds}"]
@@ -112,7 +112,7 @@ def final_lines(view: ExperimentView) -> list[str]:
 
 
 def trial_lines(view: TrialView) -> list[str]:
-    """What one trial reached, and what failed first."""
+    """Returns the results of one trial, and its first failure."""
 
     trial, lines = view.trial, []
     metrics = json.loads(trial.validation_json) if trial.validation_json else {}
@@ -133,7 +133,7 @@ def trial_lines(view: TrialView) -> list[str]:
 
 
 def size_lines(view: TrialView) -> list[str]:
-    """The changes of a trial's size, and why it runs on fewer slots now."""
+    """Returns the changes of a trial's size, and why it runs on fewer slots now."""
     shrunk = shrunk_reason(view.allocation) if view.allocation is not None else None
     lines = [f"  {shrunk.code}: {shrunk.message}"] if shrunk is not None else []
     for change in view.trial.size_changes:
@@ -144,7 +144,7 @@ def size_lines(view: TrialView) -> list[str]:
 
 
 def _blame(failure: ExitReport) -> str:
-    """rank 3 on agent-2: ValueError: bad batch"""
+    """Returns text such as: rank 3 on agent-2: ValueError: bad batch."""
     who = f"rank {failure.rank} on {failure.agent_id}" if failure.rank is not None else failure.agent_id
     return f"{who}: {failure.message}"
 
@@ -161,7 +161,7 @@ def _next_commands(view: ExperimentView) -> list[str]:
 
 
 def _loss(metrics: Mapping[str, float]) -> tuple[str, float] | None:
-    """The metric named loss, else the first that speaks of one, else any."""
+    """Returns the metric named loss, else the first whose name contains it, else any."""
     names = sorted(metrics, key=lambda name: (name != "loss", "loss" not in name, name))
     return (names[0], metrics[names[0]]) if names else None
 

@@ -1,4 +1,4 @@
-"""`gangline task ...`: what runs and what waits, each waiting trial with its reason."""
+"""`gangline task ...`: running and waiting trials, each waiting one with its reason."""
 
 from __future__ import annotations
 

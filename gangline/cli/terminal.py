@@ -1,9 +1,10 @@
-"""The only way from a command to standard output, standard error and the terminal.
+"""Writes to standard output, standard error and the terminal, for all commands.
 
-Names, reasons, log lines and names of metrics come from other users' programs. Nothing of them may act on the reader's
-terminal or add a line that looks like one of ours, whether the output is a terminal or not. Commands hand over whole
-lines, in which a newline is shown as an escape; the streams replace what is left by any other way. A test keeps print,
-sys.stdout, sys.stderr and rich's Console out of the other modules of this package. JSON needs none of it: it is ASCII.
+Names, reasons, log lines and names of metrics come from other users' programs. No such text may act on the reader's
+terminal, or add a line that looks like one of Gangline's. This holds whether the output is a terminal or not. Commands
+pass whole lines, in which a newline is shown as an escape. The streams replace control characters that arrive in any
+other way. A test keeps print, sys.stdout, sys.stderr and rich's Console out of the other modules of this package. JSON
+needs no such care, because it is ASCII.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gangline.printable import to_line, to_printable
 
 
 class CleanStream:
-    """A text stream that shows control characters as escapes. raw: the stream below, for what draws by itself."""
+    """A text stream that shows control characters as escapes. raw: the stream below, for code that draws by itself."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
@@ -37,7 +38,7 @@ class CleanStream:
 
 @contextmanager
 def clean_output() -> Iterator[None]:
-    """While the program runs: everything that is written, also by libraries, is clean."""
+    """Replaces the standard streams while the program runs, so that all output is clean, also that of libraries."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = CleanStream(sys.stdout), CleanStream(sys.stderr)
     try:
@@ -47,7 +48,7 @@ def clean_output() -> Iterator[None]:
 
 
 def say(lines: Iterable[str], *, flush: bool = False) -> None:
-    """Whole lines for a person."""
+    """Prints whole lines for the user."""
     for line in lines:
         sys.stdout.write(to_line(line) + "\n")
     if flush:
@@ -55,7 +56,8 @@ def say(lines: Iterable[str], *, flush: bool = False) -> None:
 
 
 def say_log(source: str, text: str, *, flush: bool = False) -> None:
-    """Each line of the text has its source in front, so that none can pass for another one's. Tabs stay."""
+    """Prints each line of the text with its source in front, so that no line can pass for another source's. Tabs
+    stay."""
     for line in text.split("\n"):
         sys.stdout.write(f"{to_line(source)} {to_printable(line)}\n")
     if flush:
@@ -69,17 +71,17 @@ def say_json(value: Any, indent: int | None = 1, *, flush: bool = False) -> None
 
 
 def say_document(text: str) -> None:
-    """A JSON document as it is."""
+    """Prints a JSON document unchanged."""
     sys.stdout.write(text)
 
 
 def complain(word: str, text: str) -> None:
-    """error: what went wrong, in one line."""
+    """Prints one line on standard error. word: "error" or "warning"."""
     mention(f"{word}: {text}")
 
 
 def mention(line: str) -> None:
-    """One line on standard error, as how far a command is."""
+    """Prints one line on standard error, such as a command's progress."""
     sys.stderr.write(to_line(line) + "\n")
     sys.stderr.flush()
 
@@ -89,10 +91,10 @@ def is_terminal() -> bool:
 
 
 def can_ask() -> bool:
-    """Whether a person is there to answer a question."""
+    """Returns whether a user is there to answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def raw_output() -> TextIO:
-    """For a program that draws on the terminal with escape sequences of its own."""
+    """Returns the stream for a program that draws on the terminal with escape sequences of its own."""
     return sys.stdout.raw if isinstance(sys.stdout, CleanStream) else sys.stdout

@@ -1,4 +1,4 @@
-"""PURE: values -> the text of a table, an age, a size, and the JSON that every reading command can print instead."""
+"""PURE: formats values as a table, an age or a size, and as the JSON that every reading command can print instead."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def format_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Columns as wide as their longest cell, so that other programs can read them too; never cut off. A newline or
-    another control character in a cell is shown as an escape, so that a row stays one line."""
+    """Returns columns as wide as their longest cell, never cut off, so that other programs can read them too. A newline
+    or another control character in a cell is shown as an escape, so that a row stays one line."""
     cells = [[to_line(str(cell)) for cell in row] for row in [headings, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
@@ -24,7 +24,7 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """12.3 s, 4 min, 3 h, 2 d: as exact as a person wants it."""
+    """Returns 12.3 s, 4 min, 3 h or 2 d, rounded for a human reader."""
     for size, unit in _UNITS:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -32,7 +32,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_age(at: float, now: float) -> str:
-    """How long ago; a dash for what has not happened."""
+    """Returns the time since then; a dash for an event that has not happened."""
     return format_duration(now - at) if at else "-"
 
 
@@ -44,17 +44,17 @@ def format_bytes(count: int) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """accuracy 0.972, loss 0.0931"""
+    """Returns text such as: accuracy 0.972, loss 0.0931."""
     return ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
 
 
 def to_json(value: Any, indent: int | None = 1) -> str:
-    """ASCII, and valid for every reader: NaN and infinities become null, as in the HTTP API."""
+    """Returns ASCII JSON that is valid for every reader: NaN and infinities become null, as in the HTTP API."""
     return json.dumps(jsonable(value), indent=indent, allow_nan=False)
 
 
 def jsonable(value: Any) -> Any:
-    """Records become mappings; a field that holds a JSON document as text becomes that document."""
+    """Turns records into mappings. A field that holds a JSON document as text becomes that document."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -73,5 +73,5 @@ def _entry(name: str, value: Any) -> tuple[str, Any]:
 
 
 def count(number: int, noun: str) -> str:
-    """1 slot, 2 slots"""
+    """Returns text such as: 1 slot, 2 slots."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""`gangline trial ...`: one trial of an experiment: read it, follow it, trace it, end it."""
+"""`gangline trial ...`: reads, follows, traces and ends one trial of an experiment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TrialArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the 
 
 @app.command()
 def describe(trial_id: TrialArgument, is_json: Json = False) -> None:
-    """Show one trial with its hyperparameters and what it reached."""
+    """Show one trial with its hyperparameters and results."""
     with connect() as client:
         view = client.get_experiment(_experiment_of(trial_id))
     trial = next((trial for trial in view.trials if trial.trial.id == trial_id), None)
@@ -37,7 +37,7 @@ def logs(
     tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0)] = 0,
     is_json: Json = False,
 ) -> None:
-    """Print what a trial printed, each line with its rank."""
+    """Print the output of a trial, each line with its rank."""
     experiment.logs(_experiment_of(trial_id), follow, trial_id, tail, is_json)
 
 
@@ -75,7 +75,7 @@ def profile(
 
 
 def _prospect(order: TraceOrder) -> list[str]:
-    """What happens next, and where to look."""
+    """Returns the next events, and the places to watch them."""
     folder = order.tensorboard_url.removeprefix("file://")
     num = f"{order.batches} batches are" if order.batches > 1 else "1 batch is"
     return [

@@ -1,6 +1,6 @@
-"""What a client sends to change experiments, agents and slots. It sends nothing by itself; the session does.
+"""Builds the requests that change experiments, agents and slots. It sends nothing by itself; the session does.
 
-A request id stands for one change that a user wants once, however often it is sent.
+A request id identifies one change that a user wants once, however often it is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gangline.wire import enum_number, to_proto
 
 
 def new_request_id() -> str:
-    """An id for one change that a user wants once, however often it is sent."""
+    """Returns an id for one change that a user wants once, however often it is sent."""
     return str(uuid.uuid4())
 
 
@@ -28,7 +28,7 @@ def of_state(experiment_id: int, action: ExperimentAction, request_id: str | Non
 
 
 def of_resources(experiment_id: int, change: ResourceChange, request_id: str | None) -> pb.UpdateExperimentRequest:
-    """Raises GanglineError `resources.*`."""
+    """Builds a change of resources. Raises GanglineError `resources.*`."""
     check_resource_change(change)
     request = _update(experiment_id, request_id)
     request.resources.CopyFrom(to_proto(change))
@@ -38,7 +38,7 @@ def of_resources(experiment_id: int, change: ResourceChange, request_id: str | N
 def of_place(
     experiment_id: int, ahead_of: int | None, behind: int | None, request_id: str | None
 ) -> pb.UpdateExperimentRequest:
-    """Raises GanglineError `queue.one_place`."""
+    """Builds a move in the queue. Raises GanglineError `queue.one_place`."""
     anchor = ahead_of if behind is None else behind
     if anchor is None or (ahead_of is not None and behind is not None):
         raise invalid(
@@ -53,7 +53,7 @@ def of_place(
 def of_agent(
     agent_id: str, slot_ids: Sequence[str], availability: Availability, request_id: str | None
 ) -> pb.UpdateAgentRequest:
-    """slot_ids: empty for the agent itself."""
+    """Builds a change of an agent's or its slots' availability. slot_ids: empty for the agent itself."""
     request = pb.UpdateAgentRequest(request_id=request_id or new_request_id(), agent_id=agent_id, slot_ids=slot_ids)
     request.availability = enum_number(availability)  # type: ignore[assignment]  # as above
     return request

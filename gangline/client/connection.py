@@ -1,8 +1,8 @@
-"""The channel to one gateway: token, deadlines, and which failures are tried again and for how long.
+"""The channel to one gateway: its token, its deadlines, and its retries.
 
-Only what is safe to repeat comes here: reads, and changes that carry a request id. A gateway that this client has
-reached before is given time to restart; one that never answered is given up soon, as its address is likely wrong. The
-error of a change that failed says what is known of its effect over all attempts, and carries the request id.
+Only requests that are safe to repeat use it: reads, and changes that carry a request id. A gateway that this client has
+reached before gets time to restart. A gateway that has never answered is given up soon, because its address is likely
+wrong. The error of a failed change reports its effect over all attempts and carries the request id.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from gangline.errors import Effect, ErrorKind, GanglineError, say_effect
 from gangline.v1 import gateway_pb2, gateway_pb2_grpc
 
 T = TypeVar("T")
+# The back-off between two attempts doubles from the first to the longest pause.
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 1.0
+# How long a gateway that has never answered is retried.
 _FIRST_CONTACT_SECONDS = 3.0
 DEFAULT_RETRY_SECONDS = 10.0
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
-# grpc also ends calls on a broken connection with these.
+# Statuses with which grpc may also end a call on a broken connection.
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
 
 class Connection:
-    """call_seconds: deadline of one attempt of a call. retry_seconds: how long a call is tried again; None takes
-    DEFAULT_RETRY_SECONDS, and less for a gateway that never answered."""
+    """Calls one gateway with retries. call_seconds: deadline of one attempt of a call. retry_seconds: how long a call
+    is retried. None takes DEFAULT_RETRY_SECONDS, and less for a gateway that never answered."""
 
     def __init__(self, login: Login, call_seconds: float, retry_seconds: float | None) -> None:
         self.target = f"the gateway at {login.address}"
@@ -47,10 +49,11 @@ class Connection:
         self._channel.close()
 
     def call(self, method: Callable[..., T], request: Any, *, is_open: bool = False) -> T:
-        """One answer. request: a message, or a function that makes a fresh iterator of them for each attempt.
+        """Calls a method and returns its one answer. request: a message, or a function that makes a fresh iterator of
+        them for each attempt.
 
-        A message with a request id is a change: the error says what is known of its effect. is_open: an earlier call
-        with this request id may have made the change.
+        A message with a request id is a change, whose error reports what is known of its effect. is_open: an earlier
+        call with this request id may have made the change.
         """
 
         def attempt() -> T:
@@ -64,8 +67,9 @@ class Connection:
     def stream(
         self, method: Callable[..., Any], make_request: Callable[[], Any], seconds: float | None = None
     ) -> Iterator[Any]:
-        """The answers of a stream. After a lost connection the stream is opened again with make_request(), so the
-        caller must make it so that nothing comes twice, or drop what does. seconds: for the stream as a whole."""
+        """Yields the answers of a stream. After a lost connection the stream is opened again with make_request(). So
+        the caller must make the request so that no answer is repeated, or drop repeated ones. seconds: for the stream
+        as a whole."""
         deadline = None if seconds is None else time.monotonic() + seconds
         messages: Any = None
         try:
@@ -87,7 +91,7 @@ class Connection:
                 messages.cancel()
 
     def stream_once(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
-        """The answers of a stream that cannot go on after a lost connection; only its opening is tried again."""
+        """Yields the answers of a stream that cannot resume after a lost connection. Only its opening is retried."""
         messages, first = self._repeat(lambda: self._open(method, request))
         try:
             if first is not None:
@@ -104,13 +108,13 @@ class Connection:
         return messages, next(messages, None)
 
     def _repeat_change(self, attempt: Callable[[], T], request: Any, is_open: bool) -> T:
-        """As `_repeat`, and also after a timeout: with its request id a change is safe to send again. Raises an error
-        with the effect of all attempts together."""
+        """Repeats as `_repeat` does, and also after a timeout, because a change with a request id is safe to send
+        again. Raises an error with the effect of all attempts together."""
         effects = [Effect.UNKNOWN] if is_open else []
         try:
             return self._repeat(attempt, effects)
         except GanglineError as error:
-            # A refusal takes into account what earlier attempts have changed; a failure does not.
+            # A refusal already accounts for the changes of earlier attempts; a failure does not.
             error.effect = Effect.UNKNOWN if Effect.UNKNOWN in effects and error.kind in _FAILURES else error.effect
             error.request_id = request.request_id
             if isinstance(request, gateway_pb2.CreateExperimentRequest):
@@ -119,7 +123,8 @@ class Connection:
             raise error.reworded(say_effect(error) + advice) from error
 
     def _repeat(self, attempt: Callable[[], T], effects: list[Effect] | None = None) -> T:
-        """effects: takes the effect of every attempt that failed; None for a read."""
+        """Repeats an attempt while its failure may pass, up to the limit. effects: gets the effect of every failed
+        attempt; None for a read."""
         started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -144,5 +149,5 @@ class Connection:
 
 
 def say_create(error: GanglineError) -> str:
-    """The message of an experiment that could not be created, after what is known of it."""
+    """Returns the message about an experiment that could not be created, prefixed with what is known of it."""
     return say_effect(error, "the experiment was created", "nothing was created")

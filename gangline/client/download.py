@@ -1,6 +1,6 @@
 """Writes the files of a checkpoint, as they arrive, into a folder: whole or not at all.
 
-Refuses paths that lead out of the folder, so that a broken checkpoint cannot overwrite anything else. Called by the
+It refuses paths that lead out of the folder, so that a broken checkpoint cannot overwrite other files. Called by the
 client's download_checkpoint.
 """
 
@@ -17,19 +17,21 @@ from gangline.v1 import gateway_pb2
 
 
 def check_target(folder: Path) -> None:
-    """Raises GanglineError `download.exists` when something lies there already."""
+    """Raises GanglineError `download.exists` when the folder exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise invalid("download.exists", f"{folder} exists already; give a folder that is new or empty")
 
 
 def write_files(chunks: Iterable[gateway_pb2.DownloadCheckpointResponse], folder: Path) -> int:
-    """The number of bytes written. The folder appears under its name once every file is there."""
+    """Writes the files and returns the number of bytes. The folder appears under its name once every file is
+    complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         num_bytes = _write(chunks, part)
         if folder.exists():
             folder.rmdir()
+        # mkdtemp makes the folder 0700; the finished one gets usual rights.
         part.chmod(0o755)
         part.rename(folder)
     finally:

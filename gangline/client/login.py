@@ -1,6 +1,6 @@
-"""Which gateway to talk to, and with which token.
+"""Finds the gateway to talk to, and the token.
 
-In this order: what the caller gives, the environment (GANGLINE_GATEWAY, GANGLINE_TOKEN), the login file that
+The order is: the caller's arguments, the environment (GANGLINE_GATEWAY, GANGLINE_TOKEN), and the login file that
 `gangline up` writes below GANGLINE_HOME (default ~/.config/gangline). Only their owner can read files with tokens.
 """
 
@@ -23,7 +23,7 @@ DEFAULT_PORT = 8081
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """address: "host:port" of a gateway's gRPC server. data_directory: of the local cluster that it belongs to."""
+    """address: "host:port" of a gateway's gRPC server. data_directory: of the local cluster to which it belongs."""
 
     address: str
     token: str
@@ -32,13 +32,14 @@ class Login:
 
 
 def home() -> Path:
-    """Where this user's own files of Gangline lie."""
+    """Returns the folder of this user's own files of Gangline."""
     configured = os.environ.get(HOME_VARIABLE)
     return Path(configured) if configured else Path.home() / ".config" / "gangline"
 
 
 def find_retry_seconds() -> float | None:
-    """For how long a call is tried again, where the environment says so. Raises GanglineError `login.retry_seconds`."""
+    """Returns the environment's limit for retries of a call; None without one. Raises GanglineError
+    `login.retry_seconds`."""
     text = os.environ.get(RETRY_VARIABLE, "")
     if not text:
         return None
@@ -52,7 +53,8 @@ def find_retry_seconds() -> float | None:
 
 
 def find_login(address: str | None = None, token: str | None = None) -> Login:
-    """Raises GanglineError `login.none` when nothing says where the gateway is, `login.no_token` without a token."""
+    """Returns the login. Raises GanglineError `login.none` when no source names a gateway, `login.no_token` without a
+    token."""
     address = address or os.environ.get(ADDRESS_VARIABLE)
     token = token or os.environ.get(TOKEN_VARIABLE)
     saved = load_login()
@@ -75,7 +77,7 @@ def find_login(address: str | None = None, token: str | None = None) -> Login:
 
 
 def load_login() -> Login | None:
-    """What `save_login` wrote; None without a file. Raises GanglineError `login.broken_file`."""
+    """Returns the login that `save_login` wrote; None without a file. Raises GanglineError `login.broken_file`."""
     path = _path()
     try:
         return Login(**json.loads(path.read_text("utf-8")))
@@ -101,6 +103,7 @@ def write_private(path: Path, text: str) -> None:
     """Writes a file that only its owner can read, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.{os.getpid()}")
+    # The file has its mode before it has any text, so no other account can read it meanwhile.
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

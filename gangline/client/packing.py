@@ -1,7 +1,7 @@
 """Packs a code folder into the archive that the gateway stores and trial runners unpack.
 
 The same files give the same bytes on every machine (sorted, no times, no owners), so that code sent twice is stored
-once. Only regular files go in, links are followed. Called by the client before an upload.
+once. The archive has only regular files; links are followed. The client calls it before an upload.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathspec import GitIgnoreSpec
 from gangline.domain.code_limit import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
 from gangline.errors import GanglineError, invalid
 
-# Links may multiply folders without a single file in them.
+# Links may multiply folders without a single file in them, so folders have a limit of their own.
 MAX_FOLDERS = MAX_FILES
 IGNORE_FILES = (".detignore", ".ganglineignore")
-# What no trial needs and every folder collects.
+# Files and folders that many code folders collect and no trial needs.
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".ipynb_checkpoints/")
 
 
@@ -48,8 +48,8 @@ class _File:
 
 
 def pack_code(folder: Path) -> CodeArchive:
-    """Raises GanglineError: code.no_folder, code.too_big, code.too_many, code.long_path, code.unreadable,
-    code.link_loop."""
+    """Packs a folder. Raises GanglineError: code.no_folder, code.too_big, code.too_many, code.long_path,
+    code.unreadable, code.link_loop."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise invalid("code.no_folder", f"the code folder {folder} {what}; give the folder that holds the trial")
@@ -61,7 +61,7 @@ def pack_code(folder: Path) -> CodeArchive:
 
 
 class _Rules:
-    """What is left out, and how much may be met before the walk ends with an error."""
+    """Decides which files are left out, and ends the walk with an error when it meets too many files or folders."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,17 +70,17 @@ class _Rules:
         self._num_files = 0
 
     def ignores(self, name: str) -> bool:
-        """name: below the folder; of a folder with a slash at its end."""
+        """Returns whether the name is ignored. name: below the folder; a folder's name ends with a slash."""
         return self._ignored.match_file(name)
 
     def enter(self) -> None:
-        """A folder whose content is looked at."""
+        """Counts a folder whose content is read."""
         self._num_folders += 1
         if self._num_folders > MAX_FOLDERS:
             raise self._too_many(f"{MAX_FOLDERS} folders")
 
     def take(self, name: str) -> None:
-        """A file that goes into the archive."""
+        """Counts a file that goes into the archive, and checks the length of its path."""
         self._num_files += 1
         if self._num_files > MAX_FILES:
             raise self._too_many(f"{MAX_FILES} files")
@@ -111,6 +111,7 @@ def _load_ignored(folder: Path) -> GitIgnoreSpec:
 
 def _walk(folder: Path, prefix: str, rules: _Rules, above: tuple[Path, ...]) -> Iterator[_File]:
     real = folder.resolve()
+    # Links are followed, so a link to a folder above would never end.
     if real in above:
         raise invalid(
             "code.link_loop", f"{folder} is a link to a folder around it; remove it or list it in an ignore file"
@@ -131,7 +132,7 @@ def _walk(folder: Path, prefix: str, rules: _Rules, above: tuple[Path, ...]) -> 
 
 
 def _describe(path: Path, name: str) -> _File | None:
-    """None for sockets, pipes and devices."""
+    """Returns None for sockets, pipes and devices."""
     with _readable(path):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -154,7 +155,7 @@ def _check_size(folder: Path, files: list[_File]) -> None:
 
 def _pack(files: list[_File]) -> bytes:
     packed = io.BytesIO()
-    # Without a file name and with mtime 0 the gzip header is the same every time.
+    # Without a file name and with mtime 0 the gzip header is always the same.
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, compresslevel=6, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
@@ -169,13 +170,14 @@ def _add(tar: tarfile.TarFile, file: _File) -> None:
         content = file.path.read_bytes()
     entry = tarfile.TarInfo(file.name)
     entry.size = len(content)
+    # Only the executable bit is kept, so that equal files give equal bytes under any umask.
     entry.mode = 0o755 if file.is_executable else 0o644
     tar.addfile(entry, io.BytesIO(content))
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turns an OSError on a path into one line for the user."""
+    """Turns an OSError on a path into a one-line error for the user."""
     try:
         yield
     except OSError as failure:

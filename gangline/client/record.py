@@ -1,6 +1,6 @@
-"""PURE: what the client returns beside the records of gangline.domain: views that the gateway puts together.
+"""PURE: the client's records beside those of gangline.domain: views that the gateway assembles.
 
-Field by field the messages of gateway.proto and ingest.proto; gangline.client.view maps them.
+They match the messages of gateway.proto and ingest.proto field by field; gangline.client.view maps them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """group: "training", "validation", or any other name that a trial reports under."""
+    """group: "training", "validation", or any other name under which a trial reports."""
 
     group: str
     batches_completed: int
@@ -32,7 +32,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """allocation: the live one. reason: why it waits. None where there is none."""
+    """allocation: the live one. reason: why it waits. Both are None where there is none."""
 
     trial: Trial
     allocation: Allocation | None = None
@@ -54,7 +54,7 @@ class ExperimentView:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """warnings: what will not happen as the configuration says, from the client and from the cluster."""
+    """warnings: about settings that are not carried out as written, from the client and from the cluster."""
 
     experiment: Experiment
     warnings: tuple[str, ...] = ()
@@ -91,8 +91,9 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True)
 class EtcdHealth:
-    """num_members: of the endpoints that the gateway knows. problem: one sentence while etcd is not available. since:
-    when that began, or when it ended last; 0 when it has been so since the gateway started."""
+    """num_members: of the endpoints that the gateway knows.
+    problem: one sentence while etcd is not available.
+    since: when the present state began; 0 when it has lasted since the gateway started."""
 
     is_available: bool
     num_members: int

@@ -1,7 +1,7 @@
 """The SDK: one method for each call of the gateway, returning records of gangline.domain and gangline.client.record.
 
-Synchronous; one Client may be used from several threads. It decides nothing: checks before an upload are
-gangline.config's, retries gangline.client.connection's. Used by the CLI, by notebooks and by tests.
+It is synchronous, and several threads may use one Client. It decides nothing: gangline.config checks before an upload,
+and gangline.client.connection retries. Used by the CLI, by notebooks and by tests.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from gangline.wire import from_proto
 class Client:
     """A user's connection to a cluster.
 
-    address and token: see gangline.client.login for what stands in when they are None. retry_seconds: how long a call
-    is tried again while the cluster cannot take it; None takes GANGLINE_RETRY_SECONDS, else 10.
+    address and token: gangline.client.login describes the defaults for None. retry_seconds: how long a call is retried
+    while the cluster cannot take it; None takes GANGLINE_RETRY_SECONDS, else 10.
 
-    Every method raises GanglineError, with the cluster's own code and message where it has one. After a change that
-    failed, its `effect` tells whether it is certain that nothing was changed, and its `request_id` makes another call
+    Every method raises GanglineError, with the cluster's own code and message where it has one. After a failed change,
+    the error's `effect` states whether it is certain that nothing was changed. Its `request_id` makes another call
     safe: a change is made once for each id.
     """
 
@@ -75,13 +75,13 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """May be called twice; no other call works afterwards."""
+        """Closes the connection. It may be called twice; no other call works afterwards."""
         self._connection.close()
 
     def create_experiment(self, config_text: str, code: Path, request_id: str | None = None) -> Created:
         """Checks, packs, uploads and submits. config_text: YAML. code: the folder of the trial.
 
-        A call with a request_id that was used before returns the experiment that it made then.
+        A call with a request_id that was used before returns the experiment of the earlier call.
         """
         return self.create_prepared(prepare_submission(config_text, code), request_id)
 
@@ -100,8 +100,8 @@ class Client:
         return Created(created.experiment, tuple(dict.fromkeys([*submission.warnings, *created.warnings])))
 
     def find_experiment(self, request_id: str) -> Experiment:
-        """The experiment that this request made. Raises GanglineError `request.not_found` when it certainly made none
-        so far, and one of kind UNAVAILABLE or TIMEOUT while that cannot be known."""
+        """Returns the experiment that this request made. Raises GanglineError `request.not_found` when it has certainly
+        made none so far, and one of kind UNAVAILABLE or TIMEOUT while that cannot be known."""
         request = pb.ListExperimentsRequest(request_id=request_id)
         answer = self._connection.call(self._stub.ListExperiments, request)
         found = [message for message in answer.experiments if message.request_id == request_id]
@@ -119,11 +119,11 @@ class Client:
         self._connection.call(self._stub.UploadCode, chunks)
 
     def submit_experiment(self, config_json: str, code_sha256: str, request_id: str | None = None) -> Created:
-        """Without checks of its own; the code must be uploaded already."""
+        """Submits without checks of its own; the code must be uploaded already."""
         return self._submit(config_json, code_sha256, request_id or new_request_id(), is_open=False)
 
     def list_experiments(self, limit: int = 50, before_id: int = 0) -> list[Experiment]:
-        """Newest first. before_id: only those with a smaller id; 0 begins with the newest."""
+        """Returns experiments, newest first. before_id: limits them to smaller ids; 0 begins with the newest."""
         answer = self._connection.call(
             self._stub.ListExperiments, pb.ListExperimentsRequest(limit=limit, before_id=before_id)
         )
@@ -134,9 +134,9 @@ class Client:
         return view.experiment_view(answer.view)
 
     def watch_experiment(self, experiment_id: int, seconds: float | None = None) -> Iterator[ExperimentView]:
-        """The view now and after each change, until the experiment has ended. Survives a gateway's restart.
+        """Yields the view now and after each change, until the experiment has ended. It survives a gateway's restart.
 
-        seconds: raises GanglineError `rpc.timeout` when it has not ended by then; None waits for ever.
+        seconds: raises GanglineError `rpc.timeout` when the experiment has not ended by then; None waits for ever.
         """
         request = pb.WatchExperimentRequest(experiment_id=experiment_id)
         for message in self._connection.stream(self._stub.WatchExperiment, lambda: request, seconds):
@@ -146,7 +146,8 @@ class Client:
                 return
 
     def wait_experiment(self, experiment_id: int, seconds: float | None = None) -> ExperimentView:
-        """Blocks until it has ended. Raises GanglineError `experiment.wait_timeout` when that takes too long."""
+        """Blocks until it has ended. Raises GanglineError `experiment.wait_timeout` when that takes longer than
+        `seconds`."""
         try:
             views = deque(self.watch_experiment(experiment_id, seconds), maxlen=1)
         except GanglineError as error:
@@ -162,15 +163,15 @@ class Client:
         return from_proto(Experiment, self._connection.call(self._stub.KillExperiment, request).experiment)
 
     def pause_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
-        """Its trials checkpoint and give their slots back; none starts before it is activated."""
+        """Pauses it: its trials checkpoint and give their slots back; none starts before it is activated."""
         return self._update(change.of_state(experiment_id, ExperimentAction.PAUSE, request_id))
 
     def activate_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
-        """Its trials go on from their checkpoints. Activating one that is not paused changes nothing."""
+        """Activates it: its trials resume from their checkpoints. Activating one that is not paused changes nothing."""
         return self._update(change.of_state(experiment_id, ExperimentAction.ACTIVATE, request_id))
 
     def cancel_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
-        """Its trials checkpoint, then it has ended."""
+        """Ends it after a checkpoint of each trial."""
         return self._update(change.of_state(experiment_id, ExperimentAction.CANCEL, request_id))
 
     def update_experiment(
@@ -183,8 +184,9 @@ class Client:
         when_free: bool = False,
         request_id: str | None = None,
     ) -> Experiment:
-        """Changes its resources while it lives; what is None stays. max_slots: 0 lifts the cap. Where it is below what
-        the experiment holds, its newest trials checkpoint and wait again; when_free: they run to their end instead."""
+        """Changes its resources while it lives; a value of None stays. max_slots: 0 lifts the cap. A cap below what the
+        experiment holds makes its newest trials checkpoint and wait again; with when_free they run to their end
+        instead."""
         resources = ResourceChange(priority, weight, max_slots, when_free)
         return self._update(change.of_resources(experiment_id, resources, request_id))
 
@@ -196,17 +198,17 @@ class Client:
         behind: int | None = None,
         request_id: str | None = None,
     ) -> Experiment:
-        """Puts it directly ahead of another experiment of its pool, or directly behind it, at that one's priority."""
+        """Moves it directly ahead of another experiment of its pool, or directly behind it, at that one's priority."""
         return self._update(change.of_place(experiment_id, ahead_of, behind, request_id))
 
     def kill_trial(self, trial_id: str, request_id: str | None = None) -> Trial:
-        """Ends it at once; the others of its experiment go on. Killing an ended one changes nothing."""
+        """Ends it at once; the other trials of its experiment go on. Killing an ended one changes nothing."""
         request = pb.KillTrialRequest(request_id=request_id or new_request_id(), trial_id=trial_id)
         return from_proto(Trial, self._connection.call(self._stub.KillTrial, request).trial)
 
     def profile_trial(self, trial_id: str, batches: int = 10, request_id: str | None = None) -> TraceOrder:
-        """Has so many of its next batches, 1 to 50, traced with torch's profiler. Returns at once with where the trace
-        will lie; the trial's log says when it begins and when it is written. A second order takes the place of one that
+        """Has its next batches, 1 to 50, traced with torch's profiler. Returns at once with the place of the future
+        trace. The trial's log reports when the trace begins and when it is written. A second order replaces one that
         has not begun.
 
         Raises GanglineError `trial.not_running`, and `trace.no_trainer` for a script without Gangline's trainer.
@@ -218,7 +220,7 @@ class Client:
         return from_proto(TraceOrder, self._connection.call(self._stub.ProfileTrial, request).order)
 
     def preview_search(self, config_text: str, limit: int = 20) -> SearchPreview:
-        """The trials that this configuration would make. limit: at most so many hyperparameters."""
+        """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return."""
         config, _ = parse_config(config_text)
         request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
         return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)
@@ -226,10 +228,12 @@ class Client:
     def stream_logs(
         self, experiment_id: int, trial_id: str = "", tail: int = 0, follow: bool = False
     ) -> Iterator[LogEntry]:
-        """Oldest first. tail: only the last so many, 0 for all. follow: goes on until the experiment has ended."""
+        """Yields log entries, oldest first. tail: how many of the last ones, 0 for all. follow: goes on until the
+        experiment has ended."""
         last_id = 0
 
         def request() -> pb.StreamLogsRequest:
+            # After a reconnect the stream begins anew; entries up to last_id are dropped below.
             wanted = 0 if last_id else tail
             return pb.StreamLogsRequest(experiment_id=experiment_id, trial_id=trial_id, tail=wanted, follow=follow)
 
@@ -242,7 +246,8 @@ class Client:
     def stream_metrics(
         self, experiment_id: int, trial_id: str = "", group: str = "", follow: bool = False
     ) -> Iterator[MetricsEntry]:
-        """Oldest first. group: only what was reported under this name, such as "validation"; empty for all."""
+        """Yields metrics, oldest first. group: limits them to this name, such as "validation"; empty for all. follow:
+        goes on until the experiment has ended."""
         last_id = 0
         request = pb.StreamMetricsRequest(experiment_id=experiment_id, trial_id=trial_id, group=group, follow=follow)
         for message in self._connection.stream(self._stub.StreamMetrics, lambda: request):
@@ -252,7 +257,8 @@ class Client:
                     yield view.metrics_entry(stored)
 
     def list_tasks(self, experiment_id: int = 0) -> list[Task]:
-        """What runs, oldest first; then what waits, in the order in which the planner looks at it.
+        """Returns the running tasks, oldest first, then the waiting ones, in the order in which the planner considers
+        them.
 
         experiment_id: 0 for all experiments.
         """
@@ -260,7 +266,8 @@ class Client:
         return [view.task(message) for message in answer.tasks]
 
     def explain(self, job_id: int | str) -> Explanation:
-        """Why an experiment (7) or one of its trials ("7.1") waits, what would start it and when, or where it runs.
+        """Explains why an experiment (7) or one of its trials ("7.1") waits, what would start it and when, or where it
+        runs.
 
         Raises GanglineError `id.job`, `experiment.not_found`, `trial.not_found`.
         """
@@ -271,7 +278,7 @@ class Client:
         return explain(found.experiment, found.reason, trials, self.list_tasks(), agents, trial_id=trial_id)
 
     def get_snapshot(self, pool: str = "") -> str:
-        """What the planner would look at now, as JSON that `gangline simulate` reads. pool: empty for the only one."""
+        """Returns the planner's present input, as JSON that `gangline simulate` reads. pool: empty for the only one."""
         request = pb.GatewayServiceGetSnapshotRequest(pool=pool)
         return self._connection.call(self._stub.GetSnapshot, request).snapshot_json
 
@@ -280,19 +287,20 @@ class Client:
         return [view.agent_view(message) for message in answer.agents]
 
     def enable_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
-        """Gives it out again. slot_ids: only these of its slots. This and the next two are for administrators."""
+        """Lets new work start on it again. slot_ids: limits the change to these of its slots. This and the next two
+        methods are for administrators."""
         return self._set(agent_id, slot_ids, Availability.ENABLED, request_id)
 
     def drain_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
-        """What runs there goes on to its end; nothing new starts."""
+        """Lets its work run to the end; no new work starts there."""
         return self._set(agent_id, slot_ids, Availability.DRAINING, request_id)
 
     def disable_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
-        """What runs there checkpoints and stops, and waits for other slots; nothing new starts."""
+        """Stops its work, which checkpoints and waits for other slots; no new work starts there."""
         return self._set(agent_id, slot_ids, Availability.DISABLED, request_id)
 
     def list_checkpoints(self, experiment_id: int = 0) -> list[Checkpoint]:
-        """experiment_id: 0 for all experiments."""
+        """Returns checkpoints. experiment_id: 0 for all experiments."""
         request = pb.ListCheckpointsRequest(experiment_id=experiment_id)
         answer = self._connection.call(self._stub.ListCheckpoints, request)
         return [from_proto(Checkpoint, message) for message in answer.checkpoints]
@@ -304,21 +312,21 @@ class Client:
         return write_files(self._connection.stream_once(self._stub.DownloadCheckpoint, request), folder)
 
     def delete_checkpoints(self, checkpoint_ids: Sequence[str], request_id: str | None = None) -> list[Checkpoint]:
-        """All of them or none. Returns them as they are now; their files are deleted soon after.
+        """Deletes all of them or none. Returns their present records; their files are deleted soon after.
 
-        Raises GanglineError `checkpoint.needed` for one that a trial goes on from.
+        Raises GanglineError `checkpoint.needed` for one from which a trial would resume.
         """
         request = pb.DeleteCheckpointsRequest(request_id=request_id or new_request_id(), checkpoint_ids=checkpoint_ids)
         answer = self._connection.call(self._stub.DeleteCheckpoints, request)
         return [from_proto(Checkpoint, message) for message in answer.checkpoints]
 
     def list_fusion(self) -> list[FusionRecord]:
-        """What tuning of tensor fusion has found, newest first."""
+        """Returns the results of tuning tensor fusion, newest first."""
         answer = self._connection.call(self._stub.ListFusion, pb.ListFusionRequest())
         return [from_proto(FusionRecord, message) for message in answer.records]
 
     def forget_fusion(self, key: str, request_id: str | None = None) -> bool:
-        """Has the next trial of this kind tune anew. False when nothing was remembered under this key."""
+        """Makes the next trial of this kind tune anew. Returns False when there was no record under this key."""
         request = pb.GatewayServiceForgetFusionRequest(request_id=request_id or new_request_id(), key=key)
         return self._connection.call(self._stub.ForgetFusion, request).is_forgotten
 

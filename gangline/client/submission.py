@@ -1,4 +1,5 @@
-"""What a client sends to create an experiment, checked and packed; and the digest by which two of them are the same.
+"""Checks and packs the contents of a request to create an experiment, and computes the digest by which two are the
+same.
 
 It sends nothing by itself; the session does. Equal files and an equal configuration give an equal digest.
 """
@@ -22,14 +23,14 @@ class Submission:
     warnings: tuple[str, ...] = ()
 
     def digest(self, *scope: str) -> str:
-        """scope: within which equal submissions count as the same, such as the cluster and the user's token. The
-        digest reveals none of it."""
+        """Returns a digest that reveals none of its contents. scope: within which equal submissions count as the same,
+        such as the cluster and the user's token."""
         parts = (*scope, self.config_json, self.archive.sha256)
         return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 
 def prepare_submission(config_text: str, code: Path) -> Submission:
-    """config_text: YAML. code: the folder of the trial. Raises GanglineError `config.*`, `code.*`."""
+    """Checks and packs. config_text: YAML. code: the folder of the trial. Raises GanglineError `config.*`, `code.*`."""
     config, warnings = parse_config(config_text)
     archive = pack_code(code)
     check_code(code, parse_entrypoint(config.entrypoint))

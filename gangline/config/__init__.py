@@ -1,6 +1,7 @@
-"""The configuration of an experiment: models of the YAML, the parser with errors for people, checks before an upload.
+"""The configuration of an experiment: models of the YAML, the parser with readable errors, and checks before an upload.
 
-Imports pydantic and PyYAML, nothing of the cluster. Sections live in one module each; this is what others use.
+Imports pydantic and PyYAML, nothing of the cluster. Each section has a module of its own; this module exports what
+other packages use.
 """
 
 from gangline.config.batch import BatchSplit, split_batch

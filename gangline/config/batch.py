@@ -1,5 +1,5 @@
-"""PURE: how a global batch is split over the slots of a trial. The one place that knows the rule: the check at submit,
-the trial context and the messages all come from here."""
+"""PURE: splits a global batch over the slots of a trial. It is the only place that knows the rule: the check at submit,
+the trial context and the messages all use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _PLACE: Path = ("hyperparameters", NAME)
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
-    """per_slot records on each of slots; effective is what one step over all slots takes, never above asked."""
+    """The split of a global batch. Each of the slots takes per_slot records. effective: the records of one step over
+    all slots, never above asked."""
 
     asked: int
     slots: int
@@ -27,7 +28,7 @@ class BatchSplit:
 
     @property
     def warning(self) -> str | None:
-        """None when nothing was dropped."""
+        """Returns the warning about records that the split drops; None when it drops none."""
         if self.effective == self.asked:
             return None
         return (
@@ -37,7 +38,8 @@ class BatchSplit:
 
 
 def find_bad_batch_size(hyperparameters: Mapping[str, Any]) -> Complaint | None:
-    """Refuses a global_batch_size that is no whole number, or from which a search could draw another value."""
+    """Refuses a global_batch_size that is no whole number, or a range from which a search could draw one that is
+    not."""
     if NAME not in hyperparameters:
         return None
     value = hyperparameters[NAME]
@@ -66,7 +68,7 @@ def _no_whole_number(value: Any, place: Path) -> Complaint:
 
 
 def split_batch(global_batch_size: int, slots: int) -> BatchSplit:
-    """Raises GanglineError `config.batch_too_small` when a slot would get nothing."""
+    """Splits a batch. Raises GanglineError `config.batch_too_small` when a slot would get no record."""
     per_slot = global_batch_size // slots
     if per_slot < 1:
         raise invalid(

@@ -1,7 +1,7 @@
-"""PURE: how large a configuration may be, and which values it may hold.
+"""PURE: limits on the size of a configuration, and on the values that it may hold.
 
-Owns the limits on text, depth, number of values and lengths of names. Called on every configuration that was written by
-a user or sent by a client, before its fields are validated: later steps may then recurse, print and store any value.
+Owns the limits on text, depth, number of values and lengths of names. It runs on every configuration that a user wrote
+or a client sent, before its fields are validated. So later steps may recurse into, print and store any value.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from typing import Any
 from gangline.config.complaint import Complaint, Path
 from gangline.errors import GanglineError, invalid
 
-# A trial keeps its hyperparameters, its experiment all of it, and one transaction of 500 kB has to hold both.
+# A trial stores its hyperparameters and its experiment stores the whole configuration. One transaction of 500 kB has to
+# hold both.
 MAX_TEXT_BYTES = 128 << 10
+# Keeps recursive readers of a configuration far below Python's recursion limit.
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
 MAX_NAME_LENGTH = 256
-# In characters. Whatever a text of this size says, it is read within milliseconds.
+# Limit in characters of a small text. Any text of this size is parsed within milliseconds.
 SMALL_TEXT = 4096
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def is_small(text: str) -> bool:
-    """Whether it may be read on an event loop: a thread for it would take longer."""
+    """Returns whether the text may be parsed on an event loop, where a thread for it would take longer."""
     return len(text) <= SMALL_TEXT
 
 
 def check_text(text: str) -> None:
-    """Raises GanglineError `config.too_large`, `config.syntax`."""
+    """Checks the size and the encoding of a text. Raises GanglineError `config.too_large`, `config.syntax`."""
     # A character takes one byte at least, so a long text is refused before it is encoded.
     try:
         num_bytes = len(text) if len(text) > MAX_TEXT_BYTES else len(text.encode())
@@ -60,12 +62,12 @@ def too_many(num_values: int, when: str = "") -> GanglineError:
 
 
 def count_text(number: int) -> str:
-    """A count for a message. Python refuses to print an integer of thousands of digits."""
+    """Returns a count for a message. Python refuses to print an integer of thousands of digits."""
     return str(number) if number < 10**15 else f"about 10^{round((number.bit_length() - 1) * math.log10(2))}"
 
 
 def find_unusable(values: Any) -> Complaint | None:
-    """The first value or name that cannot be kept. Raises GanglineError `config.too_large`."""
+    """Returns the first value or name that cannot be stored. Raises GanglineError `config.too_large`."""
     num_characters = 0
     for num_values, (path, value) in enumerate(_walk(values), 1):
         num_characters += len(value) if isinstance(value, str) else 0
@@ -85,7 +87,8 @@ def find_unusable(values: Any) -> Complaint | None:
 
 
 def _walk(values: Any) -> Iterator[tuple[Path, Any]]:
-    """Every value with its path, in the order of the text. It does not recurse."""
+    """Yields every value with its path, in the order of the text. It does not recurse, so no depth can exhaust the
+    stack."""
     waiting: list[tuple[Path, Any]] = [((), values)]
     while waiting:
         path, value = waiting.pop()

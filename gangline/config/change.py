@@ -1,6 +1,6 @@
-"""PURE: whether a change of a living experiment's resources is one that its configuration could have said.
+"""PURE: checks whether a living experiment's configuration could have contained a change of its resources.
 
-Called by whoever takes such a change: the commands, the gateway, the scheduler.
+The commands, the gateway and the scheduler call it before they accept such a change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Looks at the code folder before it is uploaded: is what the entrypoint names there?
+"""Checks before an upload that the code folder has what the entrypoint names.
 
-Reads files and never imports them, so that a check needs neither torch nor the user's packages. The CLI calls it; what
-only an import can tell (a class that is no trial after all) the rank reports.
+It parses files and never imports them, so that the check needs neither torch nor the user's packages. The CLI calls it.
+The rank reports faults that only an import reveals, such as a class that is no trial.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gangline.errors import invalid
 
 
 def check_code(folder: Path, entrypoint: Entrypoint) -> None:
-    """Raises GanglineError `code.*` naming what is missing and what is there instead."""
+    """Raises GanglineError `code.*` that names what is missing and what the folder has instead."""
     match entrypoint:
         case TrialClass(module=module, name=name):
             _check_trial(folder, module, name)
@@ -63,7 +63,8 @@ def _parse(path: Path, place: Path) -> ast.Module:
 
 
 def _definition(tree: ast.Module, name: str) -> ast.stmt | None:
-    """The statement that binds name in the module, however deep in if and try; a star import may bind anything."""
+    """Returns the statement that binds name in the module, at any depth of if and try. A star import may bind any
+    name."""
     return next((node for node in _statements(tree) if _binds(node, name)), None)
 
 

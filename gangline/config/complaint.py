@@ -1,6 +1,6 @@
-"""PURE: turns pydantic's list of errors into complaints that a person can act on: where, what was found, what is
-expected. It knows the error types that the models of this package can raise; any other one is passed on in
-pydantic's words. gangline.config.parse adds line numbers and raises."""
+"""PURE: turns pydantic's list of errors into complaints that name the place, the found value and the expected one. It
+knows the error types that the models of this package can raise; any other type is passed on with pydantic's message.
+gangline.config.parse adds line numbers and raises."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LIMIT_BY_ERROR = {
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """code: the last part of the GanglineError's code."""
+    """One error in a configuration. code: the last part of the GanglineError's code."""
 
     code: str
     path: Path
@@ -44,12 +44,13 @@ class Complaint:
 
 
 def complaints_of(failure: ValidationError, document: Any) -> list[Complaint]:
-    """One for each error, in pydantic's order. document: what was validated, to tell keys from union branches."""
+    """Returns one complaint for each error, in pydantic's order. document: the validated values, which distinguish keys
+    from union branches."""
     return [_complaint(dict(entry), document) for entry in failure.errors(include_url=False)]
 
 
 def join_path(path: Path) -> str:
-    """searcher.max_length, labels[2]."""
+    """Returns a path as text: searcher.max_length, labels[2]."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{clip(part)}" if text else clip(part)
@@ -81,7 +82,8 @@ def _no_choice(expected: str, value: Any) -> str:
 
 
 def _real_path(location: Sequence[str | int], document: Any) -> Path:
-    """Without what pydantic adds to a location for the branch of a union; a missing key stands only at the end."""
+    """Returns the location without the parts that pydantic adds for the branch of a union. A missing key occurs only at
+    the end."""
     path: list[str | int] = []
     found = document
     for position, part in enumerate(location):

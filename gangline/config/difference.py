@@ -1,6 +1,7 @@
-"""PURE: what a configuration says beyond the defaults, as YAML for a person to read.
+"""PURE: a configuration's differences from the defaults, as readable YAML.
 
-Owns no rule of the configuration. Called by the CLI, which would else show hundreds of lines of which a user wrote ten.
+Owns no rule of the configuration. The CLI calls it; without it a description would have hundreds of lines for the ten
+that a user wrote.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from gangline.config.experiment import ExperimentConfig
 
 
 def describe_config(config_json: str) -> str:
-    """YAML without what stands at its default; all of it where another version of Gangline has stored what this one
-    cannot read. Submitted again, it is the same experiment."""
+    """Returns YAML without default values. A configuration of another version that this version cannot read is shown
+    whole. Submitted again, the text makes the same experiment."""
     try:
         values = ExperimentConfig.model_validate_json(config_json).model_dump(mode="json", exclude_defaults=True)
     except ValidationError:

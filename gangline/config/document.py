@@ -1,8 +1,8 @@
-"""PURE: YAML text -> values, and the line on which each value's key stands.
+"""PURE: parses YAML text into values, and records the line of each value's key.
 
-Numbers such as 1e-3 are numbers (YAML 1.1 as PyYAML reads it makes strings of them), a key may stand only once, and
-tags other than YAML's own are refused. Aliases are taken as long as the text with all of them written out keeps the
-limits of gangline.config.bound. Called by gangline.config.parse alone.
+Numbers such as 1e-3 are numbers, although PyYAML, which reads YAML 1.1, makes strings of them. A key may occur only
+once, and tags other than YAML's own are refused. Aliases are accepted as long as the text with all of them expanded
+keeps the limits of gangline.config.bound. Called by gangline.config.parse alone.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from gangline.errors import GanglineError, invalid
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """line_by_path: 1-based; the path of a value -> the line of its key."""
+    """The parsed text. line_by_path: 1-based; maps the path of a value to the line of its key."""
 
     values: Any
     line_by_path: dict[tuple[str | int, ...], int] = field(default_factory=dict)
 
     def line_of(self, path: tuple[str | int, ...]) -> int | None:
-        """The line of the value, or of the nearest mapping around it when it is not there; None for the whole text."""
+        """Returns the line of the value, or of the nearest mapping around an absent value; None for the whole text."""
         while path and path not in self.line_by_path:
             path = path[:-1]
         return self.line_by_path.get(path)
 
 
-# Longer ones are no number that fits into 64 bits, and reading them takes time that grows with their square.
+# A longer text is no number that fits into 64 bits, and parsing it takes time that grows with the square of its length.
 _MOST_DIGITS = 64
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with its own table of number shapes, a limit on nesting, and one line for numbers and dates that are
-    none."""
+    """SafeLoader with its own table of number shapes, a limit on nesting, and one-line errors for malformed numbers and
+    dates."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -85,6 +85,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_date)
 
 _Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
+# A float in YAML 1.1 needs a dot and a signed exponent. This pattern also accepts 1e-3 and 1e5.
 for _letter in "-+0123456789.":
     _Loader.yaml_implicit_resolvers[_letter] = [
         (
@@ -96,7 +97,8 @@ for _letter in "-+0123456789.":
 
 
 def parse_document(text: str) -> Document:
-    """Raises GanglineError `config.syntax` with line and column, `config.duplicate_key` or `config.too_large`."""
+    """Parses a text. Raises GanglineError `config.syntax` with line and column, `config.duplicate_key` or
+    `config.too_large`."""
     check_text(text)
     try:
         loader = _Loader(text)
@@ -111,7 +113,7 @@ def parse_document(text: str) -> Document:
     except yaml.YAMLError as failure:
         raise _syntax_error(failure) from failure
     except RecursionError as failure:
-        # Aliases of nested values: each is shallow where it is written.
+        # Aliases of nested values can be deep together, although each is shallow where it is written.
         raise too_deep() from failure
     except (ValueError, OverflowError) as failure:
         raise invalid("config.syntax", f"the configuration is no YAML: {failure}") from failure
@@ -119,7 +121,7 @@ def parse_document(text: str) -> Document:
 
 
 def _check_aliases(root: yaml.Node | None) -> None:
-    """Counts the values as if each alias were written out, without doing so: aliases of aliases multiply.
+    """Counts the values as if each alias were expanded, without expanding any, because aliases of aliases multiply.
 
     Raises GanglineError `config.too_large`, and YAMLError for an alias to a value around it.
     """
@@ -127,7 +129,7 @@ def _check_aliases(root: yaml.Node | None) -> None:
 
     def measure(node: yaml.Node) -> int:
         if id(node) not in size_by_id:
-            # Overwritten below; found again before that, the value holds itself.
+            # The size is 0 while the value is being measured. A value that meets its own 0 contains itself.
             size_by_id[id(node)] = 0
             size_by_id[id(node)] = 1 + sum(measure(inner) for inner in _inner(node))
         elif not size_by_id[id(node)]:
@@ -135,7 +137,7 @@ def _check_aliases(root: yaml.Node | None) -> None:
         return size_by_id[id(node)]
 
     num_values = measure(root) if root is not None else 0
-    # Keys count as well here.
+    # This count includes the keys, so the limit is doubled.
     if num_values > 2 * MAX_VALUES:
         raise too_many(num_values, " once its aliases are written out")
 

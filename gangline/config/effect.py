@@ -1,7 +1,7 @@
-"""PURE: what this version does not do although the configuration can say it.
+"""PURE: settings that a configuration can have and this version does not carry out.
 
-NO_EFFECT lists keys that are accepted with a warning; find_unsupported refuses what would train something else than
-was asked for. A feature that lands deletes its line here, and nothing else.
+NO_EFFECT lists keys that are accepted with a warning. find_unsupported refuses settings without which another training
+would run than the user asked for. A new feature deletes its line here and needs no other change in this module.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gangline.config.spread import find_spread_conflict
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
 _LATER = "not built yet"
+# The searchers of this version. The models accept Determined's others, so that the error can name them.
 SEARCHERS = ("single", "grid", "random")
 
 NO_EFFECT: dict[str, str] = {
@@ -56,7 +57,7 @@ NO_EFFECT: dict[str, str] = {
 
 
 def find_ineffective(config: ExperimentConfig) -> list[str]:
-    """A warning for each key that asks for something else than its default and does not get it."""
+    """Returns a warning for each key without effect that has another value than its default."""
     return [
         f"{path}: accepted, but has no effect here ({why})"
         for path, why in NO_EFFECT.items()
@@ -65,7 +66,8 @@ def find_ineffective(config: ExperimentConfig) -> list[str]:
 
 
 def find_unsupported(config: ExperimentConfig) -> Complaint | None:
-    """What must be refused, because leaving it out would run another experiment than the one described."""
+    """Returns a complaint about the first setting that must be refused, because ignoring it would run another
+    experiment than the described one."""
     if config.searcher.name not in SEARCHERS:
         text = f"{config.searcher.name} is {_LATER}; this version has the searchers {', '.join(SEARCHERS)}"
         return Complaint("not_supported", ("searcher", "name"), text)
@@ -81,7 +83,7 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
 
 
 def _find_source(searcher: Searcher) -> Complaint | None:
-    """Leaving it out would train from random weights."""
+    """Refuses the keys of a source trial. Ignoring them would train from random weights."""
     for key in ("source_trial_id", "source_checkpoint_uuid"):
         if getattr(searcher, key) is not None:
             text = (

@@ -1,8 +1,8 @@
-"""PURE: on which numbers of slots a trial may run that cannot have all of slots_per_trial.
+"""PURE: computes the smaller numbers of slots on which a trial may run while it cannot have slots_per_trial.
 
 A smaller size divides slots_per_trial, and the strategy can use it. So each slot takes the batches of a whole number of
-slots, one after the other, and sums their gradients: the batches, their records and the optimizer steps are those of
-the full size, and no slot needs memory for more than its usual batch. Called at submit and by the scheduler.
+slots, one after the other, and sums their gradients. Batches, records and optimizer steps are those of the full size,
+and no slot needs memory for more than its usual batch. Called at submit and by the scheduler.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from gangline.config.experiment import ExperimentConfig
 from gangline.config.spread import slots_conflict
 
 _PATH = ("resources", "min_slots_per_trial")
-# A slot trains the batches of at most so many slots. It bounds the search for sizes, whatever number a user writes.
+# The largest number of slots whose batches one slot trains. It bounds the search for sizes for any number that a user
+# writes.
 _MOST_ROUNDS = 1024
 
 
 @lru_cache(maxsize=256)
 def smaller_sizes(slots: int, fewest: int, strategy: str) -> tuple[int, ...]:
-    """The largest first, all of them below `slots`."""
+    """Returns the possible sizes below `slots`, the largest first."""
     rounds = range(2, min(slots // fewest, _MOST_ROUNDS) + 1)
     sizes = (slots // count for count in rounds if slots % count == 0)
     return tuple(size for size in sizes if slots_conflict(strategy, size, "") is None)
 
 
 def sizes_of(config: ExperimentConfig) -> tuple[int, ...]:
-    """The smaller sizes of a valid configuration; empty when its trials have one size only."""
+    """Returns the smaller sizes of a valid configuration; empty when its trials have one size only."""
     fewest, slots = config.resources.min_slots_per_trial, config.resources.slots_per_trial
     return () if fewest is None else smaller_sizes(slots, fewest, config.parallelism.strategy)
 
 
 def find_size_conflict(config: ExperimentConfig) -> Complaint | None:
-    """Why min_slots_per_trial cannot be as it is; None when it can."""
+    """Returns a complaint about a min_slots_per_trial that is impossible; None for a possible one."""
     fewest, slots = config.resources.min_slots_per_trial, config.resources.slots_per_trial
     if fewest is None or fewest == slots:
         return None

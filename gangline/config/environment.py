@@ -11,7 +11,7 @@ from gangline.domain.state import SlotKind
 
 
 class EnvironmentVariables(Section):
-    """NAME=VALUE for each kind of slot. One list in the YAML stands for all kinds."""
+    """NAME=VALUE for each kind of slot. One list in the YAML applies to all kinds."""
 
     cpu: list[str] = Field(default_factory=list)
     cuda: list[str] = Field(default_factory=list)
@@ -41,7 +41,7 @@ class EnvironmentVariables(Section):
 
 
 class Environment(Section):
-    """environment_variables reach every rank; the rest describes containers, which Gangline does not use."""
+    """environment_variables reach every rank. The other settings describe containers, which Gangline does not use."""
 
     environment_variables: EnvironmentVariables = EnvironmentVariables()
     image: Any = None

@@ -1,7 +1,7 @@
 """PURE: the whole configuration of an experiment, with Determined's names, meanings and defaults.
 
-Read it from text with gangline.config.parse_config; services read back what was stored with
-ExperimentConfig.model_validate_json, which passes over keys of newer versions.
+gangline.config.parse_config reads it from text. Services read back a stored configuration with
+ExperimentConfig.model_validate_json, which ignores keys of newer versions.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from gangline.domain.entrypoint import TrialClass, parse_entrypoint
 
 
 class ExperimentConfig(Section):
-    """name: the entrypoint when empty. data: passed to the trial as it is.
+    """The configuration of an experiment. name: the entrypoint when empty. data: passed to the trial unchanged.
 
-    scheduling_unit: batches between two reports of training metrics and two looks for a preemption.
+    scheduling_unit: batches between two reports of training metrics, and between two checks for a preemption.
     max_restarts: failed attempts of a trial after which it runs again. preemption_timeout: seconds for the checkpoint
     of an orderly stop. async_checkpoints: training goes on while a checkpoint is written. The fields after parallelism
     are Determined's, without effect here.
@@ -92,7 +92,7 @@ class ExperimentConfig(Section):
     def _named(cls, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("name") or not isinstance(value.get("entrypoint"), str):
             return value
-        # A command may be folded over several lines, a name may not.
+        # A command may be folded over several lines; a name has one line.
         return {**value, "name": " ".join(value["entrypoint"].split())[:MAX_NAME_LENGTH]}
 
     @model_validator(mode="after")

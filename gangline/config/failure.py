@@ -1,4 +1,5 @@
-"""PURE: the sections `hang_detection` and `log_policies`: when an attempt has failed, and what a failure means."""
+"""PURE: the sections `hang_detection` and `log_policies`: when an attempt counts as failed, and the effects of a
+failure."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _SYNTAX = "write it as https://github.com/google/re2/wiki/Syntax says, without l
 
 
 class HangDetection(Section):
-    """A gang hangs when none of its ranks moves on for `seconds`, or `factor` times the slowest step if that is
-    longer. start_seconds: the limit before the first completed batch. rest_seconds: the limit while a callback,
+    """A gang hangs when none of its ranks makes progress for `seconds`, or for `factor` times the slowest step if that
+    is longer. start_seconds: the limit before the first completed batch. rest_seconds: the limit while a callback,
     evaluate_full_dataset or storage keeps a rank busy. enabled: None watches Trainer.fit alone, true also scripts that
     use the Core API."""
 
@@ -29,8 +30,9 @@ class HangDetection(Section):
 
 
 class LogPolicy(Section):
-    """What to do when a trial prints a line in which the pattern is found. action: None only says so in the log; the
-    older form {type: ...} is read too. signal: the older word for name. Without a pattern it does nothing."""
+    """The action for a line of a trial's output in which the pattern is found. action: None only reports the match in
+    the log; the older form {type: ...} is read too. signal: the older key for name. Without a pattern the policy does
+    nothing."""
 
     pattern: str | None = None
     name: str | None = None
@@ -49,7 +51,8 @@ class LogPolicy(Section):
 
 
 def find_bad_pattern(policies: Sequence[LogPolicy]) -> Complaint | None:
-    """For what is submitted alone: experiments that an earlier version stored may have patterns of Python's."""
+    """Refuses a pattern that RE2 cannot compile. Only a submit calls it, because experiments of an earlier version may
+    have patterns in Python's syntax."""
     patterns = {position: policy.pattern for position, policy in enumerate(policies) if policy.pattern}
     if not patterns:
         return None

@@ -1,7 +1,7 @@
 """PURE: the points of a grid search: all combinations of the hyperparameters' points.
 
-The configuration is checked with them before anything is submitted, and the searcher takes them one by one. A point is
-worked out from its place, so that a large grid costs no memory.
+Submit checks a configuration with them, and the searcher takes them one by one. A point is computed from its number, so
+that a large grid costs no memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gangline.config.hyperparameter import Categorical, Const, is_nested, ranges
 
 
 def find_uncounted(values: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The path of the first range that has no `count`, without which a grid does not know its points."""
+    """Returns the path of the first range without a `count`. A grid cannot list its points without one."""
     for path, found in ranges_of(values):
         if not isinstance(found, Const | Categorical) and found.count is None:
             return path
@@ -22,7 +22,8 @@ def find_uncounted(values: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 class Grid:
-    """Points are numbered from 1; the hyperparameter that was written last changes fastest."""
+    """Computes the points of a grid. They are numbered from 1; the hyperparameter that was written last changes
+    fastest."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._axes = list(ranges_of(values))
@@ -34,6 +35,7 @@ class Grid:
 
     def point(self, number: int) -> dict[str, Any]:
         place, point = number - 1, _copy(self._empty)
+        # The last axis is the lowest digit of the number, so it changes fastest.
         for path, axis in reversed(self._axes):
             place, index = divmod(place, axis.num_points)
             target = point
@@ -44,7 +46,7 @@ class Grid:
 
 
 def _skeleton(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keeps the order of the names, which filling from the last axis would turn round."""
+    """Keeps the order of the names, which filling from the last axis would reverse."""
     return {name: _skeleton(value) if is_nested(value) else None for name, value in values.items()}
 
 

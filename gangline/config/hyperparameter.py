@@ -1,8 +1,8 @@
 """PURE: the `hyperparameters` section: constants, ranges and nested mappings of them.
 
-The section is kept as the user wrote it, because trials and search print it so; parse_range reads one entry, sample
-draws one set for a trial from a random number generator that the caller gives, and gangline.config.grid numbers the
-points of a grid. A range works one point out at a time, so that a large `count` costs neither time nor memory.
+The section is kept as the user wrote it, because trials and search print it so. parse_range reads one entry, and sample
+draws one set for a trial from the caller's random number generator. gangline.config.grid numbers the points of a grid.
+A range computes one point at a time, so that a large `count` costs neither time nor memory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, model_
 
 from gangline.config.section import WRITTEN, Section, describe, fault, wrong_type
 
-# A leader draws up to 32 trials between two steps of its event loop, at 50 us a range.
+# A leader draws up to 32 trials between two steps of its event loop, at 50 us a range. The limit bounds that pause to
+# 0.32 s.
 MAX_RANGES = 200
 
 
 class Random(Protocol):
-    """What sampling needs of random.Random."""
+    """The part of random.Random that sampling uses."""
 
     def randint(self, a: int, b: int, /) -> int: ...
     def uniform(self, a: float, b: float, /) -> float: ...
@@ -37,9 +38,10 @@ class _Bounded(Section):
         return self.count or 1
 
     def _spread(self, place: int) -> float:
-        """One of num_points numbers from minval to maxval, both included; the middle when there is one only."""
+        """Returns one of num_points numbers from minval to maxval, both included; the middle when there is only one."""
         if self.num_points == 1:
             return (self.minval + self.maxval) / 2
+        # Returned exactly, because the sum below could miss it by rounding.
         if place == self.num_points - 1:
             return self.maxval
         return self.minval + place * ((self.maxval - self.minval) / (self.num_points - 1))
@@ -78,10 +80,11 @@ class Int(_Bounded):
 
     @property
     def num_points(self) -> int:
-        """No more than there are whole numbers, each of them once."""
+        """Returns `count`, or fewer where the range has fewer whole numbers; each of them is one point."""
         return min(self.count or 1, self.maxval - self.minval + 1)
 
     def point(self, place: int) -> int:
+        # Every whole number of the range is a point, so none is rounded.
         if self.num_points == self.maxval - self.minval + 1:
             return self.minval + place
         return round(self._spread(place))
@@ -105,7 +108,8 @@ class Log(_Bounded):
 
     @property
     def is_finite(self) -> bool:
-        """Whether both ends are floats. Between them the power grows or falls all the way."""
+        """Returns whether both ends are finite floats. Between them the power grows or falls monotonically, so it is
+        finite too."""
         try:
             return math.isfinite(self.base**self.minval) and math.isfinite(self.base**self.maxval)
         except OverflowError:
@@ -154,19 +158,19 @@ _ANY_RANGE: TypeAdapter[Range] = TypeAdapter(Annotated[Any, PlainValidator(_vali
 
 
 def is_nested(value: Any) -> bool:
-    """A mapping without a `type` groups further hyperparameters."""
+    """Returns whether the value groups further hyperparameters, as a mapping without a `type` does."""
     return isinstance(value, Mapping) and "type" not in value
 
 
 def parse_range(value: Any) -> Range:
-    """One entry that is not nested; anything but a mapping is a constant. Raises pydantic's ValidationError."""
+    """Parses one entry that is not nested. Any value but a mapping is a constant. Raises pydantic's ValidationError."""
     if not isinstance(value, Mapping):
         return Const(val=value)
     return _ANY_RANGE.validate_python(value)
 
 
 def check_hyperparameters(values: Any) -> dict[str, Any]:
-    """The values unchanged, or a validation error that names the path of the first wrong entry."""
+    """Returns the values unchanged. Raises a validation error that names the path of the first wrong entry."""
     if not isinstance(values, Mapping):
         raise wrong_type("a mapping", values)
     _check(values, ())
@@ -174,7 +178,7 @@ def check_hyperparameters(values: Any) -> dict[str, Any]:
 
 
 def sample(values: Mapping[str, Any], rng: Random) -> dict[str, Any]:
-    """One value for each hyperparameter; the same generator state gives the same values."""
+    """Draws one value for each hyperparameter. The same generator state gives the same values."""
     return {
         name: sample(value, rng) if is_nested(value) else parse_range(value).sample(rng)
         for name, value in values.items()
@@ -182,7 +186,7 @@ def sample(values: Mapping[str, Any], rng: Random) -> dict[str, Any]:
 
 
 def ranges_of(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Range]]:
-    """Every entry with its path, nested ones too, in the order in which they were written."""
+    """Yields every entry with its path, nested ones too, in the order in which they were written."""
     for name, value in values.items():
         if is_nested(value):
             yield from ranges_of(value, (*path, name))
@@ -191,7 +195,8 @@ def ranges_of(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator
 
 
 def find_undrawable(values: Mapping[str, Any]) -> tuple[tuple[str, ...], str] | None:
-    """The path of the first range that no sampler can draw from, and why; also where there are too many ranges."""
+    """Returns the path of the first range that no sampler can draw from, and the reason. Too many ranges are a reason
+    as well."""
     num_ranges = 0
     for path, found in ranges_of(values):
         num_ranges += not isinstance(found, Const)
@@ -208,7 +213,8 @@ def find_undrawable(values: Mapping[str, Any]) -> tuple[tuple[str, ...], str] | 
 
 
 def possible_values(value: Any) -> list[int] | None:
-    """The whole numbers that decide whether a range can become too small: all of a list, the ends of a range."""
+    """Returns the whole numbers that decide whether a range can become too small: all values of a list, the ends of a
+    range."""
     if is_nested(value):
         return None
     found = parse_range(value)
@@ -238,7 +244,7 @@ def _check_range(value: Any, path: tuple[str | int, ...]) -> None:
     try:
         parse_range(value)
     except ValidationError as failure:
-        # A nested model's error reaches the outer one as a fault, so that its path is kept.
+        # A nested model's error reaches the outer model as a fault, so that its path is kept.
         from gangline.config.complaint import complaints_of  # noqa: PLC0415 - the two modules need one another
 
         first = complaints_of(failure, value)[0]

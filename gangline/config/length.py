@@ -1,4 +1,4 @@
-"""PURE: how long something lasts, in batches, records or epochs."""
+"""PURE: a length of training, in batches, records or epochs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS: tuple[Unit, ...] = ("batches", "records", "epochs")
 
 
 class Length(Section):
-    """Exactly one of the three is set. A bare number in the YAML means batches."""
+    """Exactly one of the three is set. A bare number in the YAML counts batches."""
 
     batches: int | None = Field(default=None, ge=0)
     records: int | None = Field(default=None, ge=0)

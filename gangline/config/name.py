@@ -1,8 +1,8 @@
 """PURE: refuses names that would act on a terminal instead of being shown on it.
 
-Other users' lists, logs and messages show these names. A control character, a newline or a bidirectional control in one
-could fake or hide what stands beside it. Texts that are no names (the description, values, commands) are free; what
-shows them replaces such characters.
+Other users' lists, logs and messages show these names. A control character, a newline or a bidirectional control in a
+name could fake or hide the text beside it. Texts that are no names (the description, values, commands) are not limited;
+the code that shows them replaces such characters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gangline.printable import find_unprintable
 
 
 def find_unprintable_name(config: ExperimentConfig) -> Complaint | None:
-    """The first name with a character that no name may have."""
+    """Returns a complaint about the first name with a character that no name may have."""
     for path, name in _names(config):
         letter = find_unprintable(name)
         if letter is not None:
@@ -35,7 +35,7 @@ def _names(config: ExperimentConfig) -> Iterator[tuple[Path, str]]:
         yield ("labels", position), label
     for position, policy in enumerate(config.log_policies):
         yield ("log_policies", position, "name"), policy.name or ""
-    # The path ends above the name: it must not carry the character into the message.
+    # The path ends above the name, so that it does not carry the character into the message.
     for name in _keys(config.hyperparameters):
         yield ("hyperparameters",), name
 

@@ -17,9 +17,9 @@ HOOKS = ("fp16", "bf16", "powersgd")
 
 
 class Compression(Section):
-    """How gradients look on the wire. hook: None sends them as they are.
+    """The compression of gradients for their exchange. hook: None sends them uncompressed.
 
-    rank, start_step: powersgd only; the rank of its matrices, and the steps at the start that go uncompressed.
+    rank, start_step: powersgd only; the rank of its matrices, and how many steps at the start run uncompressed.
     """
 
     hook: Literal["fp16", "bf16", "powersgd"] | None = None
@@ -46,7 +46,8 @@ class Optimizations(Section):
 
     mixed_precision: fp16 or bf16 run forward passes under torch.autocast; of the old levels O0 is off, the others are
     fp16. tensor_fusion_threshold: the cap of DDP's buckets in MB; None leaves it to torch or to the tuning.
-    tensor_fusion_cycle_time is in milliseconds. nonfinite_loss: what to do when a reported loss is no finite number.
+    tensor_fusion_cycle_time is in milliseconds. nonfinite_loss: whether training stops when a reported loss is no
+    finite number.
     """
 
     aggregation_frequency: int = Field(default=1, ge=1)
@@ -62,12 +63,12 @@ class Optimizations(Section):
 
     @property
     def autocast_type(self) -> str | None:
-        """fp16, bf16 or None for full precision."""
+        """Returns fp16 or bf16, or None for full precision."""
         return {"O0": None, "bf16": "bf16"}.get(self.mixed_precision, "fp16")
 
 
 def parse_optimizations(values: Any) -> Optimizations:
-    """What a script passes as the section, or a rank finds in its configuration; None for all defaults.
+    """Parses the section that a script passes, or that a rank finds in its configuration; None gives all defaults.
 
     Raises GanglineError `config.*` with the key's path.
     """
@@ -80,7 +81,7 @@ def parse_optimizations(values: Any) -> Optimizations:
 
 
 def compression_conflict(compression: Compression, strategy: str) -> str | None:
-    """Why gradients cannot be compressed with this strategy; None when they can."""
+    """Returns why gradients cannot be compressed with this strategy; None when they can."""
     if compression.hook is None or not is_sharded(strategy):
         return None
     return (

@@ -1,4 +1,4 @@
-"""PURE: the `parallelism` section: how one trial is spread over its slots. One word, or a mapping with a strategy."""
+"""PURE: the `parallelism` section: the strategy that spreads one trial over its slots, as one word or a mapping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Parallelism(Section):
     """stages, microbatches, schedule and split belong to pipeline.
 
     find_unused_parameters, static_graph: as in torch's DistributedDataParallel. blocks: names of module classes whose
-    instances are gathered one at a time; None finds them, an empty list gathers the whole model at once.
+    instances are gathered one at a time; None finds them automatically, an empty list gathers the whole model at once.
     """
 
     strategy: StrategyName = "ddp"

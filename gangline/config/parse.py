@@ -1,7 +1,7 @@
-"""PURE: the text of an experiment's YAML -> its configuration and warnings, or one line that says what is wrong.
+"""PURE: parses the text of an experiment's YAML into its configuration and warnings, or raises a one-line error.
 
-The CLI and the gateway call parse_config; nobody else reads what a user wrote. What clients send as JSON goes through
-check_config in the gateway and in the scheduler, so that both refuse it in the same words.
+The CLI and the gateway call parse_config; no other code reads a user's YAML. JSON from clients goes through
+check_config in the gateway and in the scheduler, so that both refuse it with the same message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from gangline.errors import GanglineError, invalid
 
 
 def parse_config(text: str) -> tuple[ExperimentConfig, list[str]]:
-    """The configuration with its defaults filled in, and a warning for everything that will not happen as written.
+    """Returns the configuration with its defaults filled in, and a warning for every setting that is not carried out as
+    written.
 
     Raises GanglineError: config.syntax, config.too_large, config.duplicate_key, config.unknown_key, config.wrong_type,
     config.missing_key, config.invalid_value, config.batch_too_small, config.not_supported.
@@ -33,7 +34,7 @@ def parse_config(text: str) -> tuple[ExperimentConfig, list[str]]:
 
 
 def read_config(values: Any) -> tuple[ExperimentConfig, list[str]]:
-    """As parse_config, for a configuration that came as a JSON document: there are no lines to name."""
+    """Reads as parse_config does, for a configuration from a JSON document, which has no lines to name."""
     return _read(Document(values))
 
 
@@ -52,7 +53,8 @@ def _read(document: Document) -> tuple[ExperimentConfig, list[str]]:
 
 
 def check_config(config_json: str) -> ExperimentConfig:
-    """What a client says is a configuration. Raises GanglineError as parse_config does, without lines of a text."""
+    """Parses and checks a configuration from a client. Raises GanglineError as parse_config does, without lines of a
+    text."""
     check_text(config_json)
     try:
         values = json.loads(config_json)
@@ -86,7 +88,8 @@ def _validate(document: Document) -> ExperimentConfig:
 
 
 def _error(complaints: list[Complaint], document: Document) -> GanglineError:
-    """The first complaint in the order of the text, and how many more there are."""
+    """Makes the error for the first complaint in the order of the text, with the number of further ones."""
+    # pydantic may report one mistake several times, as for each branch of a union.
     one_per_place = {(document.line_of(complaint.path) or 0, complaint.text): complaint for complaint in complaints}
     complaints = [one_per_place[place] for place in sorted(one_per_place)]
     first = complaints[0]

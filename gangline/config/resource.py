@@ -17,9 +17,9 @@ class Resources(Section):
     may go on while it cannot have all of them; None for no fewer, see gangline.config.elastic. priority: 1 is most
     urgent; None takes the pool's default.
 
-    resource_pool: empty takes the default pool. is_single_node: all slots on one agent, or the trial waits.
-    preemptible: false for work that cannot go on from a checkpoint; it is never stopped for other work, and starts only
-    where it delays none that waits longer.
+    resource_pool: empty takes the default pool. is_single_node: all slots are on one agent, or the trial waits.
+    preemptible: false for work that cannot resume from a checkpoint. It is never stopped for other work, and starts
+    only where it delays no request that waits longer.
     """
 
     slots_per_trial: int = Field(default=1, ge=1)
@@ -46,7 +46,7 @@ class Resources(Section):
 
 
 class Reproducibility(Section):
-    """experiment_seed: None lets the cluster choose one, which the trial then keeps over restarts."""
+    """experiment_seed: None lets the cluster choose a seed, which the trial then keeps over restarts."""
 
     experiment_seed: int | None = Field(default=None, ge=0, lt=2**31)
 

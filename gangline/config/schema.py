@@ -11,7 +11,7 @@ _LENGTH_AS_NUMBER = {"type": "integer", "minimum": 0, "description": "batches"}
 
 
 def export_schema() -> dict[str, Any]:
-    """JSON schema 2020-12. The short forms that the models accept stand beside the long ones."""
+    """Returns JSON schema 2020-12. It allows the short forms that the models accept beside the long ones."""
     schema = ExperimentConfig.model_json_schema(mode="validation")
     definitions = schema["$defs"]
     _allow(definitions, "Length", _LENGTH_AS_NUMBER)

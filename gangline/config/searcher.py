@@ -1,6 +1,7 @@
 """PURE: the `searcher` section: how many trials an experiment has and how long each one trains.
 
-All searchers share one model, as every key means the same wherever it is allowed; KEYS_BY_NAME says where that is.
+All searchers share one model, because every key has the same meaning wherever it is allowed. KEYS_BY_NAME lists the
+keys that each searcher allows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ KEYS_BY_NAME: dict[str, set[str]] = {
     "adaptive_asha": _COMMON | _HALVING | {"max_rungs", "mode", "bracket_rungs"},
     "custom": _COMMON | {"unit"},
 }
-# As in Determined: a larger search is a mistake more often than a wish.
+# The limit of Determined. A larger search is usually a mistake.
 MAX_TRIALS = 2000
 _NEEDS_MAX_TRIALS = ("random", "async_halving", "adaptive_asha")
 
@@ -32,7 +33,7 @@ _NEEDS_MAX_TRIALS = ("random", "async_halving", "adaptive_asha")
 class Searcher(Section):
     """metric: the validation metric that decides which trial and which checkpoint is best.
 
-    max_concurrent_trials: trials that have not ended at a time; 0 for no limit.
+    max_concurrent_trials: the most trials that have not ended at a time; 0 for no limit.
     max_length may be absent only where a script with the Core API decides by itself when it is done.
     """
 

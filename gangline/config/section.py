@@ -1,8 +1,8 @@
-"""PURE: what every part of an experiment's configuration has in common.
+"""PURE: the base of every part of an experiment's configuration.
 
-Owns the base model: strict types, `null` stands for the default as in Determined, unknown keys are refused in what a
-user wrote (validated with WRITTEN) and passed over in what another version of Gangline stored. Owns also how a check
-names its own error; gangline.config.complaint turns all of them into one line.
+Owns the base model: its types are strict, and `null` takes the default as in Determined. Unknown keys are refused in a
+user's text (validated with WRITTEN). They are ignored in a configuration that another version of Gangline stored. Owns
+also the form in which a check names its error; gangline.config.complaint turns all of them into one line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
+# The validation context of a text that a user wrote.
 WRITTEN: dict[str, bool] = {"is_written_by_user": True}
+# The type of the errors that a check of this package raises itself.
 FAULT = "gangline_fault"
 _MOST_KEYS_LISTED = 12
 _MOST_CHARACTERS_SHOWN = 200
@@ -31,7 +33,7 @@ _WORDS_BY_TYPE: tuple[tuple[type, str], ...] = (
 
 
 def fault(code: str, text: str, *path: str | int) -> PydanticCustomError:
-    """An error of a check, to be raised in a validator.
+    """Makes the error of a check, to be raised in a validator.
 
     code: the last part of the GanglineError's code. text: what is wrong, without the place. path: from the validated
     section to the offending value.
@@ -40,7 +42,7 @@ def fault(code: str, text: str, *path: str | int) -> PydanticCustomError:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
-    """The error for a key that does not exist here; it names the nearest one that does."""
+    """Makes the error for a key that does not exist here; it names the nearest existing key."""
     known = sorted(known)
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     listed = ", ".join(known[:_MOST_KEYS_LISTED]) + (" and more" if len(known) > _MOST_KEYS_LISTED else "")
@@ -49,7 +51,7 @@ def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
 
 
 def describe(value: Any) -> str:
-    """A value of a YAML file in a sentence: the string 'two', the integer 2, a list."""
+    """Describes a value of a YAML file for a sentence: the string 'two', the integer 2, a list."""
     if isinstance(value, bool):
         return f"the boolean {str(value).lower()}"
     for kind, words in _WORDS_BY_TYPE:
@@ -59,7 +61,7 @@ def describe(value: Any) -> str:
 
 
 def clip(text: str) -> str:
-    """A user's text for a message, which must stay one line that a person reads."""
+    """Cuts a user's text for a message, which must stay one readable line."""
     return text if len(text) <= _MOST_CHARACTERS_SHOWN else f"{text[:_MOST_CHARACTERS_SHOWN]}..."
 
 
@@ -68,7 +70,7 @@ def wrong_type(expected: str, value: Any, *path: str | int) -> PydanticCustomErr
 
 
 class Section(BaseModel):
-    """One mapping of the configuration. Frozen: a configuration never changes after it was accepted."""
+    """One mapping of the configuration. It is frozen: a configuration never changes after it was accepted."""
 
     model_config = ConfigDict(
         strict=True, extra="ignore", frozen=True, json_schema_extra={"additionalProperties": False}
@@ -83,17 +85,18 @@ class Section(BaseModel):
             for key in value:
                 if key not in cls.model_fields:
                     raise unknown_key(str(key), cls.model_fields)
+        # Dropping a null lets the default apply. A required key keeps its null, which then is a wrong type.
         optional = _optional_keys(cls)
         return {key: entry for key, entry in value.items() if entry is not None or key not in optional}
 
     @classmethod
     def is_default(cls, key: str, value: Any) -> bool:
-        """Whether leaving the key out says the same; null always does."""
+        """Returns whether leaving the key out has the same meaning; for null it always has."""
         default = cls.model_fields[key].get_default(call_default_factory=True, validated_data={})
         return value is None or bool(value == default)
 
 
 @cache
 def _optional_keys(section: type[Section]) -> frozenset[str]:
-    """Those with a default."""
+    """Returns the keys that have a default."""
     return frozenset(key for key, field in section.model_fields.items() if not field.is_required())

@@ -1,6 +1,6 @@
-"""PURE: whether a strategy can spread a trial over the slots that the experiment asks for.
+"""PURE: decides whether a strategy can spread a trial over the requested slots.
 
-Called at submit, before anything is launched; the ranks ask the same through `slots_conflict`.
+Submit calls it before anything is launched; the ranks use `slots_conflict`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gangline.config.strategy_table import BUILT, STRATEGIES
 
 
 def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
-    """Why this experiment cannot be spread as it says."""
+    """Returns a complaint when the strategy cannot spread this experiment over its slots."""
     strategy, slots = config.parallelism.strategy, config.resources.slots_per_trial
     if not STRATEGIES[strategy].is_built:
         return Complaint("not_supported", ("parallelism",), unknown_strategy(strategy))
@@ -22,7 +22,7 @@ def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
 
 
 def slots_conflict(strategy: str, slots: int, what: str) -> str | None:
-    """Why the strategy cannot use that many slots; None when it can. what: the words before their number, as in
+    """Returns why the strategy cannot use that many slots; None when it can. what: the words before their number, as in
     "resources.slots_per_trial is"."""
     row = STRATEGIES[strategy]
     if row.family == "single" and slots > 1:

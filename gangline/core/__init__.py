@@ -1,5 +1,5 @@
-"""The Core API: what a training script needs of the cluster, usable without it. Importing it loads neither torch nor
-grpc and starts nothing."""
+"""The Core API: the parts of the cluster that a training script uses, also off the cluster. Importing it loads neither
+torch nor grpc and starts nothing."""
 
 from gangline.core.checkpoint import CheckpointContext, DownloadMode
 from gangline.core.context import Context, init

@@ -1,8 +1,9 @@
-"""A rank's sign of life: how far it is and where, in a small file that its trial runner looks at every second.
+"""Records a rank's progress and place in a small file that its trial runner reads every second.
 
-Owns the rank's end of that file. A beat is a few stores into mapped memory, without a system call or a lock, so
-that it can stand in every batch. The process that writes also promises to dump the stacks of its threads beside the
-file when a signal asks for them. Whether a rank hangs is the runner's to decide; off the cluster the twin does nothing.
+Owns the rank's end of that file. A beat is a few stores into mapped memory, without a system call or a lock, so every
+batch can afford one. The process that writes also registers a signal handler that dumps the stacks of its threads
+beside the file. The trial runner decides whether a rank hangs. Off the cluster a twin of the same interface does
+nothing.
 """
 
 from __future__ import annotations
@@ -33,84 +34,86 @@ from gangline.launch.beat_file import (
     stacks_path_of,
 )
 
-# As plain numbers: looking up a member of an enumeration takes longer than all else in a beat.
+# Plain numbers, because looking up a member of an enumeration takes longer than the rest of a beat.
 _OUTSIDE, _WATCHED, _RESTING, _STARTING = (int(phase) for phase in Phase)
 START, GROUP, BUILD = int(Where.START), int(Where.GROUP), int(Where.BUILD)
 DATA, FORWARD, BACKWARD, OPTIMIZER = int(Where.DATA), int(Where.FORWARD), int(Where.BACKWARD), int(Where.OPTIMIZER)
 TRAIN_BATCH, BETWEEN, EXCHANGE = int(Where.TRAIN_BATCH), int(Where.BETWEEN), int(Where.EXCHANGE)
 REPORT, CALLBACK, VALIDATION = int(Where.REPORT), int(Where.CALLBACK), int(Where.VALIDATION)
 CHECKPOINT, TRACE = int(Where.CHECKPOINT), int(Where.TRACE)
-# How often the counts of collectives are brought up to date.
+# Interval between two updates of the collective counts.
 COUNT_SECONDS = 0.25
 
 
 class Beat(Protocol):
-    """All calls cost next to nothing. They come from the thread that trains, except `pulse`. where: one of the numbers
-    of this module, as DATA."""
+    """The interface by which a rank records its progress. Every call is cheap. All calls come from the thread that
+    trains, except `pulse`. where: one of the numbers of this module, as DATA."""
 
     def prepare(self, where: int) -> None:
-        """A trial is being made, by whatever code and for however long."""
+        """Records that a trial is being made. User code may run here, for any time."""
         ...
 
     def start(self, where: int) -> None:
-        """Training is about to begin: its first batch is expected in bounded time."""
+        """Records that training is about to begin. Its first batch is expected in bounded time."""
         ...
 
     def begin(self, batches: int) -> None:
-        """Training goes on after so many batches. Until the first completed batch it is watched as a start, which may
-        take long: it may compile."""
+        """Records that training goes on after this many batches. Until the first completed batch the runner applies the
+        limit of a start. That limit is long, because the first batch may compile."""
         ...
 
     def step(self, batches: int) -> None:
-        """So many batches of the trial are complete."""
+        """Records how many batches of the trial are complete."""
         ...
 
     def enter(self, where: int) -> None:
-        """All ranks come to this part of their work in step; a rest is over."""
+        """Records that this rank enters a part of the work that all ranks reach in step. A rest ends."""
         ...
 
     def stay(self, where: int) -> None:
-        """Where this rank is from now on, without anything that the others do as well."""
+        """Records where this rank is from now on, without counting a part that all ranks share."""
         ...
 
     def tick(self) -> None:
-        """Something less than a batch is done, perhaps by this rank alone; a rest is over."""
+        """Counts progress smaller than a batch, perhaps of this rank alone. A rest ends."""
         ...
 
     def pulse(self) -> None:
-        """Something is done for which a rest waits, as the writing of a checkpoint; the rest goes on. Outside of a rest
-        it has no effect: it says nothing about the thread that trains. Any thread may call it."""
+        """Counts progress of the work for which the rank rests, such as the writing of a checkpoint; the rest goes on.
+        Outside of a rest it has no effect, because it proves nothing about the thread that trains. Any thread may call
+        it."""
         ...
 
     def rest(self, where: int) -> None:
-        """Until the next tick, step or resume it may take long: the user's own code runs, or storage takes a
-        checkpoint. Not for waiting for other ranks: one of them may hang."""
+        """Records that the rank may take long until the next tick, step or resume: user code runs, or storage takes a
+        checkpoint. A rank must not rest while it waits for other ranks, because one of them may hang."""
         ...
 
     def resume(self) -> None:
-        """A rest is over, and nothing else is done."""
+        """Ends a rest without counting progress."""
         ...
 
     def leave_step(self) -> None:
-        """What is done from here to the next completed batch is no part of a step: a validation of many batches."""
+        """Marks the time up to the next completed batch as no part of a step. An example is a validation of many
+        batches."""
         ...
 
     def end(self) -> None:
-        """Training is over."""
+        """Records that training is over."""
         ...
 
     def report(self, batches: int) -> None:
-        """The chief says how far it is. A script is watched only where the experiment asks for it. Where the trainer
-        runs, it counts the batches itself: a report may be of an earlier one."""
+        """Records the batches that the chief reports. A script is watched only where the experiment asks for it. Where
+        the trainer runs, it counts the batches itself, because a report may be of an earlier batch."""
         ...
 
     def touch(self) -> None:
-        """A script of the user's calls the Core API."""
+        """Records that a user's script calls the Core API."""
         ...
 
 
 class NoBeat:
-    """The twin off the cluster: nobody looks."""
+    """The twin off the cluster, where no runner reads beats."""
 
     def prepare(self, where: int) -> None:
         pass
@@ -156,8 +159,8 @@ class NoBeat:
 
 
 class FileBeat:
-    """Writes into a file that a BeatFile has made. batches: complete so far. watches_scripts: whether the Core API
-    alone is watched too."""
+    """Writes into a file that a BeatFile has made. batches: complete so far. watches_scripts: whether the runner also
+    watches code that uses the Core API without the trainer."""
 
     def __init__(self, path: str, *, batches: int = UNKNOWN, watches_scripts: bool = False) -> None:
         self._cells = map_cells(Path(path))
@@ -171,6 +174,7 @@ class FileBeat:
         self._cells[BATCHES] = batches
         if watches_scripts:
             self.start(START)
+        # Last, because the runner takes a pid as the sign that a process has opened the file and its numbers count.
         self._cells[PID] = os.getpid()
 
     def prepare(self, where: int) -> None:
@@ -240,7 +244,7 @@ class FileBeat:
             self._cells[LIFE] += 1
             return
         self._cells[PART] += 1
-        # A script reports as seldom as it likes.
+        # A script may report at any interval, so the time between two reports is no step time.
         self.leave_step()
         self._watch_script()
 
@@ -251,12 +255,13 @@ class FileBeat:
             self._count()
 
     def _move(self, batches: int) -> None:
+        # A new count starts with part 0. A repeated count is further work after the same batch.
         self._cells[PART] = self._cells[PART] + 1 if self._cells[BATCHES] == batches else 0
         self._cells[BATCHES] = batches
 
     def _count(self) -> None:
-        """Starts to count the collectives that this process enters. A thread looks now and then, since collectives of
-        torch's own begin without a call that could be counted."""
+        """Starts to count the collectives that this process enters. A thread samples the counts, because some of
+        torch's collectives begin without a call that could be counted."""
         if self._counting is None:
             self._counting = threading.Thread(target=self._count_for_ever, name="gangline-collectives", daemon=True)
             self._counting.start()
@@ -276,7 +281,7 @@ _current: Beat | None = None
 
 
 def open_beat(cluster: ClusterInfo | None = None, *, batches: int = UNKNOWN) -> Beat:
-    """The beat of this process: opened at the first call, the twin where no runner made a file for it."""
+    """Returns the beat of this process. The first call opens it; without a file from a runner it is the twin."""
     global _current  # noqa: PLW0603  a process has one trial runner
     if _current is None:
         path = os.environ.get(BEAT_KEY)

@@ -1,7 +1,7 @@
-"""Saving and restoring a trial's files: the checkpoint part of the Core API.
+"""Saves and restores a trial's files: the checkpoint part of the Core API.
 
-Owns who does what when ranks save together, the check that they do not overwrite one another, and the report to the
-trial runner once a checkpoint is committed. What is inside the files is the caller's business.
+Owns the division of work when ranks save together, and the check that they do not overwrite one another. Owns also the
+report to the trial runner once a checkpoint is committed. The caller owns the content of the files.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
 STEPS_COMPLETED = "steps_completed"
+# Codes of errors that make a checkpoint unusable. The absences among them may also mean that the whole storage is away.
 _DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing", "checkpoint.not_found")
 _ABSENCES = ("checkpoint.file_missing", "checkpoint.not_found")
-# What ranks tell one another of a checkpoint, here and in gangline.pytorch.checkpoint.
+# The types that ranks exchange about a checkpoint, here and in gangline.pytorch.checkpoint.
 let_travel(StoredFile, ErrorKind)
 
 
 class DownloadMode(Enum):
     """LocalWorkersShareDownload: the first rank of a machine downloads for all of its ranks, which call in step.
-    NoSharedDownload: everyone for itself."""
+    NoSharedDownload: every rank downloads for itself."""
 
     LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
     NoSharedDownload = "NO_SHARED_DOWNLOAD"
 
 
 class CheckpointContext:
-    """With shard=False only the chief saves; with shard=True every rank does, in step.
+    """Saves, restores and deletes the checkpoints of this trial. With shard=False only the chief saves; with shard=True
+    every rank saves, in step.
 
-    A checkpoint's metadata holds what the caller gives; `steps_completed` is how far training was, and
-    `validation_metrics`, by which checkpoints are compared, the newest ones that were reported up to there.
+    A checkpoint's metadata holds what the caller gives. `steps_completed` is how far training was.
+    `validation_metrics`, by which checkpoints are compared, are the newest ones that were reported up to that step.
 
-    find_validation: those metrics for a number of steps; empty where there are none.
+    find_validation: returns those metrics for a number of steps; empty where there are none.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class CheckpointContext:
         self._beat = beat or NoBeat()
         self._find_validation = find_validation
         latest = cluster.latest_checkpoint if cluster else None
+        # The checkpoint from which a restart would resume, so `delete` refuses it.
         self._newest_id = latest.id if latest else ""
 
     @property
@@ -89,7 +92,8 @@ class CheckpointContext:
     ) -> str:
         """Saves a folder's files as a new checkpoint and returns its id.
 
-        ckpt_dir: None where a rank has nothing to add. selector: which of the files, by their path inside the folder.
+        ckpt_dir: None where a rank has nothing to add.
+        selector: chooses files by their path inside the folder.
         Raises GanglineError `checkpoint.conflict` when two ranks give the same path different content, and
         `checkpoint.no_folder`.
         """
@@ -103,7 +107,7 @@ class CheckpointContext:
     def store_path(
         self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False
     ) -> Iterator[tuple[Path, str]]:
-        """Yields an empty folder and the new checkpoint's id; what is in the folder at the end is saved."""
+        """Yields an empty folder and the new checkpoint's id. At the end of the block the folder's content is saved."""
         self._check_caller(shard)
         storage_id = self._new_id(shard)
         with temporary_folder("checkpoint") as directory:
@@ -118,7 +122,7 @@ class CheckpointContext:
         *,
         selector: Callable[[str], bool] | None = None,
     ) -> None:
-        """Copies a checkpoint into a folder and compares it with its manifest."""
+        """Copies a checkpoint into a folder and compares the copy with its manifest."""
 
         def fetch() -> None:
             Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
@@ -134,7 +138,7 @@ class CheckpointContext:
         *,
         selector: Callable[[str], bool] | None = None,
     ) -> Iterator[Path]:
-        """Yields a folder with the checkpoint's files, to be read only: storage itself where it is a directory."""
+        """Yields a read-only folder with the checkpoint's files. It is storage itself where storage is a directory."""
         local = self._store.local_path(storage_id)
         if local is not None:
             self.get_metadata(storage_id)
@@ -145,6 +149,7 @@ class CheckpointContext:
             self.download(storage_id, directory, download_mode, selector=selector)
             yield directory
             if download_mode is DownloadMode.LocalWorkersShareDownload:
+                # The folder is removed only after all ranks of this machine have read it.
                 self._distributed.allgather_local(None)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
@@ -156,10 +161,11 @@ class CheckpointContext:
             raise self._unreadable(storage_id, error) from error
 
     def delete(self, storage_id: str) -> None:
-        """Chief only. On the cluster the files go soon after, by the scheduler's word.
+        """Asks for the deletion of a checkpoint. Chief only. On the cluster the scheduler marks it, and the files are
+        deleted soon after.
 
-        Raises GanglineError `checkpoint.needed` for the one that this trial would go on from, `checkpoint.id`, and off
-        the cluster `checkpoint.not_found`.
+        Raises GanglineError `checkpoint.needed` for the checkpoint from which this trial would resume, `checkpoint.id`,
+        and off the cluster `checkpoint.not_found`.
         """
         check_checkpoint_id(storage_id)
         if self._cluster is None:
@@ -174,11 +180,13 @@ class CheckpointContext:
         self._link.send_checkpoint(types_pb2.Checkpoint(id=storage_id, state=types_pb2.CHECKPOINT_STATE_DELETING))
 
     def draft(self, storage_id: str) -> CheckpointDraft:
-        """For ranks that write a checkpoint's files themselves, perhaps in the background; then the chief commits."""
+        """Returns a draft for ranks that write a checkpoint's files themselves, perhaps in the background. The chief
+        commits afterwards."""
         return CheckpointDraft(self._store, storage_id, self._beat.pulse)
 
     def commit(self, storage_id: str, files: Mapping[str, StoredFile], metadata: Mapping[str, Any]) -> None:
-        """Makes a checkpoint of what the drafts of all ranks have written, and tells the cluster. Chief only."""
+        """Makes a checkpoint of the files that the drafts of all ranks have written, and reports it to the cluster.
+        Chief only."""
         steps = int(metadata.get(STEPS_COMPLETED, self._link.batches_completed))
         if VALIDATION_METRICS not in metadata and (validation := self._find_validation(steps)):
             metadata = {**metadata, VALIDATION_METRICS: dict(validation)}
@@ -194,7 +202,8 @@ class CheckpointContext:
             )
 
     def _check_folder(self, directory: str | Path | None, shard: bool) -> None:
-        """With several ranks on all of them, as the others would wait for one that raises."""
+        """Raises where a folder is missing. With several ranks all of them raise, because the others would wait for the
+        one that does."""
         own = ""
         if directory is not None and not Path(directory).is_dir():
             own = f"upload: there is no folder {directory} on rank {self._distributed.rank}; write the files first"
@@ -210,8 +219,8 @@ class CheckpointContext:
         return mode is DownloadMode.NoSharedDownload or self._distributed.local_rank == 0
 
     def _once(self, mode: DownloadMode, storage_id: str, work: Callable[[], object]) -> None:
-        """Work of whoever downloads. Where that is one rank for several, the others wait for it and raise what it
-        raises, before any of them reads a file that may be damaged."""
+        """Runs the work on the rank that downloads. Where one rank downloads for several, the others wait for it. They
+        raise the error that it raises, before any of them reads a file that may be damaged."""
         failure: tuple[str, str, ErrorKind] | None = None
         if self._is_downloader(mode):
             try:
@@ -228,8 +237,9 @@ class CheckpointContext:
             raise GanglineError(*failure)
 
     def _told_for(self, storage_id: str, error: GanglineError) -> GanglineError:
-        """With a code of its own for the checkpoint that the cluster knows as this trial's latest. One that is absent
-        together with everything else is not damaged: its storage is away."""
+        """Returns the error to raise for this checkpoint. Damage to the checkpoint that the cluster knows as this
+        trial's latest gets a code of its own. A checkpoint that is absent together with everything else is not damaged:
+        its storage is away."""
         latest = self._cluster.latest_checkpoint if self._cluster else None
         if latest is None or latest.id != storage_id or error.code not in _DAMAGES:
             return error
@@ -284,6 +294,8 @@ class CheckpointContext:
             self._beat.touch()
         if shard:
             self._distributed.allgather(None)
+        # All ranks have uploaded their files by now. The exchange after the commit keeps any rank from returning before
+        # it.
         if self._distributed.is_chief:
             self.commit(storage_id, files, merged)
         if shard:
@@ -317,7 +329,7 @@ def _merge(by_rank: list[dict[str, StoredFile]]) -> dict[str, StoredFile]:
 
 
 def _share_of(by_rank: list[dict[str, StoredFile]], rank: int) -> list[str]:
-    """What a rank uploads: of files that several ranks have alike, the first of them uploads one."""
+    """Returns the paths that a rank uploads. A file that several ranks have alike is uploaded by the first of them."""
     if len(by_rank) == 1:
         return list(by_rank[0])
     earlier = Counter(path for files in by_rank[:rank] for path in files)
@@ -334,9 +346,11 @@ def _merge_metadata(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def location_of(checkpoint: str, storage_url: str) -> tuple[str, str]:
-    """The storage URL and the id for a checkpoint that a person names: an id, or the path or URL of its folder.
+    """Returns the storage URL and the id for a checkpoint that a user names by its id, or by the path or URL of its
+    folder.
 
-    Raises GanglineError `checkpoint.location`, `storage.chain` or `storage.protocol`, before anything is opened.
+    Raises GanglineError `checkpoint.location`, `storage.url`, `storage.chain` or `storage.protocol`, before anything is
+    opened.
     """
     if "/" not in checkpoint:
         return storage_url, checkpoint

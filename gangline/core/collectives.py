@@ -1,7 +1,7 @@
-"""How many collectives of torch.distributed this process has entered, from the numbers that torch's groups keep.
+"""Counts the collectives of torch.distributed that this process has entered, from the numbers that torch's groups keep.
 
 A gang's ranks enter the same collectives in the same order. So the rank with the smallest number has not entered the
-one in which the others wait, whatever code it is in.
+collective in which the others wait, whatever code it runs.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 from gangline.domain.beat import Collectives
 
-# How the description of a process group begins that serves a background thread.
+# Prefix of the description of a process group that serves a background thread.
 BACKGROUND_GROUP = "gangline:background"
 
 
 def count_collectives() -> Collectives:
-    """Of the groups that there are now; all zero where no process group is open."""
+    """Returns the counts over the groups that exist now; all zero where no process group is open."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     try:
         groups = list(module._world.pg_map) if module is not None else []
     except (AttributeError, RuntimeError):
-        # Another thread makes or leaves a group at this moment, or torch keeps them elsewhere.
+        # Another thread makes or leaves a group at this moment, or this version of torch keeps its groups elsewhere.
         return Collectives()
     world = others = background = 0
     for group in groups:
@@ -36,7 +36,8 @@ def count_collectives() -> Collectives:
 
 
 def _number_of(group: Any) -> int:
-    """Over all backends of the group: one of them may carry tensors of CPUs, another those of GPUs."""
+    """Sums the sequence numbers over all backends of the group, because one may carry tensors of CPUs and another those
+    of GPUs."""
     try:
         backends = {id(found): found for found in map(group._get_backend, group._device_types)}
         return sum(int(found._get_sequence_number_for_group()) for found in backends.values())

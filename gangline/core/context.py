@@ -1,7 +1,7 @@
-"""What `gangline.core.init()` gives a script: the parts of the Core API, made for where the script runs.
+"""Assembles the parts of the Core API for `gangline.core.init()`, as the place where the script runs requires.
 
-Owns only their assembly. On the cluster the parts talk to the trial runner; elsewhere their local twins print metrics
-and keep checkpoints in a folder.
+Owns only the assembly. On the cluster the parts talk to the trial runner. Elsewhere their local twins print metrics and
+keep checkpoints in a folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gangline.launch import refusal
 
 
 class Context(Lacking):
-    """A context manager. info: None off the cluster."""
+    """The Core API of one process, usable as a context manager. info: None off the cluster."""
 
     lacks = ("experimental",)
 
@@ -68,10 +68,12 @@ class Context(Lacking):
         self.close()
 
     def close(self) -> None:
-        """Ends what runs in the background; the last files and reports are on their way when it returns."""
+        """Ends the background work. The last files and reports have been sent when it returns, or the time limit for
+        sending is over."""
         self.profiler.off()
         self.tensorboard.close()
         self.beat.end()
+        # Last, because the parts above still send reports.
         self.link.flush()
 
 
@@ -84,13 +86,15 @@ def init(
 ) -> Context:
     """Makes the Core API's context; use it as `with core.init() as context:`. Every rank calls it.
 
-    distributed: where this rank stands; by default it is read from the environment that the trial runner and torchrun
-    set. checkpoint_storage: a folder or an fsspec URL, by default the experiment's storage, or the working directory
-    off the cluster; a mapping as in an experiment file may name a shared_fs or a directory. Checkpoints lie in its
-    folder `checkpoints`, files for TensorBoard in `tensorboard`. Raises GanglineError `storage.chain` or
-    `storage.protocol` for a URL that is no checkpoint storage.
+    distributed: the place of this rank; by default it is read from the environment that the trial runner and torchrun
+    set.
+    checkpoint_storage: a folder or an fsspec URL. The default is the experiment's storage, or the working directory off
+    the cluster. A mapping as in an experiment file may name a shared_fs or a directory. Checkpoints are stored in its
+    folder `checkpoints`, files for TensorBoard in `tensorboard`.
+    Raises GanglineError `storage.url`, `storage.chain` or `storage.protocol` for a URL that is no checkpoint storage.
     """
     cluster, link = get_cluster_info(), connect()
+    # Before the checks below, so that their refusals are printed as one line.
     refusal.install(link)
     chosen_url = _url_of(checkpoint_storage)
     if chosen_url:
@@ -109,8 +113,8 @@ def init(
 
 
 def alone() -> Context:
-    """A context of this process alone, as off the cluster, wherever it runs: for code that trains nothing. It starts
-    nothing, and need not be closed."""
+    """Returns a context of this process alone, as off the cluster, wherever the process runs. It serves code that
+    trains nothing. It starts nothing and need not be closed."""
     return _assemble(
         cluster=None,
         link=LocalLink(),

@@ -1,6 +1,6 @@
-"""Where this rank stands among the ranks of its trial, and how they exchange small objects.
+"""Holds a rank's place among the ranks of its trial, and lets ranks exchange small objects.
 
-Owns DistributedContext. It never makes a process group for training: gangline.pytorch or the user's script does.
+Owns DistributedContext. It never makes a process group for training; gangline.pytorch or the user's script makes it.
 Rank, local rank and node rank mean what torch.distributed means by them.
 """
 
@@ -17,20 +17,21 @@ from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.launch import refusal, store_host
 
+# The port at which rank 0 listens for a launcher of a script's own that names no other.
 CHIEF_PORT = 12360
 _WORLD = "gangline/world"
 _MACHINE = "gangline/local/{}"
 
 
 class DistributedContext(Lacking):
-    """Every gather, allgather and broadcast is called by all ranks in step, the local ones by all ranks of a machine.
-    They take plain objects (see gangline.core.encoding) and refuse others with `core.cannot_travel`; tensors arrive on
-    the CPU.
+    """The place of a rank and its exchanges with the other ranks. All ranks call every gather, allgather and broadcast
+    in step; all ranks of a machine call the local ones. The calls take plain objects (see gangline.core.encoding) and
+    refuse others with `core.cannot_travel`. Tensors arrive on the CPU.
 
     rank counts the ranks of the trial, local_rank those of this machine, cross_rank the machines.
-    A context for more than one rank gets its transports from one of the class methods; or from chief_ip, for a launcher
-    of a script's own: rank 0 then listens at that address on port pub_port for the others, unless whoever started the
-    ranks has a store for them already, as a trial runner has.
+    A context for more than one rank gets its transports from one of the class methods, or from chief_ip for a launcher
+    of a script's own. With chief_ip, rank 0 listens at that address on port pub_port for the others. It does not listen
+    where the ranks were started with a store, as by a trial runner.
     """
 
     lacks = ("from_horovod", "from_deepspeed")
@@ -74,7 +75,8 @@ class DistributedContext(Lacking):
 
     @classmethod
     def from_torch_distributed(cls) -> DistributedContext:
-        """Over the default process group, which torch.distributed must have made already. Every rank calls it."""
+        """Makes a context over the default process group, which torch.distributed must have made already. Every rank
+        calls it."""
         import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
 
         if not dist.is_initialized():
@@ -95,9 +97,10 @@ class DistributedContext(Lacking):
 
     @classmethod
     def from_environment(cls) -> DistributedContext:
-        """From RANK, WORLD_SIZE and their kin, over the store at MASTER_ADDR and MASTER_PORT; alone without them.
+        """Makes a context from RANK, WORLD_SIZE and the related variables, over the store at MASTER_ADDR and
+        MASTER_PORT. Without them the context has one rank.
 
-        Needs no process group and hinders none. Every rank calls it.
+        It needs no process group and leaves the script free to make one. Every rank calls it.
         """
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
@@ -112,12 +115,11 @@ class DistributedContext(Lacking):
         )
 
     def close(self) -> None:
-        """Accepted, no effect: what it uses belongs to the process group, or ends with the process. May be called
-        twice."""
+        """Does nothing: its resources belong to the process group, or end with the process. It may be called twice."""
 
     @property
     def is_chief(self) -> bool:
-        """Rank 0."""
+        """Returns whether this is rank 0."""
         return self.rank == 0
 
     def get_rank(self) -> int:
@@ -133,39 +135,39 @@ class DistributedContext(Lacking):
         return self.cross_size
 
     def gather(self, stuff: Any) -> list[Any] | None:
-        """The chief gets everyone's object, by rank; the others get None."""
+        """Returns every rank's object, by rank, on the chief; None on the other ranks."""
         return self._transport.gather(stuff)
 
     def gather_local(self, stuff: Any) -> list[Any] | None:
-        """As gather, among the ranks of this machine; its first rank gets the list."""
+        """Gathers as `gather` does, among the ranks of this machine; its first rank gets the list."""
         return self._local_transport.gather(stuff)
 
     def allgather(self, stuff: Any) -> list[Any]:
-        """Everyone gets everyone's object, by rank."""
+        """Returns every rank's object, by rank, on all ranks."""
         return self._transport.allgather(stuff)
 
     def allgather_local(self, stuff: Any) -> list[Any]:
         return self._local_transport.allgather(stuff)
 
     def broadcast(self, stuff: Any) -> Any:
-        """Everyone gets the chief's object; what the others pass is ignored."""
+        """Returns the chief's object on all ranks. The objects of the other ranks are ignored."""
         return self._transport.broadcast(stuff)
 
     def broadcast_local(self, stuff: Any = None) -> Any:
-        """Everyone on this machine gets the object of its first rank."""
+        """Returns the object of this machine's first rank on all ranks of the machine."""
         return self._local_transport.broadcast(stuff)
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
-        """The largest of everyone's numbers, position by position; cheap enough for a training loop."""
+        """Returns the largest of all ranks' numbers, position by position. It is cheap enough for a training loop."""
         return self._transport.maximum(numbers)
 
     def maximum_later(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
-        """As maximum, without waiting for the other ranks now; what is returned waits and gives the result. All ranks
-        call that too, once and in step."""
+        """Starts `maximum` without waiting for the other ranks. Returns a function that waits and gives the result. All
+        ranks call that function too, once and in step."""
         return self._transport.maximum_later(numbers)
 
     def total_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Likewise the sum of everyone's numbers, position by position."""
+        """Starts the sum of all ranks' numbers, position by position, as maximum_later does."""
         return self._transport.total_later(numbers)
 
     @property
@@ -179,11 +181,12 @@ class DistributedContext(Lacking):
 
 
 def _check_place(rank: int, size: int) -> None:
-    """Two workers that both take themselves for one rank would save and report over each other."""
+    """Raises where a worker takes the place of another slot's rank. Two workers that act as one rank would save and
+    report over each other."""
     cluster = get_cluster_info()
     if cluster is None or size != cluster.world_size or rank == cluster.rank:
         return
-    # Before core.init, in a worker.
+    # This code may run in a worker before core.init has installed the hook that reports refusals.
     refusal.install(connect())
     raise invalid(
         "core.rank",
@@ -194,7 +197,8 @@ def _check_place(rank: int, size: int) -> None:
 
 
 def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[str, Any]:
-    """torchrun and the trial runner set all of these; a bare env:// start sets RANK and WORLD_SIZE only."""
+    """Reads the place of a rank. torchrun and the trial runner set all of these variables; a bare env:// start sets
+    only RANK and WORLD_SIZE."""
     local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
     local_rank = int(environment.get("LOCAL_RANK", rank % local_size))
     return {
@@ -208,7 +212,8 @@ def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[st
 
 
 def _stores_for(rank: int, size: int, address: str, port: int) -> Callable[[str], Any]:
-    """For a launcher of a script's own: the store of whoever started these ranks, else one that rank 0 hosts."""
+    """Opens the stores for a launcher of a script's own. It uses the store with which these ranks were started, else
+    one that rank 0 hosts."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  not in __all__
 
     own = {"RANK": str(rank), "WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -228,6 +233,7 @@ def _stores_for(rank: int, size: int, address: str, port: int) -> Callable[[str]
 def _cpu_group() -> Any:
     import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
 
+    # Objects travel as CPU tensors, which nccl does not carry.
     carries_cpu_tensors = "gloo" in str(dist.get_backend_config())
     return dist.group.WORLD if carries_cpu_tensors else dist.new_group(backend="gloo")
 
@@ -235,6 +241,7 @@ def _cpu_group() -> Any:
 def _local_group(ranks: list[int]) -> Any:
     import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
 
+    # Only the ranks of this machine call this, so the new group must not wait for all ranks.
     return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
 
@@ -242,6 +249,7 @@ def _store_of_environment(rank: int, size: int) -> Callable[[str], Any]:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # noqa: PLC0415  public, but not in __all__
     from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415  gangline.core is usable without torch
 
+    # torchrun keeps its store over restarts. The count keeps ranks from reading keys of an earlier attempt.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def open_part(name: str) -> Any:

@@ -1,7 +1,8 @@
-"""A checkpoint that ranks are writing: its files stream into the place where storage waits for the commit.
+"""A checkpoint that ranks are writing. Its files stream into the place where storage keeps them until the commit.
 
-Owns the descriptions of what this rank has written. Who decides about the checkpoint's id, who commits and when is the
-caller's business. Used by gangline.pytorch.checkpoint; folders that exist already go through CheckpointContext.upload.
+Owns the descriptions of the files that this rank has written. The caller decides about the checkpoint's id, the rank
+that commits, and the time. Used by gangline.pytorch.checkpoint; folders that exist already go through
+CheckpointContext.upload.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from gangline.core.manifest import StoredFile
 from gangline.core.storage import CheckpointStore, list_files
 from gangline.core.stream import DigestStream
 
+# Bounds the memory for the copy of a file, 1 MiB.
 _CHUNK_BYTES = 1 << 20
 
 
 class CheckpointDraft:
-    """files: what this rank has written, by path. on_write: called after each write to storage."""
+    """Writes this rank's files of one checkpoint. files: those that this rank has written, by path. on_write: called
+    after each write to storage."""
 
     def __init__(self, store: CheckpointStore, storage_id: str, on_write: Callable[[], None] = lambda: None) -> None:
         self.storage_id = storage_id
@@ -29,7 +32,7 @@ class CheckpointDraft:
 
     @contextmanager
     def open(self, path: str) -> Iterator[DigestStream]:
-        """A new file, complete at the end of the block. Another rank must not write the same path."""
+        """Opens a new file, which is complete at the end of the block. Another rank must not write the same path."""
         with self._store.open_file(self.storage_id, path) as stream:
             stream.on_write = self._on_write
             yield stream
@@ -40,11 +43,12 @@ class CheckpointDraft:
             stream.write(content)
 
     def copy_folder(self, folder: str | Path) -> None:
-        """All files of a folder, under their paths inside it."""
+        """Copies all files of a folder, under their paths inside it."""
         for path in list_files(Path(folder)):
             with Path(folder, path).open("rb") as source, self.open(path) as stream:
                 shutil.copyfileobj(source, stream, _CHUNK_BYTES)
 
     def discard(self) -> None:
-        """Removes what all ranks have written so far. One rank calls it; committed checkpoints are not touched."""
+        """Removes the files that all ranks have written so far. One rank calls it. Committed checkpoints are not
+        touched."""
         self._store.discard(self.storage_id)

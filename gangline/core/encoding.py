@@ -1,8 +1,9 @@
-"""Turns plain Python objects into bytes and back, without pickle: bytes that another process wrote run no code here.
+"""Turns plain Python objects into bytes and back, without pickle, so bytes from another process run no code here.
 
-Owns the format in which ranks exchange objects: a length, a JSON document, then the raw bytes of arrays and strings of
-bytes that the document refers to. What JSON has stands in the document as it is; everything else is an object with one
-key, the tag of its type. Used by gangline.core.transport; numpy and torch are imported only where a value needs them.
+Owns the format in which ranks exchange objects: a length, a JSON document, then the raw bytes of arrays and byte
+strings. The document refers to these bytes by their place. Values that JSON has appear in the document as they are.
+Every other value is an object with one key, the tag of its type. Used by gangline.core.transport; numpy and torch are
+imported only where a value needs them.
 """
 
 from __future__ import annotations
@@ -24,22 +25,24 @@ PLAIN = (
     "turn other objects into these first, for example with dataclasses.asdict"
 )
 _HEADER_BYTES = 8
+# The types that JSON represents as they are. Subclasses do not count, because JSON would lose their type.
 _LEAVES = frozenset({type(None), bool, int, float, str})
 _DEFAULTS: dict[str, Callable[[], Any] | None] = {
     "None": None,
     **{factory.__name__: factory for factory in (bool, dict, float, int, list, set, str, tuple)},
 }
+# The classes that a reader may make besides plain ones, by name.
 _records: dict[str, type] = {}
 
 
 def let_travel(*records: type) -> None:
-    """Allows to exchange instances of these dataclasses and enums. Only their fields travel; the receiving process
-    makes an instance of its own class of that name."""
+    """Allows ranks to exchange instances of these dataclasses and enums. Only their fields travel; the receiving
+    process makes an instance of its own class of that name."""
     _records.update({record.__name__: record for record in records})
 
 
 def encode(value: Any) -> bytes:
-    """Raises GanglineError `core.cannot_travel` for what is no plain object."""
+    """Returns the bytes of a value. Raises GanglineError `core.cannot_travel` for a value that is no plain object."""
     writer = _Writer()
     try:
         document = json.dumps(writer.tree(value), separators=(",", ":")).encode()
@@ -51,7 +54,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(payload: bytes | bytearray) -> Any:
-    """Raises GanglineError `core.foreign_data` for what `encode` did not write."""
+    """Returns the value in bytes that `encode` wrote. Raises GanglineError `core.foreign_data` for other bytes."""
     view = memoryview(payload)
     start = _HEADER_BYTES + int.from_bytes(view[:_HEADER_BYTES], "big")
     try:
@@ -59,7 +62,7 @@ def decode(payload: bytes | bytearray) -> Any:
             raise ValueError("it is cut off")
         reader = _Reader(view[start:])
         return json.loads(bytes(view[_HEADER_BYTES:start]), object_hook=reader.restore)
-    # Foreign bytes may be wrong in any way, and numpy and torch raise errors of their own.
+    # Foreign bytes may be wrong in any way, and numpy and torch raise various errors for them.
     except Exception as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())
         raise unavailable(
@@ -70,14 +73,14 @@ def decode(payload: bytes | bytearray) -> Any:
 
 
 class _Writer:
-    """blobs: what follows the document, in order."""
+    """Builds the document of one value. blobs: the raw contents that follow the document, in order."""
 
     def __init__(self) -> None:
         self.blobs: list[bytes] = []
         self._num_bytes = 0
 
     def tree(self, value: Any) -> Any:
-        """The same as a tree of JSON."""
+        """Returns the value as a tree of JSON."""
         kind = type(value)
         if kind in _LEAVES:
             return value
@@ -92,7 +95,7 @@ class _Writer:
 
     def _each(self, values: Iterable[Any]) -> list[Any]:
         values = list(values)
-        # The types of a long list of numbers are looked at without a loop in Python.
+        # issuperset and map check the types of a long list of numbers without a loop in Python.
         return values if _LEAVES.issuperset(map(type, values)) else [self.tree(value) for value in values]
 
     def _pairs(self, values: dict[Any, Any]) -> list[list[Any]]:
@@ -155,10 +158,11 @@ _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
 
 
 class _Reader:
-    """blobs: what follows the document."""
+    """Restores the value of one document. blobs: the raw contents that follow the document."""
 
     def __init__(self, blobs: memoryview) -> None:
         self._blobs = blobs
+        # A closed table: bytes of another process can choose among these, and call nothing else.
         self._restorers: dict[str, Callable[[Any], Any]] = {
             "dict": _to_dict,
             "tuple": tuple,
@@ -181,7 +185,7 @@ class _Reader:
         }
 
     def restore(self, tagged: dict[str, Any]) -> Any:
-        """For each object of the document, the innermost first."""
+        """Restores one object of the document. JSON calls it for each object, the innermost first."""
         ((tag, content),) = tagged.items()
         return self._restorers[tag](content)
 
@@ -198,7 +202,7 @@ class _Reader:
     def _tensor(self, dtype: str, shape: list[int], start: int, length: int) -> Any:
         import torch  # noqa: PLC0415  only where a value needs it
 
-        # The tensor takes over a copy, which can be written to.
+        # The tensor owns a copy, because it must be writable and the received bytes are not.
         content = torch.frombuffer(bytearray(self._blob(start, length)) or bytearray(1), dtype=torch.uint8)[:length]
         return content.view(_to_torch(dtype)).reshape(shape)
 
@@ -231,7 +235,7 @@ def _to_size(sizes: list[int]) -> Any:
 
 
 def _to_torch(name: str) -> Any:
-    """A dtype, a layout or a memory format."""
+    """Returns a dtype, a layout or a memory format. The type check refuses other names of torch in foreign bytes."""
     import torch  # noqa: PLC0415  only where a value needs it
 
     found = getattr(torch, name)

@@ -1,9 +1,9 @@
-"""The rank's end of the unix socket to its trial runner.
+"""Connects a rank to its trial runner over the runner's unix socket.
 
-Owns the one connection of this process and its frames (4 bytes of length, big end first, then a RankMessage or
-RunnerMessage). Sending never waits for the runner: what the socket does not take at once, a background thread sends.
-The thread starts with the connection, so only after the fork, in the rank. A runner that is gone ends the rank.
-Called by gangline.launch.entrypoint, gangline.core and gangline.pytorch.
+Owns the one connection of this process and its frames: 4 bytes of length in big-endian order, then a RankMessage or
+RunnerMessage. Sending never waits for the runner. A background thread sends what the socket does not take at once. The
+thread starts with the connection, which is made after the fork, in the rank. A lost runner ends the rank. Called by
+gangline.launch.entrypoint, gangline.core and gangline.pytorch.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from gangline.v1 import rank_pb2
 from gangline.wire import enum_number
 
 SOCKET_KEY = "GANGLINE_RUNNER_SOCKET"
+# The exit code of a rank that has lost its runner.
 EXIT_CODE_RUNNER_LOST = 70
 _HEADER = struct.Struct(">I")
+# How long the end of a rank waits for its last messages to be sent.
 _FLUSH_SECONDS = 10.0
 _log = logging.getLogger("gangline")
 
 
 class Link(Protocol):
-    """What a rank may tell its trial runner, and what it may be asked or ask.
+    """The messages that a rank sends to its trial runner, its questions, and the runner's orders.
 
     batches_completed: the newest count that was sent.
-    takes_traces: whether a trainer runs that looks at `take_trace`, None before the first; it goes with each progress.
+    takes_traces: whether a trainer runs that polls `take_trace`, None before the first one. Each progress message
+    carries it.
     """
 
     batches_completed: int
@@ -44,12 +47,12 @@ class Link(Protocol):
 
     @property
     def preemption(self) -> str | None:
-        """Why this rank is asked to stop after a checkpoint; None while it is not."""
+        """Returns the reason why this rank is asked to stop after a checkpoint; None while it is not."""
         ...
 
     def take_trace(self) -> int:
-        """How many batches are to be traced, told once; 0 while nobody wants a trace, and on other ranks than the
-        chief."""
+        """Returns how many batches to trace, once for each order. It returns 0 without an order, and on ranks other
+        than the chief."""
         ...
 
     def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None: ...
@@ -59,47 +62,51 @@ class Link(Protocol):
     ) -> None: ...
 
     def send_checkpoint(self, checkpoint: Any) -> None:
-        """checkpoint: a types.proto Checkpoint, whose trial_id and experiment_id are filled in by the runner's peer.
-        With the state DELETING it is one that nobody needs any more."""
+        """Reports a checkpoint, or with the state DELETING one that is no longer needed. checkpoint: a types.proto
+        Checkpoint, whose trial_id and experiment_id the runner's peer fills in."""
         ...
 
     def send_first_step(self) -> None:
-        """Only the first call has an effect."""
+        """Reports the first step. Only the first call has an effect."""
         ...
 
     def find_fusion(self, family: str, timeout_seconds: float) -> list[Any]:
-        """Chief only: the types.proto FusionRecords of this family, none when nobody answers in time."""
+        """Returns the types.proto FusionRecords of this family; an empty list when no answer arrives in time. Chief
+        only."""
         ...
 
     def send_fusion(self, record: Any) -> None:
-        """Chief only. record: a types.proto FusionRecord, to be kept for later trials."""
+        """Sends a record to be kept for later trials. Chief only. record: a types.proto FusionRecord."""
         ...
 
     def forget_fusion(self, key: str) -> None:
-        """Chief only: the record of this key does not hold."""
+        """Reports that the record of this key is wrong. Chief only."""
         ...
 
     def send_stopping(self) -> None:
-        """This rank gives in to a preemption: it ends after its checkpoint. Only the first call has an effect."""
+        """Reports that this rank obeys a preemption: it ends after a checkpoint. Only the first call has an effect."""
         ...
 
     def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
-        """kind: None leaves it to the runner to find out from what it knows beside."""
+        """Reports the exception that ends this rank. kind: None lets the runner classify the failure from its other
+        evidence."""
         ...
 
     def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
-        """From a process that the rank has started; it counts where the rank then fails and cannot say why."""
+        """Reports the failure of a process that the rank has started. It counts where the rank then fails without a
+        cause of its own."""
         ...
 
     def send_finished(self) -> None: ...
 
     def flush(self, timeout_seconds: float = _FLUSH_SECONDS) -> bool:
-        """Waits until all that was sent is with the runner; False when it took too long."""
+        """Waits until the socket to the runner has taken all messages. Returns False when that took longer than
+        timeout_seconds."""
         ...
 
 
 class LocalLink:
-    """The twin off the cluster: nobody listens, nobody asks."""
+    """The twin off the cluster, without a runner: it keeps the newest count and has no orders."""
 
     def __init__(self) -> None:
         self.batches_completed = 0
@@ -152,7 +159,7 @@ class LocalLink:
 
 
 class RunnerLink:
-    """A connection to the trial runner at the given unix socket; says hello at once.
+    """A connection to the trial runner at the given unix socket; it sends a hello at once.
 
     on_lost is called in the background thread when the runner goes away; by default it ends this process.
     """
@@ -171,6 +178,7 @@ class RunnerLink:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unix_socket.connect(self._socket, path)
         self._socket.setblocking(False)
+        # The pipe wakes the background thread when the socket has not taken all bytes.
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         self._is_closed = False
@@ -249,7 +257,7 @@ class RunnerLink:
             return self._lock.wait_for(lambda: not self._pending, timeout_seconds)
 
     def close(self) -> None:
-        """Ends the connection and its thread without ending the process. May be called twice."""
+        """Ends the connection and its thread without ending the process. It may be called twice."""
         self._is_closed = True
         self._wake()
         self._thread.join(_FLUSH_SECONDS)
@@ -258,6 +266,7 @@ class RunnerLink:
         payload = rank_pb2.RankMessage(**content).SerializeToString()
         with self._lock:
             is_idle = not self._pending
+            # A frame is appended whole under the lock, so frames of several threads do not mix.
             self._pending += _HEADER.pack(len(payload)) + payload
             if is_idle:
                 self._send_pending()
@@ -266,7 +275,7 @@ class RunnerLink:
             self._wake()
 
     def _send_pending(self) -> None:
-        """Called with the lock held. A broken connection is left for the thread to find."""
+        """Sends what the socket takes now. The caller holds the lock. The thread detects a broken connection."""
         try:
             del self._pending[: self._socket.send(self._pending)]
         except BlockingIOError:
@@ -300,7 +309,7 @@ class RunnerLink:
         self._socket.close()
 
     def _serve_socket(self, events: int, received: bytearray) -> bool:
-        """False when the runner is gone."""
+        """Sends and receives once. Returns False when the runner is gone."""
         if events & selectors.EVENT_WRITE:
             with self._lock:
                 self._send_pending()
@@ -325,6 +334,7 @@ class RunnerLink:
             message = rank_pb2.RunnerMessage.FromString(bytes(received[_HEADER.size : end]))
             del received[:end]
             if message.HasField("preempt"):
+                # An empty reason must not read as "not preempted".
                 self._preemption = message.preempt.reason or "preempted"
             elif message.HasField("fusion_answer"):
                 with self._lock:
@@ -334,8 +344,8 @@ class RunnerLink:
                 self._on_trace(message.trace.batches)
 
     def _on_trace(self, batches: int) -> None:
-        """The scheduler knows which trials have a trainer, but that may have ended since, or be another process of this
-        rank."""
+        """Keeps the order for the trainer, or refuses it. The scheduler knows which trials have a trainer, but that
+        trainer may have ended since, or run in another process of this rank."""
         with self._lock:
             if self.takes_traces:
                 self._trace = batches
@@ -363,9 +373,9 @@ _current: Link | None = None
 
 
 def connect() -> Link:
-    """The connection of this process: made at the first call, the local twin where no runner started this process.
+    """Returns the connection of this process. The first call makes it; without a runner it is the local twin.
 
-    A worker that a script starts for its rank has one too, beside the one of the rank itself.
+    A worker that a script starts for its rank has a connection of its own, beside that of the rank itself.
     """
     global _current  # noqa: PLW0603  a process has one trial runner
     if _current is None:

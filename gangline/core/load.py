@@ -1,8 +1,8 @@
-"""How much of its machine a rank uses: its processes, its GPU, and the machine as a whole.
+"""Measures how much of its machine a rank uses: its processes, its GPU, and the machine as a whole.
 
-Owns one background thread that looks every second while it is on; `take` gives the means since the last call. Needs
-psutil; a GPU is read through NVML where the package nvidia-ml-py is installed. Used by gangline.core.profiler and by
-the trainer's profile.
+Owns one background thread that takes a sample every second while it is on; `take` returns the means since the last
+call. It needs psutil. It reads a GPU through NVML where the package nvidia-ml-py is installed. Used by
+gangline.core.profiler and by the trainer's profile.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any
 
 import psutil
 
+# Default interval between two samples.
 SECONDS = 1.0
 
 
 class LoadSampler:
-    """start and stop may be called any number of times. read: what one look finds, for tests."""
+    """Samples the load in a background thread. start and stop may be called any number of times. read: returns one
+    sample, replaceable for tests."""
 
     def __init__(self, read: Callable[[], dict[str, float]] | None = None, seconds: float = SECONDS) -> None:
         self._read = read or _Reading().read
@@ -43,14 +45,14 @@ class LoadSampler:
             self._thread = None
 
     def take(self) -> dict[str, float]:
-        """Means since the last call; empty when there was no look."""
+        """Returns the means since the last call; empty when no sample was taken."""
         with self._lock:
             found = {name: total / count for name, (total, count) in self._sums.items()}
             self._sums = {}
         return found
 
     def _serve(self) -> None:
-        self._read()  # the first look only starts the counters
+        self._read()  # the first sample only starts the counters
         while not self._is_over.wait(self._seconds):
             seen = self._read()
             with self._lock:
@@ -60,7 +62,8 @@ class LoadSampler:
 
 
 class _Reading:
-    """cpu_percent: of this rank and its processes, 100 for one core; machine_cpu_percent: 100 for all cores."""
+    """Reads one sample. cpu_percent: of this rank and its processes, 100 for one core; machine_cpu_percent: 100 for all
+    cores."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -77,11 +80,13 @@ class _Reading:
         return {**found, **self._gpu()}
 
     def _family(self) -> tuple[float, int]:
-        """Seconds of CPU and resident bytes of this process and all below it, loader workers for example."""
+        """Returns the CPU seconds and resident bytes of this process and its descendants, such as loader workers."""
         seconds, memory = 0.0, 0
         for process in (self._process, *self._process.children(recursive=True)):
-            # A process may end between the list and the look at it.
+            # A process may end between the listing and the reading of its counters.
             with suppress(psutil.Error), process.oneshot():
+                # Counts the children that have ended for this process only. Those of a descendant would be counted
+                # twice.
                 times = process.cpu_times()
                 own = process.pid == self._process.pid
                 seconds += times.user + times.system + (times.children_user + times.children_system if own else 0)
@@ -90,7 +95,8 @@ class _Reading:
 
 
 def device_name(environment: Mapping[str, str]) -> str:
-    """This local rank's entry in CUDA_VISIBLE_DEVICES, an index or a UUID; without that variable its own number."""
+    """Returns this local rank's entry in CUDA_VISIBLE_DEVICES, an index or a UUID; without that variable its own
+    number."""
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     if "CUDA_VISIBLE_DEVICES" not in environment:
         return str(local_rank)
@@ -99,7 +105,8 @@ def device_name(environment: Mapping[str, str]) -> str:
 
 
 def open_gpu(environment: Mapping[str, str]) -> Callable[[], dict[str, float]]:
-    """What reads this rank's GPU: its utilization in percent and its used memory; nothing where there is none."""
+    """Returns a function that reads this rank's GPU: its utilization in percent and its used memory. Without a GPU the
+    function returns nothing."""
     name = device_name(environment)
     if not name:
         return dict

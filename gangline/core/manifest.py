@@ -1,7 +1,8 @@
-"""PURE: the document in a checkpoint's metadata.json: what the caller gives, and the manifest that describes its files.
+"""PURE: the document in a checkpoint's metadata.json, with the caller's metadata and the manifest that describes the
+files.
 
-Owns its format and the digest that it holds of itself. Checkpoints of earlier versions have none, and are read without.
-Called by gangline.core.storage.
+Owns its format and the digest that it holds of itself. Checkpoints of earlier versions have no digest and are read
+without that check. Called by gangline.core.storage.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from gangline.errors import GanglineError, invalid
 
 MANIFEST_KEY = "manifest"
+# Documents with a higher format are refused, because a newer version of Gangline wrote them.
 MANIFEST_FORMAT = 1
 _FORMAT, _FILES, _DIGEST = "format", "files", "document_sha256"
 _FILE_TYPES = {"bytes": int, "sha256": str}
@@ -22,14 +24,15 @@ _FILE_TYPES = {"bytes": int, "sha256": str}
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """What the manifest says of one file."""
+    """The manifest's entry for one file."""
 
     bytes: int
     sha256: str
 
 
 def write_document(metadata: Mapping[str, Any], files: Mapping[str, StoredFile]) -> bytes:
-    """The bytes of metadata.json. Raises GanglineError `checkpoint.metadata` for values that JSON does not have."""
+    """Returns the bytes of metadata.json. Raises GanglineError `checkpoint.metadata` for values that JSON does not
+    have."""
     odd = find_unwritable(metadata)
     if odd is not None:
         raise invalid(
@@ -37,14 +40,15 @@ def write_document(metadata: Mapping[str, Any], files: Mapping[str, StoredFile])
             f"the checkpoint's metadata cannot be written: {odd}; give numbers, strings, lists and dictionaries",
         )
     manifest = {_FORMAT: MANIFEST_FORMAT, _FILES: {path: asdict(file) for path, file in files.items()}}
-    # As it will be read: keys that are no strings become some.
+    # The digest covers the document as it will be read back, in which every key is a string.
     document = json.loads(json.dumps({**metadata, MANIFEST_KEY: manifest}))
     document[MANIFEST_KEY][_DIGEST] = _digest_of(document)
     return json.dumps(document, indent=2, sort_keys=True).encode()
 
 
 def read_document(content: bytes, place: str) -> dict[str, Any]:
-    """place: what errors name. Raises GanglineError `checkpoint.corrupt`, or `checkpoint.newer_format`."""
+    """Parses and checks the bytes of metadata.json. place: its name in errors. Raises GanglineError
+    `checkpoint.corrupt`, or `checkpoint.newer_format`."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -62,12 +66,12 @@ def read_document(content: bytes, place: str) -> dict[str, Any]:
 
 
 def files_of(document: Mapping[str, Any]) -> dict[str, StoredFile]:
-    """Of a document that `read_document` returned."""
+    """Returns the files of a document that `read_document` returned, by path."""
     return {path: StoredFile(**entry) for path, entry in document[MANIFEST_KEY][_FILES].items()}
 
 
 def find_unwritable(values: Mapping[str, Any]) -> str | None:
-    """What JSON cannot hold, as "optimizer.lr is a PosixPath"; None where there is nothing."""
+    """Returns the first value that JSON cannot hold, as "optimizer.lr is a PosixPath"; None where there is none."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             inner = find_unwritable(value)
@@ -83,7 +87,7 @@ def find_unwritable(values: Mapping[str, Any]) -> str | None:
 
 
 def _digest_of(document: Mapping[str, Any]) -> str:
-    """Of all but the digest itself, however it is laid out as text."""
+    """Hashes all of the document but the digest itself, independent of the document's layout as text."""
     manifest = {key: value for key, value in document[MANIFEST_KEY].items() if key != _DIGEST}
     text = json.dumps({**document, MANIFEST_KEY: manifest}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

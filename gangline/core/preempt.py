@@ -1,7 +1,7 @@
-"""Asking whether the trial should stop in order: the preempt part of the Core API.
+"""Answers whether the trial should stop in order: the preempt part of the Core API.
 
-Owns the three ways in which ranks may ask. A script that is told True saves a checkpoint and ends; the trial then
-waits for new slots and goes on from there.
+Owns the three ways in which ranks may ask. A script that gets True saves a checkpoint and ends. The trial then waits
+for new slots and resumes from that checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from gangline.errors import invalid
 
 
 class PreemptMode(Enum):
-    """WorkersAskChief: all ranks ask in step and get the chief's answer. ChiefOnly: only the chief asks.
+    """WorkersAskChief: all ranks ask in step and get the chief's answer.
+    ChiefOnly: only the chief asks.
     WorkersAskMaster: every rank asks by itself, and ranks may get different answers at the same time."""
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
@@ -24,7 +25,8 @@ class PreemptMode(Enum):
 
 
 class PreemptContext:
-    """May be asked after every batch; it costs one broadcast with WorkersAskChief, nothing otherwise."""
+    """Reports a preemption to a script, which may ask after every batch. A question costs one broadcast with
+    WorkersAskChief, and nothing in the other modes."""
 
     def __init__(
         self,
@@ -39,11 +41,13 @@ class PreemptContext:
         self._beat = beat or NoBeat()
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """True once this trial is asked to give its slots back.
+        """Returns True once this trial is asked to give its slots back.
 
-        auto_ack: take True for a promise to stop; without it, call acknowledge_preemption_signal() when stopping.
+        auto_ack: takes an answer of True as a promise to stop. Without it, call acknowledge_preemption_signal() when
+        stopping.
         """
-        # Before ranks wait for one another in it, so that the one that does not come is told from those that wait.
+        # Before the broadcast in which ranks wait for one another: a rank that does not arrive can then be told from
+        # those that wait.
         self._beat.touch()
         should = self._is_asked()
         if should and auto_ack:
@@ -51,7 +55,7 @@ class PreemptContext:
         return should
 
     def acknowledge_preemption_signal(self) -> None:
-        """Says that this rank ends because it was asked to, so that the trial counts as preempted, not as completed."""
+        """Reports that this rank ends because it was asked to. The trial then counts as preempted, not as completed."""
         self._link.send_stopping()
 
     def _is_asked(self) -> bool:

@@ -1,6 +1,6 @@
-"""Recording the machine's load while a script trains: the profiler part of the Core API.
+"""Records the machine's load while a script trains: the profiler part of the Core API.
 
-Owns the switch and the reports; what is read is told in gangline.core.load. The chief reports its own machine.
+Owns the switch and the reports; gangline.core.load describes the readings. The chief reports its own machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GROUP = "profiling"
 
 
 class ProfilerContext:
-    """On the chief it reports metrics of the group "profiling"; on other ranks it does nothing."""
+    """Reports metrics of the group "profiling" on the chief; does nothing on other ranks."""
 
     def __init__(self, distributed: DistributedContext, link: Link) -> None:
         self._is_chief = distributed.is_chief
@@ -26,7 +26,8 @@ class ProfilerContext:
         self._thread: threading.Thread | None = None
 
     def on(self, sampling_interval: float = 1, samples_per_report: int = 10) -> None:
-        """sampling_interval: seconds between two looks at the machine. Each report is the mean of that many."""
+        """Starts the reports. sampling_interval: seconds between two samples. samples_per_report: each report is the
+        mean of this many samples."""
         if sampling_interval <= 0 or samples_per_report < 1:
             raise invalid(
                 "core.profiler",
@@ -45,7 +46,7 @@ class ProfilerContext:
         self._thread.start()
 
     def off(self) -> None:
-        """The last report. May be called when it is off already."""
+        """Sends the last report and ends. It may be called when the profiler is off already."""
         if self._thread is None or self._sampler is None:
             return
         self._is_over.set()

@@ -1,7 +1,7 @@
-"""How long a trial shall train, as a script asks for it: the searcher part of the Core API.
+"""Gives a script the length of its training: the searcher part of the Core API.
 
 The search itself runs in the scheduler, which stops a trial by preempting it. So there is one operation: train up to
-searcher.max_length. Owns that operation and who may report on it.
+searcher.max_length. Owns that operation and the rule of which rank may report on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SearcherMode(Enum):
 
 
 class Unit(Enum):
-    """What a length counts."""
+    """The unit in which a length counts."""
 
     EPOCHS = "EPOCHS"
     RECORDS = "RECORDS"
@@ -31,7 +31,8 @@ class Unit(Enum):
 
 
 class SearcherOperation:
-    """length: how far to train, counted from the begin of the trial, in the unit of searcher.max_length."""
+    """The one operation of a trial. length: how far to train, counted from the begin of the trial, in the unit of
+    searcher.max_length."""
 
     def __init__(self, train: TrainContext, is_chief: bool, length: int) -> None:
         self._train = train
@@ -40,13 +41,13 @@ class SearcherOperation:
         self.is_completed = False
 
     def report_progress(self, length: float) -> None:
-        """Chief only. length: how far training is, in the same unit."""
+        """Reports how far training is. Chief only. length: in the unit of the operation's length."""
         self._check("report_progress")
         self._train.report_progress(min(1.0, max(0.0, length / self.length)))
 
     def report_completed(self, searcher_metric: Any = None) -> None:
-        """Chief only, once, after the validation at the end. searcher_metric: accepted, as the validation metrics that
-        were reported decide."""
+        """Reports the end of the operation. Chief only, once, after the last validation. searcher_metric: accepted
+        without effect, because the reported validation metrics decide."""
         self._check("report_completed")
         if self.is_completed:
             raise invalid("core.searcher", "report_completed() was called twice for one operation")
@@ -59,8 +60,8 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """max_length: the experiment's, as a bare number of batches or {epochs: n} and the like; None for a script that
-    runs by itself."""
+    """Yields the searcher's operation. max_length: the experiment's, as a bare number of batches or as a mapping like
+    {epochs: n}. It is None for a script that sets its own length."""
 
     def __init__(self, distributed: DistributedContext, train: TrainContext, max_length: Any, is_local: bool) -> None:
         self._distributed = distributed
@@ -71,8 +72,8 @@ class SearcherContext:
     def operations(
         self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
     ) -> Iterator[SearcherOperation]:
-        """Yields the one operation. On the chief it must have been reported as completed when the next one is asked
-        for. auto_ack: accepted; see acknowledge_out_of_ops. Off the cluster the length is 1."""
+        """Yields the one operation. The chief must have reported it as completed before it asks for the next one.
+        auto_ack: accepted; see acknowledge_out_of_ops. Off the cluster the length defaults to 1 batch."""
         is_chief = self._distributed.is_chief
         if searcher_mode is SearcherMode.ChiefOnly and not is_chief:
             raise invalid(
@@ -90,10 +91,10 @@ class SearcherContext:
             )
 
     def acknowledge_out_of_ops(self) -> None:
-        """Nothing is left to say: a trial ends when its script does."""
+        """Does nothing: a trial ends when its script does."""
 
     def get_configured_units(self) -> Unit | None:
-        """What lengths count; None off the cluster."""
+        """Returns the unit in which lengths count; None off the cluster."""
         return None if self._is_local else self._length()[0]
 
     def _length(self) -> tuple[Unit, int]:

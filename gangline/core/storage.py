@@ -1,10 +1,10 @@
-"""Moves whole folders between this machine and checkpoint storage, whatever fsspec URL that has.
+"""Moves whole folders between this machine and checkpoint storage, for any fsspec URL.
 
-Owns where a checkpoint lies (<storage URL>/checkpoints/<id>), the manifest that commits it, and the check of what was
-read against that manifest. A folder without its manifest is no checkpoint: on a directory it is renamed into place when
-complete and on the disk, elsewhere the manifest is written last. A gateway may clear away what an attempt has not
-committed once that has ended on record, even while its ranks still live; then their commit fails. Called by
-gangline.core.checkpoint and by gangline.pytorch.
+Owns the place of a checkpoint (<storage URL>/checkpoints/<id>), the manifest that commits it, and the check of read
+files against that manifest. A folder without its manifest is no checkpoint. On a directory the complete folder is
+synced to the disk and renamed into place; elsewhere the manifest is written last. A gateway may delete the uncommitted
+files of an attempt once the attempt has ended on record, even while its ranks still live. Their commit then fails.
+Called by gangline.core.checkpoint and by gangline.pytorch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gangline.domain.experiment import METADATA_FILE
 from gangline.domain.partial import Partial, Writer, partial_name, removed_name
 from gangline.errors import GanglineError, conflict, invalid, not_found
 
+# Bounds the memory for the hashing of a file, 1 MiB.
 _CHUNK_BYTES = 1 << 20
 
 
@@ -33,13 +34,13 @@ def checkpoint_url(storage_url: str, storage_id: str) -> str:
 
 
 def describe_files(directory: Path, paths: Iterable[str] | None = None) -> dict[str, StoredFile]:
-    """Path inside the folder -> size and digest, for the given paths or for all of its files."""
+    """Returns size and digest by path inside the folder, for the given paths or for all of its files."""
     chosen = sorted(paths) if paths is not None else list_files(directory)
     return {path: StoredFile((directory / path).stat().st_size, digest_of(directory / path)) for path in chosen}
 
 
 def list_files(directory: Path) -> list[str]:
-    """All files below a folder, as paths inside it, without a manifest of an earlier upload."""
+    """Returns all files below a folder, as sorted paths inside it. The manifest of an earlier upload is left out."""
     found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return sorted(path for path in found if path != METADATA_FILE)
 
@@ -53,15 +54,16 @@ def digest_of(path: Path) -> str:
 
 
 class CheckpointStore:
-    """The checkpoints below one storage URL. Stateless: ranks on other machines see what this one committed."""
+    """The checkpoints below one storage URL. It is stateless: ranks on other machines see what this one committed."""
 
     def __init__(self, storage_url: str, writer: Writer | None = None) -> None:
-        """writer: whose unfinished files are whose; None off the cluster."""
+        """Opens nothing yet. writer: the attempt whose name marks unfinished files; None off the cluster."""
         self.url = storage_url
         self._writer = writer
 
     def upload_files(self, storage_id: str, directory: Path, paths: Iterable[str]) -> None:
-        """Puts files where `commit` will find them. Ranks may do so at the same time, each with files of its own."""
+        """Copies files to the place where `commit` finds them. Ranks may call it at the same time, each with files of
+        its own."""
         filesystem, target = self._begin(storage_id)
         for path in paths:
             destination = f"{target}/{path}"
@@ -72,7 +74,7 @@ class CheckpointStore:
 
     @contextmanager
     def open_file(self, storage_id: str, path: str) -> Iterator[DigestStream]:
-        """A new file where `commit` will find it, as upload_files."""
+        """Opens a new file in the place where `commit` finds it, as upload_files."""
         filesystem, target = self._begin(storage_id)
         destination = f"{target}/{path}"
         filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
@@ -82,17 +84,19 @@ class CheckpointStore:
             _sync(Path(destination))
 
     def discard(self, storage_id: str) -> None:
-        """Removes files that were never committed; none may be there."""
+        """Removes files that were never committed; there may be none."""
         filesystem, staging = self._open(self._staging_url(storage_id))
+        # Without renaming the staging folder is the checkpoint's own folder, so a manifest in it means that it is
+        # committed.
         is_committed = not self._can_rename(filesystem) and filesystem.exists(f"{staging}/{METADATA_FILE}")
         if filesystem.exists(staging) and not is_committed:
             filesystem.rm(staging, recursive=True)
         self._end(filesystem, storage_id)
 
     def commit(self, storage_id: str, metadata: Mapping[str, Any], files: Mapping[str, StoredFile]) -> str:
-        """Makes uploaded files a checkpoint, at once and entirely. One rank calls it. Returns its URL.
+        """Makes uploaded files a checkpoint, all of them in one step. One rank calls it. Returns the checkpoint's URL.
 
-        Raises GanglineError `checkpoint.swept` where they were cleared away meanwhile.
+        Raises GanglineError `checkpoint.swept` where a gateway has deleted the files meanwhile.
         """
         filesystem, staging = self._open(self._staging_url(storage_id))
         self._check_whole(filesystem, staging, files)
@@ -102,7 +106,7 @@ class CheckpointStore:
         try:
             self._seal(filesystem, staging, storage_id, document)
         except FileNotFoundError:
-            # The folder must not be made anew: it would lack what was in it.
+            # The folder must not be made anew, because it would lack the deleted files.
             raise _swept(staging) from None
         self._end(filesystem, storage_id)
         return checkpoint_url(self.url, storage_id)
@@ -110,7 +114,8 @@ class CheckpointStore:
     def _seal(self, filesystem: Any, staging: str, storage_id: str, document: bytes) -> None:
         filesystem.pipe_file(f"{staging}/{METADATA_FILE}", document)
         if self._can_rename(filesystem):
-            # A checkpoint that is named in the cluster's state must be there after the loss of power as well.
+            # A checkpoint that the cluster's state names must survive a loss of power, so its files and folders are
+            # synced first.
             target = Path(self._open(checkpoint_url(self.url, storage_id))[1])
             for folder in (path for path in Path(staging).rglob("*") if path.is_dir()):
                 _sync(folder)
@@ -137,7 +142,7 @@ class CheckpointStore:
         verify(directory, paths)
 
     def delete(self, storage_id: str) -> None:
-        """Raises GanglineError `checkpoint.not_found`."""
+        """Deletes a checkpoint's folder. Raises GanglineError `checkpoint.not_found`."""
         url = checkpoint_url(self.url, storage_id)
         filesystem, path = self._open(url)
         try:
@@ -146,7 +151,8 @@ class CheckpointStore:
             raise _absent(storage_id, url) from None
 
     def load_metadata(self, storage_id: str) -> dict[str, Any]:
-        """Raises GanglineError `checkpoint.not_found` when it is absent or was never committed, and `corrupt`."""
+        """Returns a checkpoint's metadata. Raises GanglineError `checkpoint.not_found` for a checkpoint that is absent
+        or was never committed, and `corrupt`."""
         url = checkpoint_url(self.url, storage_id)
         filesystem, path = self._open(url)
         try:
@@ -156,9 +162,10 @@ class CheckpointStore:
         return read_document(content, f"{url}/{METADATA_FILE}")
 
     def holds_anything(self) -> bool:
-        """Whether anything lies where checkpoints lie. The folder of a storage that is not mounted is empty or absent.
-        Raises OSError where the storage does not answer."""
+        """Returns whether the folder of checkpoints has any entry. The folder of a storage that is not mounted is empty
+        or absent. Raises OSError where the storage does not answer."""
         filesystem, path = self._open(f"{self.url.rstrip('/')}/checkpoints")
+        # fsspec caches listings, and the storage may have come back since the last one.
         filesystem.invalidate_cache()
         try:
             return bool(filesystem.ls(path, detail=False))
@@ -166,7 +173,7 @@ class CheckpointStore:
             return False
 
     def local_path(self, storage_id: str) -> Path | None:
-        """The checkpoint's folder where storage is a directory of this machine, else None."""
+        """Returns the checkpoint's folder where storage is a directory of this machine, else None."""
         filesystem, path = self._open(checkpoint_url(self.url, storage_id))
         return Path(path) if self._can_rename(filesystem) else None
 
@@ -176,7 +183,8 @@ class CheckpointStore:
         return checkpoint_url(self.url, name)
 
     def _begin(self, storage_id: str) -> tuple[Any, str]:
-        """Where files wait for the commit. What cannot carry its writer's name gets a file that does."""
+        """Returns the place where files are kept until the commit. Where the folder cannot carry its writer's name, it
+        writes an empty marker file with that name."""
         filesystem, staging = self._open(self._staging_url(storage_id))
         if self._writer is not None and not self._can_rename(filesystem):
             filesystem.makedirs(staging.rpartition("/")[0], exist_ok=True)
@@ -201,7 +209,9 @@ class CheckpointStore:
                 raise _swept(f"{staging}/{path}")
 
     def _check_unswept(self, filesystem: Any, staging: str, storage_id: str) -> None:
-        """Who clears away looks for the manifest after it has left its own mark; so one of the two sees the other."""
+        """Raises where a gateway has begun to delete these files. The gateway writes its own mark before it looks for
+        the manifest, and the commit writes the manifest before it looks for the mark. So at least one of the two sees
+        the other."""
         assert self._writer is not None
         condemned = checkpoint_url(self.url, removed_name(Partial(self._writer, storage_id)))
         if filesystem.exists(self._open(condemned)[1]) or not filesystem.exists(self._marker(storage_id)):
@@ -210,6 +220,7 @@ class CheckpointStore:
 
     @staticmethod
     def _can_rename(filesystem: Any) -> bool:
+        # Only a local directory renames a folder in one step; object stores copy file by file.
         protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
         return "file" in protocols
 
@@ -220,7 +231,7 @@ class CheckpointStore:
 
 
 def _sync(path: Path) -> None:
-    """A file's content, or a folder's names, to the disk."""
+    """Writes a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -229,7 +240,8 @@ def _sync(path: Path) -> None:
 
 
 def read_metadata(directory: Path) -> dict[str, Any]:
-    """Raises GanglineError `checkpoint.not_found` where a folder is no complete checkpoint, and `corrupt`."""
+    """Returns the metadata of a checkpoint's folder. Raises GanglineError `checkpoint.not_found` where the folder is no
+    complete checkpoint, and `corrupt`."""
     path = directory / METADATA_FILE
     try:
         content = path.read_bytes()

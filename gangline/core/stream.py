@@ -1,4 +1,4 @@
-"""A file on its way into a checkpoint: what is written goes on to storage, is counted and hashed."""
+"""Passes a file's content on to checkpoint storage, and counts and hashes it on the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Target(Protocol):
 
 
 class DigestStream:
-    """As much of a binary file, open for writing, as torch and pickle need. It never seeks and does not close its
+    """Implements as much of a writable binary file as torch and pickle need. It never seeks and does not close its
     target. on_write: called after each write."""
 
     def __init__(self, target: _Target) -> None:

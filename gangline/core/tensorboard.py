@@ -1,8 +1,9 @@
-"""The folder for TensorBoard files of this rank, and their way to the trial's storage.
+"""Keeps the folder of this rank's TensorBoard files, and copies the files to the trial's storage.
 
-Owns where they lie (<storage URL>/tensorboard/<trial>, other ranks than the chief in a folder each) and the copying.
-Storage that is a directory is written to directly; elsewhere a background thread copies what has changed, every half
-minute and at the end. An upload that fails is told once and tried again: it must not end a training.
+Owns their place and the copying. The place is <storage URL>/tensorboard/<trial>; each rank other than the chief has a
+folder of its own below it. Storage that is a directory is written to directly. Elsewhere a background thread copies
+changed files every 30 seconds and at the end. A failed upload is logged once and retried, because it must not end a
+training.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _log = logging.getLogger("gangline")
 
 
 class TensorboardMode(Enum):
-    """AUTO: files get to storage by themselves. MANUAL: only upload_tensorboard_files() takes them there."""
+    """AUTO: files are copied to storage automatically. MANUAL: only upload_tensorboard_files() copies them."""
 
     AUTO = "AUTO"
     MANUAL = "MANUAL"
@@ -45,7 +46,7 @@ _current: TensorboardFolder | None = None
 
 
 def current_folder() -> TensorboardFolder:
-    """Of the newest context of gangline.core.init() in this process."""
+    """Returns the folder of the newest context of gangline.core.init() in this process."""
     if _current is None:
         raise invalid(
             "core.tensorboard",
@@ -55,7 +56,7 @@ def current_folder() -> TensorboardFolder:
 
 
 class TensorboardFolder:
-    """Nothing happens before the first use of `path`."""
+    """Keeps one rank's TensorBoard files. It opens nothing before the first use of `path`."""
 
     def __init__(self, storage_url: str, trial_id: str, rank: int, mode: TensorboardMode) -> None:
         place = tensorboard_url_of(storage_url, trial_id)
@@ -71,7 +72,7 @@ class TensorboardFolder:
         self._has_warned = False
 
     def become_current(self) -> None:
-        """The folder of TorchWriters that are made later."""
+        """Makes this the folder of TorchWriters that are made later."""
         global _current  # noqa: PLW0603  a process trains one trial
         _current = self
 
@@ -87,8 +88,8 @@ class TensorboardFolder:
         selector: Callable[[Path], bool] = take_all,
         mangler: Callable[[Path, int], Path] = keep_name,
     ) -> None:
-        """Copies what has changed since the last time. selector, mangler: which files, by their path inside the folder,
-        and under which path there; the mangler gets the rank as well."""
+        """Copies the files that have changed since the last upload. selector: chooses files by their path inside the
+        folder. mangler: gets that path and the rank, and returns the path in storage."""
         if self._known_path is None or self._is_direct:
             return
         filesystem, root = fsspec.core.url_to_fs(self.url)
@@ -99,7 +100,7 @@ class TensorboardFolder:
                     self._send(file, filesystem, f"{root}/{mangler(inside, self._rank).as_posix()}")
 
     def close(self) -> None:
-        """The last upload. May be called twice."""
+        """Uploads for the last time and ends. It may be called twice."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
@@ -143,6 +144,7 @@ class TensorboardFolder:
         # A writer may remove its file between the listing and here.
         with contextlib.suppress(FileNotFoundError):
             status = file.stat()
+            # A file with the same size and time as at its last upload has not changed.
             state = (status.st_size, status.st_mtime_ns)
             if self._sent.get(file) == state:
                 return

@@ -1,6 +1,7 @@
-"""Reporting metrics and progress: the train part of the Core API.
+"""Reports metrics and progress: the train part of the Core API.
 
-Owns what a report may hold and who may send it. On the cluster reports go to the trial runner, elsewhere to stdout.
+Owns the rules of what a report may hold and which rank may send it. On the cluster reports go to the trial runner,
+elsewhere to stdout.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from gangline.lacking import Lacking
 
 TRAINING = "training"
 VALIDATION = "validation"
-# A checkpoint is saved near its validation, rarely of earlier steps.
+# How many validations are kept for checkpoints. Few suffice, because a checkpoint is saved soon after its validation.
 _MOST_VALIDATIONS = 64
 _log = logging.getLogger("gangline")
 
 
 class EarlyExitReason(Enum):
-    """INVALID_HP: these hyperparameters cannot be trained with. USER_REQUESTED_STOP: the script has enough."""
+    """INVALID_HP: these hyperparameters cannot be trained with. USER_REQUESTED_STOP: the script has trained enough."""
 
     INVALID_HP = "INVALID_HP"
     USER_REQUESTED_STOP = "USER_REQUESTED_STOP"
 
 
 class TrainContext(Lacking):
-    """Chief only, except for TensorBoard. steps_completed: batches since the trial began, over all restarts."""
+    """Sends a trial's reports. Chief only, except for TensorBoard. steps_completed: batches since the trial began, over
+    all restarts."""
 
     lacks = ("get_experiment_best_validation", "get_metadata", "report_metadata", "set_metadata")
 
@@ -64,7 +66,8 @@ class TrainContext(Lacking):
         metrics: Mapping[str, Any],
         batch_metrics: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """batch_metrics: accepted with one warning, no effect; only what stands in `metrics` is recorded."""
+        """Reports metrics of the group "training". batch_metrics: accepted with one warning, no effect; only `metrics`
+        is recorded."""
         if batch_metrics and not self._has_warned_of_batch_metrics:
             self._has_warned_of_batch_metrics = True
             _log.warning(
@@ -73,13 +76,14 @@ class TrainContext(Lacking):
         self.report_metrics(TRAINING, steps_completed, metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """The searcher and the checkpoint policy read these. Raises GanglineError `training.nonfinite_metric` when the
-        searcher's own metric is no finite number, unless optimizations.nonfinite_loss is "ignore"."""
+        """Reports the metrics that the searcher and the checkpoint policy read. Raises GanglineError
+        `training.nonfinite_metric` when the searcher's own metric is no finite number, unless
+        optimizations.nonfinite_loss is "ignore"."""
         self.report_metrics(VALIDATION, steps_completed, metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """group: any name; "training" and "validation" are drawn by default. Values that are no numbers are left out,
-        with one warning for each name."""
+        """Reports metrics. group: any name; "training" and "validation" are drawn by default. Values that are no
+        numbers are left out, with one warning for each name."""
         self._check_chief("report_metrics")
         numbers = self._numbers_of(metrics)
         self._beat.report(steps_completed)
@@ -90,37 +94,41 @@ class TrainContext(Lacking):
             self._validations = (*self._validations[1 - _MOST_VALIDATIONS :], (steps_completed, finite))
         if self._is_local:
             _print_metrics(group, steps_completed, numbers)
+        # Last, because it may raise, and the report with the value must be sent first.
         self._check_finite(group, steps_completed, numbers)
 
     def find_validation(self, steps_completed: int) -> Mapping[str, float]:
-        """The newest validation metrics that this process has reported up to these steps; empty before the first."""
+        """Returns the newest validation metrics that this process has reported up to these steps; empty before the
+        first."""
         known = (metrics for steps, metrics in reversed(self._validations) if steps <= steps_completed)
         return next(known, {})
 
     def report_progress(self, progress: float) -> None:
-        """progress: from 0 to 1."""
+        """Reports the progress of the trial. progress: from 0 to 1."""
         self._check_chief("report_progress")
         if not 0 <= progress <= 1:
             raise invalid("core.progress", f"report_progress({progress}): progress lies between 0 and 1")
         steps = self._link.batches_completed
+        # Without both numbers there is no estimate of the total.
         if progress > 0 and steps > 0:
             self._link.send_progress(steps, max(steps, round(steps / progress)), 0.0, 0.0)
 
     def set_status(self, status: str) -> None:
-        """What the trial is doing, in a word or two; it goes to the trial's log."""
+        """Writes the trial's present activity, one or two words, to its log."""
         self._check_chief("set_status")
         _log.info("status: %s", status)
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
-        """Before the script ends early by itself. INVALID_HP raises InvalidHP: the trial fails with that word and is
-        not tried again."""
+        """Announces that the script ends early by itself. INVALID_HP raises InvalidHP: the trial fails with that reason
+        and is not retried."""
         self._check_chief("report_early_exit")
         if reason is EarlyExitReason.INVALID_HP:
             raise InvalidHP("the script reported that these hyperparameters cannot be trained with")
         _log.info("the script ends early because it was asked to")
 
     def get_tensorboard_path(self) -> Path:
-        """Any rank: a folder of its own; what is written there gets to the trial's storage."""
+        """Returns a folder of this rank; files that are written there are copied to the trial's storage. Any rank may
+        call it."""
         return self._tensorboard.path
 
     def upload_tensorboard_files(
@@ -128,9 +136,11 @@ class TrainContext(Lacking):
         selector: Callable[[Path], bool] = take_all,
         mangler: Callable[[Path, int], Path] = keep_name,
     ) -> None:
-        """Any rank: copies its TensorBoard files to storage now; with TensorboardMode.MANUAL nothing else does.
+        """Copies this rank's TensorBoard files to storage now; with TensorboardMode.MANUAL nothing else does. Any rank
+        may call it.
 
-        selector, mangler: which files, by their path inside the folder, and under which path in storage.
+        selector: chooses files by their path inside the folder. mangler: gets that path and the rank, and returns the
+        path in storage.
         """
         self._tensorboard.upload(selector, mangler)
 
@@ -165,7 +175,7 @@ class TrainContext(Lacking):
 
 
 def _decisive_metric(cluster: ClusterInfo | None) -> str | None:
-    """The validation metric that has to be finite; None where there is no such."""
+    """Returns the name of the validation metric that has to be finite; None where no metric has to be."""
     config = cluster.trial.config if cluster else {}
     if (config.get("optimizations") or {}).get("nonfinite_loss") == "ignore":
         return None

@@ -1,9 +1,9 @@
-"""How the ranks of one trial pass small Python objects to one another.
+"""Exchanges small Python objects among the ranks of one trial.
 
-Owns three ways behind one interface: alone, over a torch.distributed group, and over torch's key-value store where
-the script makes no process group. Training data never goes through here. Every call is made by all members in step.
-Objects travel as gangline.core.encoding writes them: neither torch's store nor gloo knows who connects, so what a rank
-reads there may come from another process, and torch's own collectives of objects would unpickle it.
+Owns three transports behind one interface: alone, over a torch.distributed group, and over torch's key-value store
+where the script makes no process group. Training data never goes through here. All members make every call in step.
+Objects travel in the format of gangline.core.encoding. Neither torch's store nor gloo authenticates its peers, so the
+bytes that a rank reads may come from another process. torch's own collectives of objects would unpickle them.
 Used by gangline.core.distributed; torch is imported only when a transport that needs it is made.
 """
 
@@ -17,35 +17,37 @@ from gangline.core.encoding import decode, encode
 
 
 class Transport(Protocol):
-    """Members are ordered; the first one is the source of a broadcast."""
+    """Exchanges objects among ordered members; the first one is the source of a broadcast."""
 
     def allgather(self, value: Any) -> list[Any]: ...
 
     def broadcast(self, value: Any) -> Any: ...
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Everyone's value at the first member, None at the others."""
+        """Returns every member's value at the first member, None at the others."""
         ...
 
     def scatter(self, values: Sequence[Any] | None) -> Any:
-        """The first member gives one value for each member, in order; the others give None."""
+        """Returns this member's value. The first member gives one value for each member, in order; the others give
+        None."""
         ...
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
-        """Element by element over all members, which give equally many numbers below 2^63."""
+        """Returns the maximum over all members, element by element. All members give as many numbers, below 2^63."""
         ...
 
     def maximum_later(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
-        """Begins it without waiting for the others; what is returned waits and gives the result, and is called once."""
+        """Starts the maximum without waiting for the others. Returns a function that waits and gives the result; it is
+        called once."""
         ...
 
     def total_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Likewise the sum, in double precision and the same on all members."""
+        """Starts the sum likewise, in double precision. The result is the same on all members."""
         ...
 
 
 class AloneTransport:
-    """For a world of one."""
+    """The transport of a world of one rank."""
 
     def allgather(self, value: Any) -> list[Any]:
         return [value]
@@ -71,7 +73,7 @@ class AloneTransport:
 
 
 class TorchTransport:
-    """Over a process group that carries CPU tensors. ranks: its members' global ranks, in order."""
+    """Exchanges over a process group that carries CPU tensors. ranks: its members' global ranks, in order."""
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self._group = group
@@ -90,6 +92,7 @@ class TorchTransport:
         import torch.distributed as dist  # noqa: PLC0415  gangline.core is usable without torch
 
         payload = encode(value) if self._is_first() else b""
+        # The other members pass 0, so the maximum is the first member's length.
         length = self.maximum([len(payload)])[0]
         part = _padded(payload, length)
         dist.broadcast(part, src=self._ranks[0], group=self._group)
@@ -120,7 +123,7 @@ class TorchTransport:
         return bool(dist.get_rank(self._group) == 0)
 
     def _lengths(self, own: int) -> list[int]:
-        """Everyone's."""
+        """Returns the length of every member's payload."""
         import torch  # noqa: PLC0415  gangline.core is usable without torch
         import torch.distributed as dist  # noqa: PLC0415  see above
 
@@ -156,12 +159,12 @@ class TorchTransport:
 
 
 class StoreTransport:
-    """Over a torch.distributed store. Needs no process group, so a script stays free to make its own.
+    """Exchanges over a torch.distributed store. It needs no process group, so a script stays free to make its own.
 
-    Every call is a round: a member puts its value under the round's number and waits for the others' values. Whoever
-    has seen round n complete knows that everybody has read round n - 1, and removes its own value of that round. The
-    first round finds out how many transports these members have used before, in scripts that ran before this one: what
-    those left is not read again.
+    Every call is a round: a member writes its value under the round's number and waits for the others' values. A member
+    that has seen round n complete knows that all have read round n - 1. It then removes its own value of that round.
+    The first round counts how many transports these members have used before, in scripts that ran before this one. So
+    values that those scripts left are not read again.
     """
 
     def __init__(self, store: Any, member: int, size: int, timeout_seconds: float = 1800.0) -> None:
@@ -203,7 +206,7 @@ class StoreTransport:
         return self._reduce_later(numbers, sum)
 
     def _reduce_later(self, numbers: Sequence[Any], reduce: Callable[[Any], Any]) -> Callable[[], list[Any]]:
-        # A store has no way to begin: its rounds are over when their call returns.
+        # A store cannot start a round without waiting, so the round is complete before this function returns.
         found = [reduce(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
         return lambda: found
 
@@ -218,7 +221,7 @@ def _empty(num_bytes: int) -> Any:
 
 
 def _padded(payload: bytes, num_bytes: int) -> Any:
-    """Collectives take tensors of one size from all members."""
+    """Returns the payload as a tensor of num_bytes. Collectives take tensors of one size from all members."""
     import torch  # noqa: PLC0415  gangline.core is usable without torch
 
     return torch.frombuffer(bytearray(payload).ljust(num_bytes, b"\0"), dtype=torch.uint8)

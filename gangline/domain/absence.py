@@ -1,6 +1,7 @@
-"""PURE: the line for what does not exist, and where to look for what does.
+"""PURE: the error for a record that does not exist, with the command that lists those that do.
 
-Gateway, scheduler and commands say it alike. What only one of them knows better (the agents there are) it says itself.
+Gateway, scheduler and commands share its sentence. A caller that knows more, such as the names of the existing agents,
+makes an error of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _LISTED_BY = {
 
 
 def absent(name: str, record_id: int | str) -> GanglineError:
-    """The error `<name>.not_found`. name: of any record, also of one that no command lists."""
+    """Makes the error `<name>.not_found`. name: of any record, also of one that no command lists."""
     listed_by = _LISTED_BY.get(name, "")
     if name == "trial":
         listed_by = f"gangline experiment trials {str(record_id).partition('.')[0]}"

@@ -1,4 +1,4 @@
-"""PURE: a request for slots, the allocation that answers it, and how its members end. See types.proto."""
+"""PURE: a request for slots, the allocation that answers it, and the ends of its members. See types.proto."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gangline.domain.state import ExitKind, LogAction, ReasonCode, State
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Unix seconds at which each phase of a start ended; 0 where it has not."""
+    """Unix seconds at which each phase of a start ended; 0 for a phase that has not ended."""
 
     queued_at: float = 0.0
     placed_at: float = 0.0
@@ -83,14 +83,14 @@ class Allocation:
 
     @property
     def size_text(self) -> str:
-        """2 of 4 slots, or 4 slots"""
+        """Returns "2 of 4 slots", or "4 slots" at full size."""
         of_full = f" of {self.full_slots}" if self.full_slots else ""
         return f"{self.num_slots}{of_full} slot{'' if max(self.num_slots, self.full_slots) == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
 class SizeChange:
-    """An attempt has started on another number of slots than the one before it."""
+    """An attempt that started on another number of slots than the one before it."""
 
     at: float
     slots: int
@@ -100,7 +100,7 @@ class SizeChange:
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """A trial avoids an agent on which it could not start, up to until_at or until the agent is trusted again."""
+    """A trial avoids an agent on which it could not start, until until_at or until the agent is trusted again."""
 
     agent_id: str
     reason: str = ""
@@ -128,7 +128,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a request waits, or why a trial runs on fewer slots, as data: every surface prints the same sentence."""
+    """The reason why a request waits, or why a trial runs on fewer slots, as data. So the CLI, the page and the log
+    print the same sentence."""
 
     code: ReasonCode
     message: str
@@ -139,7 +140,7 @@ class Reason:
 
 
 def shrunk_reason(allocation: Allocation) -> Reason | None:
-    """Why it runs on fewer slots; None for one that has all of them."""
+    """Returns why an allocation runs on fewer slots than asked for; None for one that has all of them."""
     if not allocation.full_slots:
         return None
     what = f"runs on {allocation.size_text}: {allocation.shrink_reason}"

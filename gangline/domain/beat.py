@@ -1,20 +1,22 @@
-"""PURE: how a rank's sign of life reads: how far it is, where it is, and whether progress is expected of it. See
-gangline.core.beat, which writes it."""
+"""PURE: the reading of a rank's progress: how far it is, where it is, and whether progress is expected of it.
+gangline.core.beat writes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
 
+# The count of batches of a rank that does not count them.
 UNKNOWN = -1
-# Set in a part as soon as something was done since the last batch that is no part of a step.
+# A bit of `part`, set once the rank has done work since the last batch that is no part of a step.
 BREAK = 1 << 32
 
 
 class Phase(IntEnum):
-    """OUTSIDE: no progress is expected. WATCHED: a rank that stands still hangs. RESTING: the user's own code or
-    storage runs, which may take long, but not for ever. STARTING: before the first completed batch, which may take long
-    as well."""
+    """OUTSIDE: no progress is expected.
+    WATCHED: a rank without progress hangs.
+    RESTING: the user's own code or storage runs, which may take long, but not for ever.
+    STARTING: before the first completed batch, which may take long as well."""
 
     OUTSIDE = 0
     WATCHED = 1
@@ -23,7 +25,7 @@ class Phase(IntEnum):
 
 
 class Where(IntEnum):
-    """What a rank does. Those before DATA come in this order, once, before training begins."""
+    """The work that a rank does. The members before DATA are reached in this order, once, before training begins."""
 
     UNKNOWN = 0
     START = 1
@@ -44,7 +46,7 @@ class Where(IntEnum):
 
     @property
     def words(self) -> str:
-        """As a part of a sentence: in WORDS. Empty where nothing is known."""
+        """Returns the place as a part of a sentence, from _WORDS. Empty where the place is unknown."""
         return _WORDS[self]
 
 
@@ -70,8 +72,12 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """How many collectives a process has entered. world: of the default process group. others: of all further groups.
-    background: of groups that serve a background thread, which keeps no step with training."""
+    """The numbers of collectives that a process has entered.
+
+    world: of the default process group.
+    others: of all further groups.
+    background: of groups that serve a background thread, which keeps no step with training.
+    """
 
     world: int = 0
     others: int = 0
@@ -80,9 +86,14 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """pid: 0 until a process has opened the file. batches: complete, UNKNOWN where the rank does not count them. part:
-    counts what all ranks do alike since then. life: counts everything else that is done. is_stopped: whether a signal
-    or a debugger has stopped the process."""
+    """One reading of a rank's beat file.
+
+    pid: 0 until a process has opened the file.
+    batches: complete so far, UNKNOWN where the rank does not count them.
+    part: counts the work since then that all ranks do alike.
+    life: counts all other work.
+    is_stopped: whether a signal or a debugger has stopped the process.
+    """
 
     batches: int = UNKNOWN
     part: int = 0
@@ -95,10 +106,11 @@ class Reading:
 
     @property
     def place(self) -> int | None:
-        """How many batches were complete; None when the rank never said so."""
+        """Returns how many batches were complete; None when the rank never reported it."""
         return self.batches if self.pid and self.batches != UNKNOWN else None
 
     @property
     def is_broken(self) -> bool:
-        """Whether the time since the last batch is not that of one step: a validation ran, or a script's own work."""
+        """Returns whether the time since the last batch is not that of one step, because a validation or a script's own
+        work ran."""
         return bool(self.part & BREAK)

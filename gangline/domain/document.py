@@ -1,7 +1,7 @@
 """PURE: JSON documents that users' programs supply, such as the metadata of a checkpoint.
 
-`check_document` refuses at intake what a reader could not show. `read_document` reads what was stored before that check
-existed: it never fails, and what it returns can be written as JSON again.
+`check_document` refuses at intake a document that a reader could not show. `read_document` reads documents that were
+stored before that check existed. It never fails, and its result can be written as JSON again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def check_document(text: str, what: str) -> None:
-    """what: the subject of the message. Raises GanglineError `document.invalid` unless it is a JSON object that readers
-    can show. NaN and infinities pass."""
+    """Raises GanglineError `document.invalid` unless the text is a JSON object that readers can show. NaN and
+    infinities pass. what: the subject of the message."""
     try:
         value = json.loads(text)
         cleaned = to_valid(value)
@@ -34,7 +34,7 @@ def check_document(text: str, what: str) -> None:
 
 
 def read_document(text: str) -> Any:
-    """The value of a JSON text; None for an empty text and for one that cannot be read."""
+    """Returns the value of a JSON text; None for an empty text and for one that cannot be read."""
     if not text:
         return None
     try:
@@ -44,8 +44,8 @@ def read_document(text: str) -> Any:
 
 
 def to_valid(value: Any, levels: int = MOST_LEVELS) -> Any:
-    """The same value with null for NaN and infinities, and without lone surrogates. Raises ValueError where it is
-    nested too deeply."""
+    """Returns the same value with null for NaN and infinities, and without lone surrogates. Raises ValueError where it
+    is nested too deeply."""
     if isinstance(value, str):
         return to_encodable(value)
     if isinstance(value, float):
@@ -60,7 +60,7 @@ def to_valid(value: Any, levels: int = MOST_LEVELS) -> Any:
 
 
 def to_encodable(text: str) -> str:
-    """Without lone surrogates, which no UTF-8 text can hold."""
+    """Returns the text without lone surrogates, which no UTF-8 text can hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -69,7 +69,7 @@ def to_encodable(text: str) -> str:
 
 
 def _has_surrogate(cleaned: Any, value: Any) -> bool:
-    """Whether cleaning replaced a string or a key."""
+    """Returns whether the cleaning replaced a string or a key."""
     if isinstance(value, str):
         return bool(cleaned != value)
     if isinstance(value, dict):

@@ -1,7 +1,6 @@
-"""PURE: what an entrypoint names: a trial class, a Python script or module, or any other command.
+"""PURE: parses an entrypoint into a trial class, a Python script or module, or any other command.
 
-The check before the upload (gangline.config.code_check), the trial runner and the rank that runs it read an entrypoint
-with this.
+The check before the upload (gangline.config.code_check), the trial runner and the rank that runs the entrypoint use it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 
 _TRIAL = re.compile(r"^([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)$")
 _PYTHON = re.compile(r"^(?:.*/)?python(?:3(?:\.\d+)?)?$")
+# Modules that start the ranks elsewhere; in the cluster the trial runner does.
 LAUNCHERS = ("gangline.launch.torch_distributed", "determined.launch.torch_distributed")
 
 
@@ -42,7 +42,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Anything else, executed as it is."""
+    """Any other command, executed as it is."""
 
     arguments: tuple[str, ...]
 
@@ -51,14 +51,15 @@ Entrypoint = TrialClass | Script | Module | Command
 
 
 def parse_entrypoint(text: str | Sequence[str]) -> Entrypoint:
-    """A launcher of torch in front (ours or Determined's) is dropped: every slot gets its rank anyway."""
+    """Parses an entrypoint. A launcher of torch in front of it (Gangline's or Determined's) is dropped, because every
+    slot gets its rank anyway."""
     words = tuple(shlex.split(text)) if isinstance(text, str) else tuple(text)
     launched = _without_launcher(words)
     return _parse_command(words) if launched is None else parse_launched(launched)
 
 
 def parse_launched(words: Sequence[str]) -> Entrypoint:
-    """What stands behind a launcher: as an entrypoint, and as torchrun has it, a Python file or -m and a module."""
+    """Parses the words behind a launcher: an entrypoint, or in torchrun's form a Python file or -m and a module."""
     words = tuple(words)
     if words and (words[0].endswith(".py") or words[0] == "-m"):
         return _parse_python(words) or Command(words)
@@ -66,8 +67,8 @@ def parse_launched(words: Sequence[str]) -> Entrypoint:
 
 
 def program_of(text: str | Sequence[str]) -> list[str]:
-    """What takes a rank's place for any other command: a line goes through the shell, a list does not. Empty for what
-    Python runs in the rank itself."""
+    """Returns the program that takes a rank's place for any other command. A string goes through the shell, a list does
+    not. The result is empty for an entrypoint that Python runs in the rank itself."""
     if not isinstance(parse_entrypoint(text), Command):
         return []
     return ["/bin/sh", "-c", text] if isinstance(text, str) else list(text)
@@ -82,14 +83,14 @@ def _parse_command(words: tuple[str, ...]) -> Entrypoint:
 
 
 def _parse_python(rest: tuple[str, ...]) -> Entrypoint | None:
-    """rest: what python3 is called with."""
+    """Returns the script or module among python3's arguments, else None. rest: these arguments."""
     if len(rest) > 1 and rest[0] == "-m":
         return Module(rest[1], rest[2:])
     return Script(rest[0], rest[1:]) if rest and rest[0].endswith(".py") else None
 
 
 def _without_launcher(words: tuple[str, ...]) -> tuple[str, ...] | None:
-    """None where there is none."""
+    """Returns the words behind the launcher; None where there is no launcher."""
     is_python = bool(words) and _PYTHON.match(words[0]) is not None
     if not is_python or words[1:2] != ("-m",) or words[2:3] == () or words[2] not in LAUNCHERS:
         return None
@@ -100,7 +101,7 @@ def _without_launcher(words: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def _without_switches(words: tuple[str, ...]) -> tuple[str, ...]:
-    """-u and the like say how python prints; they do not matter to a rank."""
+    """Drops -u and the like. They control how python prints or imports, which does not matter to a rank."""
     while words and words[0] in ("-u", "-B", "-s", "-E"):
         words = words[1:]
     return words

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from gangline.domain.allocation import Exclusion, ExitReport, SizeChange, Timeline
 from gangline.domain.state import CheckpointState, ExitKind, Outcome, State
 
-# In the folder of a checkpoint, beside the files that it lists: with it, the checkpoint is whole.
+# The file in a checkpoint's folder that lists its other files. A checkpoint that has it is complete.
 METADATA_FILE = "metadata.json"
-# In the metadata of a checkpoint: what a validation said of it, by which checkpoints are compared.
+# The key of a checkpoint's metadata with its validation metrics, by which checkpoints are compared.
 VALIDATION_METRICS = "validation_metrics"
 
 
@@ -34,8 +34,8 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """None leaves a value as it is; max_slots 0 lifts the cap. when_free: a lower max_slots stops no trial, and slots
-    beyond it are given back as trials end."""
+    """A change of an experiment's resources. None leaves a value as it is; max_slots 0 lifts the cap. when_free: a
+    lower max_slots stops no trial, and slots beyond it are given back as trials end."""
 
     priority: int | None = None
     weight: float | None = None
@@ -45,7 +45,8 @@ class ResourceChange:
 
 @dataclass(frozen=True, slots=True)
 class QueueMove:
-    """Directly ahead of another experiment of the same pool or directly behind it, at that one's priority."""
+    """Moves an experiment directly ahead of another experiment of the same pool or directly behind it, at that one's
+    priority."""
 
     anchor_experiment_id: int
     is_behind: bool = False

@@ -1,7 +1,7 @@
-"""PURE: why an experiment or a trial runs or waits: its tasks, and what those that block it are.
+"""PURE: explains why an experiment or a trial runs or waits: its tasks, and the things that block it.
 
-Why a request waits is the planner's word (Reason); here it is put beside where the rest stands, so that the ids in it
-mean something to a reader. The gateway and the SDK make the same explanation with it.
+The planner decides why a request waits (Reason). This module resolves the ids in that reason, so that a reader
+understands them. The gateway and the SDK make the same explanation with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gangline.errors import not_found
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """kind: "allocation", "trial" or "agent"; "gone" for what is not there any more. text: half a sentence."""
+    """kind: "allocation", "trial" or "agent"; "gone" for an id that no longer exists. text: a part of a sentence that
+    describes it."""
 
     id: str
     kind: str
@@ -28,7 +29,7 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class TaskExplanation:
-    """blockers: what the ids in the task's reason are, in their order."""
+    """A task with its blockers. blockers: the things that the ids in the task's reason name, in their order."""
 
     task: Task
     blockers: tuple[Blocker, ...] = ()
@@ -36,9 +37,10 @@ class TaskExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """reason: why no further trial starts (paused, the search waits); None when there is none.
+    """The explanation of an experiment. reason: why no further trial starts (paused, the search waits); None when there
+    is none.
 
-    tasks: of the trial that was asked about; otherwise of those trials of the experiment that have not ended.
+    tasks: of the requested trial; otherwise of those trials of the experiment that have not ended.
     """
 
     experiment: Experiment
@@ -55,7 +57,8 @@ def explain(
     *,
     trial_id: str = "",
 ) -> Explanation:
-    """trials: of the experiment. tasks: of the whole cluster. trial_id: only this one, ended or not.
+    """Explains an experiment or one of its trials. trials: of the experiment. tasks: of the whole cluster. trial_id:
+    limits the explanation to this trial, ended or not.
 
     Raises GanglineError `trial.not_found`.
     """
@@ -77,7 +80,8 @@ def explain(
 
 
 def place_of(allocation: Allocation) -> str:
-    """agent-1 (2 slots), agent-2 (2 slots); with fewer slots than asked for: agent-1 (2 slots), in all 2 of 4 slots"""
+    """Returns "agent-1 (2 slots), agent-2 (2 slots)". With fewer slots than asked for it is "agent-1 (2 slots), in all
+    2 of 4 slots"."""
     places = [f"{member.agent_id} ({_slots(len(member.slot_ids))})" for member in allocation.members]
     return ", ".join([*places, f"in all {allocation.size_text}"] if allocation.full_slots else places)
 
@@ -99,7 +103,7 @@ def _blocker(id_: str, task_by_trial_id: dict[str, Task], agent_by_id: dict[str,
 
 
 def _task_words(task: Task) -> str:
-    """trial 7.1 of experiment 7 digits, RUNNING on agent-1 (2 slots)"""
+    """Returns a description such as: trial 7.1 of experiment 7 digits, RUNNING on agent-1 (2 slots)."""
     words = f"trial {task.trial.id} of experiment {task.trial.experiment_id} {task.experiment_name}"
     if task.allocation is not None:
         return f"{words}, {task.allocation.state} on {place_of(task.allocation)}"
@@ -108,7 +112,7 @@ def _task_words(task: Task) -> str:
 
 
 def _agent_words(agent: Agent) -> str:
-    """agent in pool 'default', DRAINING, 1 of 4 slots DISABLED"""
+    """Returns a description such as: agent in pool 'default', DRAINING, 1 of 4 slots DISABLED."""
     words = [f"agent in pool {agent.pool!r}"]
     if agent.state is AgentState.LOST:
         words.append("LOST")

@@ -1,7 +1,8 @@
-"""PURE: what an experiment says of failures, read from its configuration as ranks and runners get it: a dictionary; and
-what ranks and runners both have to know of how one fails.
+"""PURE: an experiment's settings for failures, read from its configuration as a dictionary, and facts about failures
+that ranks and runners share.
 
-Submit has validated it (gangline.config.failure); what another version of Gangline stored may lack keys.
+Ranks and runners get the configuration as a dictionary. Submit has validated it (gangline.config.failure). A
+configuration that another version of Gangline stored may lack keys.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any
 
 from gangline.domain.state import LogAction
 
-# The code of errors about the checkpoint from which the cluster wants this trial to go on; there may be an older one.
+# The code of errors about the checkpoint from which the cluster wants this trial to resume. The next attempt may resume
+# from an older one.
 LATEST_CORRUPT = "checkpoint.latest_corrupt"
-# How a sentence about a process begins that a rank had started.
+# The beginning of a sentence about a process that a rank had started.
 CHILD = "a process that it had started was "
-# How shells and Python scripts pass on that a child was killed. Other numbers of this kind are exit codes as well.
+# Exit codes by which shells (128 + signal) and Python scripts (256 - signal) pass on the death of a child. Only these
+# signals count, because other numbers of this kind are ordinary exit codes as well.
 _PASSED_ON = {
     code: number
     for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
@@ -26,17 +29,18 @@ _PASSED_ON = {
 
 
 def signal_passed_on(code: int) -> signal.Signals | None:
-    """That killed a process which a script or shell had started, where it ends with that process's exit code."""
+    """Returns the signal that killed a process of a script or shell, where the script ends with that process's exit
+    code."""
     return _PASSED_ON.get(code & 0xFF)
 
 
 def describe_signal(number: int, whom: str = "") -> str:
-    """How a process was ended. whom: CHILD for one that a rank had started."""
+    """Describes the end of a process by a signal. whom: CHILD for a process that a rank had started."""
     return f"{whom}ended by signal {number} ({signal_name(number)})"
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """Returns the name of a signal, as SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -45,8 +49,8 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HangRule:
-    """When a gang counts as hung: gangline.config.failure.HangDetection. is_enabled: at all. watches_scripts: also
-    where no trainer runs."""
+    """The limits at which a gang counts as hung, see gangline.config.failure.HangDetection. is_enabled: whether the
+    rule applies at all. watches_scripts: whether it applies where no trainer runs."""
 
     seconds: float = 60.0
     factor: float = 5.0
@@ -71,7 +75,7 @@ def hang_rule_of(config: Mapping[str, Any]) -> HangRule:
 
 @dataclass(frozen=True, slots=True)
 class LogRule:
-    """A log policy. label: what people know it by. action: None only says so in the log."""
+    """A log policy. label: its name for users. action: None only reports the match in the log."""
 
     label: str
     pattern: str
@@ -79,7 +83,7 @@ class LogRule:
 
 
 def log_rules_of(config: Mapping[str, Any]) -> list[LogRule]:
-    """Those that look for something."""
+    """Returns the log policies that have a pattern."""
     entries = [entry for entry in config.get("log_policies") or () if entry.get("pattern")]
     return [
         LogRule(entry.get("name") or entry.get("signal") or entry["pattern"], entry["pattern"], _action_of(entry))

@@ -1,4 +1,4 @@
-"""PURE: what tuning of tensor fusion found out, kept for later trials that are alike.
+"""PURE: the result of tuning tensor fusion, kept for later trials that are alike.
 
 The scheduler stores the record, ranks write and read it, users list and forget it.
 """
@@ -7,20 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# A record is kept for 30 days.
 LIFETIME_SECONDS = 30 * 86400.0
 _KEY_LETTERS = frozenset("0123456789abcdef-")
 
 
 @dataclass(frozen=True, slots=True)
 class FusionRecord:
-    """key: "<family>-<variant>", both in hexadecimal. A family has the same model, world and backend; its variants
-    differ in flags, batch size and link.
+    """The result of one tuning.
 
-    bucket_bytes: the caps of the buckets, in the order in which they go out; empty when the default is best.
-    num_pairs: pairs of steps behind the two times, 0 where no race was needed. steps: that tuning took.
-    bytes_per_second: 0 for a link that was not felt. batch_size: records of one batch of one rank, 0 when unknown.
-    flags: what else changes the exchange, as "aggregation_frequency=2". trial_id: the one that tuned, empty off the
-    cluster.
+    key: "<family>-<variant>", both in hexadecimal. A family has the same model, world and backend; its variants differ
+    in flags, batch size and link.
+    bucket_bytes: the caps of the buckets, in the order in which they are sent; empty when the default is best.
+    num_pairs: pairs of steps behind the two times, 0 where no race was needed.
+    steps: how many steps the tuning took.
+    bytes_per_second: 0 for a link whose times did not grow with the size of the exchange.
+    batch_size: records of one batch of one rank, 0 when unknown.
+    flags: other settings that change the exchange, as "aggregation_frequency=2".
+    trial_id: the trial that tuned, empty off the cluster.
     """
 
     key: str
@@ -40,12 +44,12 @@ class FusionRecord:
 
     @property
     def is_default(self) -> bool:
-        """Whether the default was found to be best."""
+        """Returns whether the default was found to be best."""
         return not self.bucket_bytes
 
     @property
     def gain_ratio(self) -> float:
-        """The default's step time over the tuned one's."""
+        """Returns the default's step time divided by the tuned one's."""
         return self.default_step_seconds / self.tuned_step_seconds if self.tuned_step_seconds > 0 else 1.0
 
 
@@ -54,7 +58,8 @@ def family_of(key: str) -> str:
 
 
 def is_fusion_key(text: str) -> bool:
-    """Whether it may stand in a key of the state: nothing that a path or a range could trip over."""
+    """Returns whether the text may be part of a key of the state. Its letters have no meaning in a path or a range of
+    keys."""
     return 0 < len(text) <= 64 and set(text) <= _KEY_LETTERS
 
 

@@ -1,7 +1,7 @@
-"""PURE: how ids are made and read.
+"""PURE: makes and parses ids.
 
-An experiment is a number (7), its trials are "7.1", "7.2", the attempts to run one are its allocations "7.1.1",
-"7.1.2": an id tells where it belongs, sorts by age and can be typed.
+An experiment is a number (7), its trials are "7.1", "7.2", and the attempts to run one are its allocations "7.1.1",
+"7.1.2". So an id names its parent, sorts by age and can be typed.
 """
 
 from __future__ import annotations
@@ -9,33 +9,34 @@ from __future__ import annotations
 from gangline.errors import GanglineError, invalid
 from gangline.printable import find_unprintable
 
+# The longest count of digits whose numbers all fit into 64 bits.
 _MOST_DIGITS = 18
 
 
 def trial_id(experiment_id: int, number: int) -> str:
-    """number counts from 1 within the experiment."""
+    """Returns a trial's id. number counts from 1 within the experiment."""
     return f"{experiment_id}.{number}"
 
 
 def allocation_id(trial: str, attempt: int) -> str:
-    """attempt counts from 1 within the trial."""
+    """Returns an allocation's id. attempt counts from 1 within the trial."""
     return f"{trial}.{attempt}"
 
 
 def parse_trial_id(text: str) -> tuple[int, int]:
-    """The experiment id and the number. Raises GanglineError `id.trial`."""
+    """Returns the experiment id and the number. Raises GanglineError `id.trial`."""
     experiment, number = _parse_numbers(text, 2, "trial", "7.1")
     return experiment, number
 
 
 def parse_allocation_id(text: str) -> tuple[str, int]:
-    """The trial id and the attempt. Raises GanglineError `id.allocation`."""
+    """Returns the trial id and the attempt. Raises GanglineError `id.allocation`."""
     experiment, number, attempt = _parse_numbers(text, 3, "allocation", "7.1.1")
     return trial_id(experiment, number), attempt
 
 
 def parse_job_id(text: str) -> tuple[int, str]:
-    """The experiment id, and the trial id where one of a trial was given. Raises GanglineError `id.job`."""
+    """Returns the experiment id, and the trial id where the text names a trial. Raises GanglineError `id.job`."""
     if _is_number(text):
         return int(text), ""
     try:
@@ -45,7 +46,8 @@ def parse_job_id(text: str) -> tuple[int, str]:
 
 
 def check_checkpoint_id(text: str) -> None:
-    """A folder of this name is deleted one day, so it must name no other. Raises GanglineError `checkpoint.id`."""
+    """Raises GanglineError `checkpoint.id` for a text that is no id. A folder of this name is deleted one day, so it
+    must name no other folder."""
     if not text or text.startswith(".") or not set(text).isdisjoint("/\\") or find_unprintable(text):
         raise invalid("checkpoint.id", f"{text!r} is no id of a checkpoint; give the one that saving it returned")
 
@@ -58,7 +60,7 @@ def _parse_numbers(text: str, count: int, what: str, example: str) -> tuple[int,
 
 
 def _is_number(text: str) -> bool:
-    """Whether it counts something, in at most 64 bits. Python refuses to read thousands of digits."""
+    """Returns whether the text is a positive count of at most 64 bits. Python refuses to read thousands of digits."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) > 0
 
 

@@ -1,8 +1,8 @@
-"""PURE: what is found in the storage of a checkpoint that is being written, or was when its writer ended.
+"""PURE: names for the files of a checkpoint that is being written, or whose writer ended before it was complete.
 
-The name says whose it is, so that what an ended attempt has left behind can be told from what a running one still
-writes. Where storage renames folders, the name is the folder's until it is complete; elsewhere it is that of an empty
-file, beside the folder with the files.
+The name contains the writer. So the files that an ended attempt has left behind can be told from those that a running
+attempt still writes. Where storage renames folders, the folder has this name until it is complete. Elsewhere an empty
+file beside the folder has it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 PREFIX = ".partial-"
-# What a gateway deletes has this name meanwhile, so that nobody takes it for something whole.
+# A gateway gives this name to files while it deletes them, so that no reader takes them for a complete checkpoint.
 REMOVED_PREFIX = ".removed-"
 _NAME = re.compile(
     r"\.(?:partial|removed)-(?P<cluster_id>\w+)-(?P<allocation_id>[1-9]\d*\.[1-9]\d*\.[1-9]\d*)-(?P<storage_id>[\w-]+)",
@@ -21,7 +21,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """An attempt to run a trial, of one cluster: several may share a storage."""
+    """An attempt to run a trial, with its cluster, because several clusters may share a storage."""
 
     cluster_id: str
     allocation_id: str
@@ -29,14 +29,14 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """storage_id: of the checkpoint that it was to become."""
+    """An unfinished checkpoint. storage_id: of the checkpoint that it was to become."""
 
     writer: Writer
     storage_id: str
 
 
 def partial_name(writer: Writer | None, storage_id: str) -> str:
-    """writer: None off the cluster, where nobody cleans up."""
+    """Returns the name of an unfinished checkpoint. writer: None off the cluster, where no gateway cleans up."""
     return PREFIX + _suffix(writer, storage_id)
 
 
@@ -45,7 +45,7 @@ def removed_name(partial: Partial) -> str:
 
 
 def parse_partial(name: str) -> Partial | None:
-    """None for what no attempt of a cluster wrote."""
+    """Returns the unfinished checkpoint of a name; None for a name that no attempt of a cluster wrote."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None

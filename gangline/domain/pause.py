@@ -1,4 +1,4 @@
-"""PURE: in words, why and until when an agent is out of use, for all trials or for one."""
+"""PURE: sentences for why and until when an agent is out of use, for all trials or for one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def describe_quarantine(agent: Agent) -> str:
 
 
 def troubles_of(agent: Agent, now: float) -> list[str]:
-    """Why nothing starts there, beside what operators said of it; empty when all is well."""
+    """Returns why no work starts on the agent, beside what operators set; empty when it has no trouble."""
     quarantine = describe_quarantine(agent) if agent.quarantined_until_at > now else ""
     return [trouble for trouble in (agent.problem, quarantine) if trouble]
 
 
 def clock_time(at: float) -> str:
-    """The time of day of Unix seconds: "14:05:06 UTC"."""
+    """Returns the time of day of Unix seconds: "14:05:06 UTC"."""
     minutes, seconds = divmod(int(at) % 86400, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02}:{minutes:02}:{seconds:02} UTC"

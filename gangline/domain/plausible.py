@@ -1,33 +1,33 @@
 """PURE: limits for the numbers that a trial, its runner or an agent reports.
 
-A report is data of a user's program, and every user's pages show it. A time far in the future, a negative count or a
-value that is no number must not spoil them: the receiver replaces it. Metrics of a trial are not limited here, because
-NaN and infinity are legitimate values of a metric.
+A report is data of a user's program, and other users' pages show it. A time far in the future, a negative count or a
+value that is no number must not spoil them, so the receiver replaces it. Metrics of a trial are not limited here,
+because NaN and infinity are legitimate values of a metric.
 """
 
 from __future__ import annotations
 
 import math
 
-# A clock may be wrong by so much; a time beyond that is replaced by the receiver's.
+# How far a clock may be ahead. The receiver replaces a time beyond that with its own.
 MOST_SECONDS_AHEAD = 86400.0
 # The largest whole number that JSON's readers represent exactly.
 MOST_COUNT = 2**53 - 1
-# Durations and rates; small enough that a product with a count stays finite.
+# Limit of durations and rates, small enough that a product with a count stays finite.
 MOST_AMOUNT = 1e15
 
 
 def plausible_time(at: float, now: float) -> float:
-    """Unix seconds; `now` in place of a time that is no number, negative or more than a day ahead. 0 means never and
-    stays."""
+    """Returns Unix seconds, or `now` in place of a time that is no number, negative or more than a day ahead. 0 means
+    never and stays."""
     return at if 0.0 <= at <= now + MOST_SECONDS_AHEAD else now
 
 
 def plausible_count(number: int) -> int:
-    """0, which means unknown, in place of a count that is negative or too large for JSON."""
+    """Returns the count, or 0 for unknown in place of a count that is negative or too large for JSON."""
     return number if 0 <= number <= MOST_COUNT else 0
 
 
 def plausible_amount(value: float) -> float:
-    """A duration or a rate; 0, which means unknown, in place of one that is no number, negative or absurdly large."""
+    """Returns a duration or a rate, or 0 for unknown in place of a value that is no number, negative or above 1e15."""
     return value if math.isfinite(value) and 0.0 <= value <= MOST_AMOUNT else 0.0

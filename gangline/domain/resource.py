@@ -1,4 +1,4 @@
-"""PURE: what a cluster has: agents, their slots and interfaces. Fields are explained in types.proto."""
+"""PURE: a cluster's resources: agents, their slots and interfaces. types.proto explains the fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Slot:
 
     @property
     def is_open(self) -> bool:
-        """Something may start on it, if its agent lets it."""
+        """Returns whether work may start on the slot, if its agent allows it."""
         return self.is_healthy and self.availability is Availability.ENABLED
 
 
@@ -66,13 +66,13 @@ class Agent:
 
     @property
     def known_slots(self) -> tuple[Slot, ...]:
-        """Those that it has, and those that it had when an operator disabled or drained them."""
+        """Returns the present slots, and absent ones that an operator had disabled or drained."""
         return (*self.slots, *self.absent_slots)
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceInstance:
-    """A scheduler or a gateway that announces itself under its own lease."""
+    """A scheduler or a gateway that registers itself under its own lease."""
 
     id: str
     kind: str

@@ -1,4 +1,4 @@
-"""PURE: how far the search of an experiment has come, and the events that its searcher was told. See types.proto."""
+"""PURE: the state of an experiment's search, and the events that its searcher received. See types.proto."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SearchEvent:
 
 @dataclass(frozen=True, slots=True)
 class SearchLog:
-    """One page of the events, in their order. id tells it from all others."""
+    """One page of the events, in their order. id distinguishes it from all other pages."""
 
     experiment_id: int
     page: int
@@ -41,7 +41,7 @@ class SearchLog:
 
 @dataclass(frozen=True, slots=True)
 class SearchPreview:
-    """hyperparameters_json: of the first trials, in their order."""
+    """The trials that a search would make. hyperparameters_json: of the first trials, in their order."""
 
     searcher: str
     seed: int
@@ -51,5 +51,5 @@ class SearchPreview:
 
 
 def search_log_id(experiment_id: int, page: int) -> str:
-    """page counts from 0."""
+    """Returns the id of a page. page counts from 0."""
     return f"{experiment_id}/{page:06d}"

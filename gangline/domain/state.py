@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """How far something has come. PAUSED is for experiments only."""
+    """The stage that an object has reached. PAUSED is for experiments only."""
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"
@@ -17,7 +17,7 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How it ended."""
+    """How an object ended."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -35,7 +35,7 @@ class AgentState(StrEnum):
 
 
 class Availability(StrEnum):
-    """Whether an agent or a slot is given out; types.proto says what each means."""
+    """Whether work may start on an agent or a slot; types.proto explains each member."""
 
     ENABLED = "ENABLED"
     DRAINING = "DRAINING"
@@ -43,7 +43,7 @@ class Availability(StrEnum):
 
 
 class ExitKind(StrEnum):
-    """Why one member of an allocation ended; types.proto says what each means."""
+    """Why one member of an allocation ended; types.proto explains each member."""
 
     COMPLETED = "COMPLETED"
     PREEMPTED = "PREEMPTED"
@@ -67,14 +67,14 @@ class ExitKind(StrEnum):
 
 
 class LogAction(StrEnum):
-    """What a log policy asks for where its pattern matches; types.proto says what each means."""
+    """The action of a log policy whose pattern matches; types.proto explains each member."""
 
     CANCEL_RETRIES = "CANCEL_RETRIES"
     EXCLUDE_NODE = "EXCLUDE_NODE"
 
 
 class ExperimentAction(StrEnum):
-    """What a user asks of an experiment that has not ended."""
+    """A user's request for an experiment that has not ended."""
 
     PAUSE = "PAUSE"
     ACTIVATE = "ACTIVATE"
@@ -82,7 +82,7 @@ class ExperimentAction(StrEnum):
 
 
 class SearchEventKind(StrEnum):
-    """What happens in a search; each searcher listens to some of them."""
+    """An event of a search; each searcher listens to some of them."""
 
     EXPERIMENT_CREATED = "EXPERIMENT_CREATED"
     TRIAL_CREATED = "TRIAL_CREATED"
@@ -92,7 +92,7 @@ class SearchEventKind(StrEnum):
 
 
 class CheckpointState(StrEnum):
-    """What is to become of a checkpoint's files; types.proto says what each means."""
+    """Whether a checkpoint's files are kept or deleted; types.proto explains each member."""
 
     COMPLETED = "COMPLETED"
     DELETING = "DELETING"

@@ -1,7 +1,7 @@
-"""PURE: which storage URLs that users and trials name may be opened.
+"""PURE: decides which storage URLs of users and trials may be opened.
 
-fsspec opens web servers, archives and chains of file systems by URL alone. A URL that a trial reported is opened later
-by the gateway and by other trials, with their rights; so only storage protocols pass, and no chains.
+fsspec opens web servers, archives and chains of file systems by URL alone. The gateway and other trials later open a
+URL that a trial reported, with their own rights. So only storage protocols pass, and no chains.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from gangline.printable import find_unprintable
 
 # A directory, S3, Google Cloud Storage and Azure Blob Storage, as in docs/checkpoints.md.
 _DOCUMENTED = ("file", "s3", "gs", "az")
+# Other names of fsspec for the same protocols.
 _SAME = {"local": "file", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 MAX_URL_LENGTH = 4096
 
 
 def protocol_of(url: str) -> str:
-    """ "file" for a path; one name where fsspec has several."""
+    """Returns the protocol of a URL: "file" for a path, and one name where fsspec has several."""
     protocol, separator, _ = url.partition("://")
     if not separator:
-        # The one protocol that fsspec finds without slashes.
+        # The one protocol that fsspec recognizes without slashes.
         protocol = "data" if url.startswith("data:") else "file"
     return _SAME.get(protocol.lower(), protocol.lower())
 
 
 def check_storage_url(url: str, cluster_url: str = "") -> None:
-    """cluster_url: the cluster's own storage, whose protocol passes as well. Raises GanglineError `storage.chain` or
-    `storage.protocol`, before anything is opened."""
+    """Checks a URL before it is opened. cluster_url: the cluster's own storage, whose protocol passes as well. Raises
+    GanglineError `storage.url`, `storage.chain` or `storage.protocol`."""
     unprintable = find_unprintable(url)
     if unprintable is not None or len(url) > MAX_URL_LENGTH:
         why = unprintable or f"{len(url)} characters"
@@ -43,7 +44,7 @@ def check_storage_url(url: str, cluster_url: str = "") -> None:
 
 
 def check_same_protocol(url: str, cluster_url: str) -> None:
-    """For what is in the cluster's storage or nowhere. Raises GanglineError as check_storage_url."""
+    """Checks a URL that must lie in the cluster's storage. Raises GanglineError as check_storage_url."""
     check_storage_url(url, cluster_url)
     if protocol_of(url) != protocol_of(cluster_url):
         raise _refused(url, protocol_of(url), [protocol_of(cluster_url)])

@@ -10,10 +10,14 @@ from gangline.domain.experiment import Trial
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """allocation: the slots that it holds. request: what it waits for, and the reason while a scheduler leads.
+    """A trial with its slots or its request.
 
-    queue_place: from 1 in the order in which its pool looks at what waits; 0 when it does not wait or nobody leads.
-    priority: of its experiment, else of its pool; None when it holds slots and no scheduler has said the pool's yet.
+    allocation: the slots that it holds.
+    request: the slots for which it waits, with the reason while a scheduler leads.
+    queue_place: from 1, in the order in which its pool considers waiting requests; 0 when it does not wait or no
+    scheduler leads.
+    priority: of its experiment, else of its pool; None when it holds slots and no scheduler has reported the pool's
+    yet.
     """
 
     trial: Trial
@@ -27,30 +31,30 @@ class Task:
 
     @property
     def pool(self) -> str:
-        """Empty for one that neither holds slots nor waits for any."""
+        """Returns the pool; empty for a trial that neither holds slots nor waits for any."""
         if self.allocation is not None:
             return self.allocation.pool
         return self.request.pool if self.request is not None else ""
 
     @property
     def num_slots(self) -> int:
-        """Held or asked for."""
+        """Returns how many slots it holds or asks for."""
         if self.allocation is not None:
             return self.allocation.num_slots
         return self.request.slots if self.request is not None else 0
 
     @property
     def size_text(self) -> str:
-        """Of `num_slots`: "2 of 4" for a trial that runs on fewer slots than it asked for."""
+        """Returns `num_slots` as text: "2 of 4" for a trial that runs on fewer slots than it asked for."""
         full_slots = self.allocation.full_slots if self.allocation is not None else 0
         return f"{self.num_slots} of {full_slots}" if full_slots else str(self.num_slots)
 
     @property
     def shrunk_reason(self) -> Reason | None:
-        """Why it runs on fewer slots; None when it does not."""
+        """Returns why it runs on fewer slots; None when it does not."""
         return shrunk_reason(self.allocation) if self.allocation is not None else None
 
     @property
     def submitted_at(self) -> float:
-        """Unix seconds."""
+        """Returns the time of the request, else of the trial's creation, in Unix seconds."""
         return self.request.submitted_at if self.request is not None else self.trial.created_at

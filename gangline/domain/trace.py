@@ -1,6 +1,7 @@
-"""PURE: the order to trace a running trial, and where its trace comes to lie.
+"""PURE: the order to trace a running trial, and the place of its trace.
 
-A user places it, the leading scheduler keeps it until the trial's runner has it, the chief's trainer carries it out.
+A user gives the order. The leading scheduler keeps it until the trial's runner has it, and the chief's trainer carries
+it out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ MOST_BATCHES = 50
 
 @dataclass(frozen=True, slots=True)
 class TraceOrder:
-    """allocation_id: the attempt that is traced. tensorboard_url: the folder of the trial's TensorBoard files."""
+    """An order to trace. allocation_id: the attempt that is traced. tensorboard_url: the folder of the trial's
+    TensorBoard files."""
 
     trial_id: str
     allocation_id: str
@@ -24,12 +26,12 @@ class TraceOrder:
 
 
 def check_batches(batches: int) -> None:
-    """Raises GanglineError `trace.batches`."""
+    """Raises GanglineError `trace.batches` for a number of batches out of range."""
     if not 1 <= batches <= MOST_BATCHES:
         raise invalid("trace.batches", f"a trace has 1 to {MOST_BATCHES} batches, not {batches}")
 
 
 def tensorboard_url_of(storage_url: str, trial_id: str) -> str:
-    """The folder of a trial's TensorBoard files. trial_id: empty off the cluster."""
+    """Returns the folder of a trial's TensorBoard files. trial_id: empty off the cluster."""
     place = f"{storage_url.rstrip('/')}/tensorboard"
     return f"{place}/{trial_id}" if trial_id else place

@@ -1,7 +1,7 @@
-"""The small file by which a rank says how far it is: its layout, and the end of the trial runner that made it.
+"""The small file in which a rank records its progress: its layout, and the end of the trial runner that made it.
 
-The rank's end is gangline.core.beat. Both map the file into memory, so neither asks the kernel for anything to write or
-read it. Standard library only.
+The rank's end is gangline.core.beat. Both map the file into memory, so neither needs a system call to write or read it.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -12,32 +12,36 @@ from pathlib import Path
 
 from gangline.domain.beat import Collectives, Phase, Reading, Where
 
-# The environment variable that names a rank its file.
+# The environment variable with the path of a rank's file.
 BEAT_KEY = "GANGLINE_BEAT_FILE"
+# Room for 16 numbers of 8 bytes; 9 are in use.
 NUM_BYTES = 128
-# Places of the 8-byte numbers in it.
+# Indexes of the 8-byte numbers in the file.
 BATCHES, PART, PHASE, PID, WHERE, LIFE, WORLD, OTHERS, BACKGROUND = range(9)
 _STACKS_SUFFIX = ".stacks"
 
 
 def map_cells(path: Path) -> memoryview[int]:
-    """The numbers in a file of NUM_BYTES, to be read and written as they are."""
+    """Maps the numbers in a file of NUM_BYTES, to be read and written in place."""
     with path.open("r+b") as file:
+        # Signed numbers, because UNKNOWN is -1.
         return memoryview(mmap.mmap(file.fileno(), NUM_BYTES)).cast("q")
 
 
 def stacks_path_of(path: Path) -> Path:
-    """Where a rank's stacks are dumped; it is there as soon as a process has opened the file."""
+    """Returns the path to which a rank's stacks are dumped. The file exists as soon as a process has opened the beat
+    file."""
     return path.with_name(path.name + _STACKS_SUFFIX)
 
 
 def stack_signal() -> int:
-    """What a rank dumps its stacks at: a real-time signal, which no common library and hardly a script uses."""
+    """Returns the signal at which a rank dumps its stacks: a real-time signal, which no common library and hardly any
+    script uses."""
     return signal.SIGRTMIN + 7
 
 
 class BeatFile:
-    """Makes the file, and reads it."""
+    """Makes the file and reads it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +54,7 @@ class BeatFile:
 
     def read(self) -> Reading:
         cells = self._cells
-        # A script can write anything into a file of its own.
+        # A script can write any number into its rank's file, so unknown phases and places are replaced.
         return Reading(
             batches=cells[BATCHES],
             part=cells[PART],

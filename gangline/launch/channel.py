@@ -1,8 +1,9 @@
-"""Frames of JSON with file descriptors over a unix stream socket: 4 bytes of length, big end first, then the text.
+"""Sends frames of JSON with file descriptors over a unix stream socket: 4 bytes of length in big-endian order, then the
+text.
 
-The fork server, the nursery and their clients speak through it. The descriptors of a message travel with its length,
-so a receiver that reads exactly the length gets exactly the descriptors of that message. Standard library only: this
-is loaded into warm processes.
+The fork server, the nursery and their clients exchange messages through it. The descriptors of a message travel with
+its length. So a receiver that reads exactly the length gets exactly the descriptors of that message. Standard library
+only, because warm processes load this module.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from collections.abc import Sequence
 from typing import Any
 
 LENGTH = struct.Struct(">I")
+# A longer message is refused, so that a damaged length cannot exhaust the memory.
 MAX_BYTES = 16 << 20
-# The kernel's limit of descriptors in one message.
+# The kernel's limit on the descriptors in one message.
 MAX_FDS = 253
 
 
 class ChannelError(OSError):
-    """The peer went away in the middle of a message, or sent something that is no frame."""
+    """The peer went away in the middle of a message, or sent bytes that are no frame."""
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Sends one message and returns when the kernel has all of it, also on a socket that does not block."""
+    """Sends one message. Returns when the kernel has all of it, also on a non-blocking socket."""
     frame = memoryview(pack(message))
     rights = _rights(fds)
     while frame:
@@ -39,7 +41,7 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) 
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message and its descriptors from a blocking socket, None at the end of the stream.
+    """Returns the next message and its descriptors from a blocking socket, None at the end of the stream.
 
     The caller owns the descriptors; they are closed on exec.
     """
@@ -53,13 +55,13 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """The bytes of one frame."""
+    """Returns the bytes of one frame."""
     body = json.dumps(message).encode()
     return LENGTH.pack(len(body)) + body
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """The message in a frame's body."""
+    """Returns the message in a frame's body."""
     message = json.loads(body)
     if not isinstance(message, dict):
         raise ChannelError(f"expected an object, got {type(message).__name__}")
@@ -77,6 +79,7 @@ def _rights(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
 def _receive_length(sock: socket.socket) -> tuple[bytes, list[int]]:
     fds = array.array("i")
     room = socket.CMSG_SPACE(MAX_FDS * fds.itemsize)
+    # Reads no more than the length, so that the descriptors of a further message stay in the socket.
     header, ancillary, _, _ = sock.recvmsg(LENGTH.size, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -1,8 +1,8 @@
-"""What a freshly forked process does before anything else, and how it ends.
+"""Prepares a freshly forked process, and ends it.
 
-Owns the small system calls: dying with the parent, taking over pipes as standard output, an import path that puts the
-user's code first, leaving without the parent's frames. Standard library only. Called by the nursery and the fork
-server in their children.
+Owns the small system calls: dying with the parent, taking over pipes as standard output, and leaving without the
+parent's frames. Owns also an import path that puts the user's code first. Standard library only. Called by the nursery
+and the fork server in their children.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
 
+# Options of prctl(2), from linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-# In the flags of /proc/<pid>/stat.
+# A bit in the flags of /proc/<pid>/stat, set once the process is exiting.
 _PF_EXITING = 0x4
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
-# Which Python or a shell in the background ignores or handles, and a program expects at their defaults.
+# Signals that Python, or a shell in the background, ignores or handles. A program expects them at their defaults.
 DEFAULT_SIGNALS = (
     signal.SIGINT,
     signal.SIGQUIT,
@@ -42,19 +43,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Has the kernel kill this process when the parent thread ends; ends at once when it already has."""
+    """Has the kernel kill this process when the parent thread ends. Ends at once when the parent has already ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended before the prctl, which then sends no signal.
     if os.getppid() != parent_pid:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of whatever its children leave behind, so that it can end that too."""
+    """Makes this process the parent of the processes that its children leave behind, so that it can end those too."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_name(name: str) -> None:
-    """What ps and top show, up to 15 characters."""
+    """Sets the name that ps and top show, up to 15 characters."""
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
 
 
@@ -64,7 +66,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def reset_signals() -> None:
-    """Undoes what the parent set for itself, so that the user's code starts as under a plain python3."""
+    """Undoes the signal settings of the parent, so that the user's code starts as under a plain python3."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -73,8 +75,8 @@ def reset_signals() -> None:
 
 
 def take_normal_priority() -> None:
-    """Gives up the scheduling priority and the protection against the OOM killer that an agent may run with: its
-    heartbeats need them, and training must not compete with them."""
+    """Gives up the scheduling priority and the OOM protection that an agent may run with. The agent's heartbeats need
+    them, and training must not compete with the heartbeats."""
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     with suppress(OSError, ValueError):
@@ -90,10 +92,10 @@ def close_standard_input() -> None:
 
 
 class _Output(io.FileIO):
-    """Standard output or error of a process whose forks put something else in its place.
+    """The raw standard output or error of a process whose forks replace the file behind it.
 
-    A stream remembers that it can seek in the file it was opened on, and fails on the pipe that follows; this one says
-    from the start that it cannot.
+    A stream remembers that it can seek in the file on which it was opened, and fails on the pipe that follows. This one
+    reports from the start that it cannot seek.
     """
 
     def seekable(self) -> bool:
@@ -104,8 +106,8 @@ class _Output(io.FileIO):
 
 
 def prepare_output() -> None:
-    """In a warm process, before it imports anything that may keep sys.stdout or sys.stderr: makes both outlive a change
-    of what is behind them."""
+    """Makes sys.stdout and sys.stderr outlive a change of the files behind them. A warm process calls it before it
+    imports any module that may keep one of them."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         getattr(sys, name).flush()
         raw = _Output(number, "w", closefd=False)
@@ -115,16 +117,17 @@ def prepare_output() -> None:
 
 
 def take_output(stdout_fd: int, stderr_fd: int) -> None:
-    """Makes these pipes standard output and error, and closes the given numbers. The streams stay the same, utf-8 and
-    flushed at each line's end: a person follows the log of a training, and an odd character must not end it."""
+    """Makes these pipes standard output and error, and closes the given numbers. The streams stay the same: utf-8,
+    flushed at each line's end. A user follows the log of a training live, and an odd character must not end the
+    training."""
     for source, number in ((stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, number)
         os.close(source)
 
 
 def set_environment(environment: dict[str, str], directory: str) -> None:
-    """Replaces the environment and changes into directory. What is right already is left alone: most of it, in a fork
-    of a process that was started with the same."""
+    """Replaces the environment and changes into directory. Values that are right already are left alone. In a fork of a
+    process with the same environment these are most of them."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     for name, value in environment.items():
@@ -136,9 +139,9 @@ def set_environment(environment: dict[str, str], directory: str) -> None:
 def put_code_first(code_directory: str) -> None:
     """Makes imports look into the user's folder before anything else, then along PYTHONPATH.
 
-    The programs of Gangline install as a top-level package `services`. A plain folder of the user's with that name
-    would lose against it, since Python prefers a package with an __init__.py to a folder without one anywhere on the
-    path; so that one name is looked up in the user's folder alone first.
+    The programs of Gangline install as a top-level package `services`. A user's plain folder of that name would lose
+    against it. Python prefers a package with an __init__.py to a folder without one anywhere on the path. So that one
+    name is looked up in the user's folder alone first.
     """
     own = [code_directory, *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
     sys.path[:] = own + [entry for entry in sys.path if entry not in own]
@@ -147,7 +150,7 @@ def put_code_first(code_directory: str) -> None:
 
 
 class _UserServices:
-    """A finder for the one top-level name that Gangline and users may both have."""
+    """Finds the one top-level name that Gangline and users may both have."""
 
     def __init__(self, code_directory: str) -> None:
         self._path = [code_directory]
@@ -157,13 +160,13 @@ class _UserServices:
 
 
 def call(target: str, *arguments: Any) -> int:
-    """Imports and calls "pkg.mod:function"; None counts as 0."""
+    """Imports and calls "pkg.mod:function"; a result of None counts as 0."""
     module, _, function = target.partition(":")
     return int(getattr(importlib.import_module(module), function)(*arguments) or 0)
 
 
 def become(program: Sequence[str]) -> NoReturn:
-    """Puts another program in place of this process, with the signals that a shell would start it with."""
+    """Replaces this process with another program, with the signals that a shell would start it with."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execvp(program[0], list(program))  # noqa: S606  a list, and the user's own command
@@ -181,10 +184,11 @@ def leave(status: int) -> NoReturn:
 
 
 def leave_like_a_program(status: int) -> NoReturn:
-    """Ends a process in which a user's program ran: its threads and exit handlers first, as python3 itself would.
+    """Ends a process in which a user's program ran: its threads and exit handlers first, as python3 itself does.
 
-    What python3 does after them, taking all modules apart, is left out: it is slow with torch, and gloo was seen to
-    hang in it. The two underscored functions are what multiprocessing calls in its forks, for want of public ones.
+    python3 takes all modules apart afterwards. That step is left out, because it is slow with torch, and gloo has been
+    seen to hang in it. The two underscored functions are those that multiprocessing calls in its forks, because there
+    are no public ones.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # see above
     atexit._run_exitfuncs()
@@ -192,7 +196,7 @@ def leave_like_a_program(status: int) -> NoReturn:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether a process is on its way out or dead, by the kernel's own flag."""
+    """Returns whether a process is exiting or dead, by the kernel's own flag."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -201,7 +205,7 @@ def is_exiting(pid: int) -> bool:
 
 
 def kill_descendants(pid: int, spared: Sequence[int] = ()) -> int:
-    """SIGKILLs every process below pid; how many there were."""
+    """Sends SIGKILL to every process below pid. Returns how many there were."""
     victims = [child for child in descendants(pid) if child not in spared]
     for victim in victims:
         with suppress(ProcessLookupError):
@@ -210,13 +214,14 @@ def kill_descendants(pid: int, spared: Sequence[int] = ()) -> int:
 
 
 def bury_descendants(deadline_seconds: float) -> None:
-    """Kills and reaps all below this process until nothing is left: what is killed may have forked just before.
+    """Kills and reaps all processes below this one until none is left. It repeats, because a killed process may have
+    forked just before.
 
-    What the kernel does not take away in time (a hung GPU, a dead network disk) is left.
+    Processes that the kernel does not end in time (a hung GPU, a dead network disk) are left.
     """
     deadline = time.monotonic() + deadline_seconds
     while kill_descendants(os.getpid()) and (left := deadline - time.monotonic()) > 0:
-        # Somebody is there: what was killed a moment ago, as only this process reaps its children.
+        # There is at least one child: a killed process remains until this process, its only reaper, reaps it.
         _wait_for_end(_children(os.getpid())[0], left)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -234,7 +239,7 @@ def _wait_for_end(child: int, seconds: float) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below pid, children before grandchildren."""
+    """Returns all processes below pid, children before grandchildren."""
     found = _children(pid)
     for child in found:
         found.extend(_children(child))

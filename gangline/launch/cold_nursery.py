@@ -17,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gangline.launch.cold_nursery", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the trial runner")
     options = parser.parse_args()
+    # BLAS starts its threads when numpy is loaded, and threads do not survive the fork of a rank.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     child.prepare_output()
     with suppress(ImportError):

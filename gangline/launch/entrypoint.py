@@ -1,7 +1,8 @@
-"""What runs in a rank: the experiment's entrypoint, a trial class or a script, and its end told to the trial runner.
+"""Runs the experiment's entrypoint, a trial class or a script, in a rank, and reports its end to the trial runner.
 
-`run` is called in the freshly forked rank, whose working directory and sys.path[0] are the folder of the user's code;
-the caller leaves the process with the code it returns. Other commands take the rank's place before it comes here.
+`run` is called in the freshly forked rank, whose working directory and sys.path[0] are the folder of the user's code.
+The caller leaves the process with the returned code. Other commands replace the rank's process, so this module never
+runs for them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def run() -> int:
 
 
 def _prepare(cluster: ClusterInfo) -> None:
-    """torch was loaded before this rank's environment was known, so what it reads on loading is told to it here."""
+    """Sets up the logging, the aliases and the import path of this rank, and logs the cluster's warnings on rank 0."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     alias.install()
     if cluster.code_directory not in sys.path:
@@ -65,7 +66,7 @@ def _run(entrypoint: Entrypoint, cluster: ClusterInfo) -> None:
 
 
 def run_trial(module: str, name: str, cluster: ClusterInfo) -> None:
-    """Trains module:name as the experiment's configuration says, from the latest checkpoint if there is one."""
+    """Trains module:name as the experiment's configuration requires, from the latest checkpoint if there is one."""
     open_beat(cluster, batches=0).start(START)
     trial_class = load_trial(module, name)
     from gangline import pytorch  # noqa: PLC0415  a script need not pay for it
@@ -76,8 +77,8 @@ def run_trial(module: str, name: str, cluster: ClusterInfo) -> None:
 
 
 def load_trial(module: str, name: str) -> Any:
-    """Imports a trial class. Raises GanglineError `entrypoint.*` where it is missing or no trial, and whatever the
-    module raises as _ImportFailed."""
+    """Imports a trial class. Raises GanglineError `entrypoint.*` where it is missing or no trial. Exceptions of the
+    module itself are raised as _ImportFailed."""
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -96,7 +97,7 @@ def load_trial(module: str, name: str) -> Any:
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """As `python3 path arguments` would, in this process."""
+    """Runs a script in this process, as `python3 path arguments` would."""
     if not Path(path).is_file():
         raise invalid("entrypoint.no_file", f"entrypoint: there is no file {path} in {Path.cwd()}")
     sys.argv = [path, *arguments]
@@ -105,13 +106,13 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
-    """As `python3 -m name arguments` would, in this process."""
+    """Runs a module in this process, as `python3 -m name arguments` would."""
     sys.argv = [name, *arguments]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _run_guarded(work: Callable[[], None], link: Link) -> int:
-    """Calls the user's code and tells the runner how it ended."""
+    """Calls the user's code and reports to the runner how it ended."""
     try:
         work()
     except SystemExit as error:
@@ -132,7 +133,8 @@ def _on_system_exit(error: SystemExit, link: Link) -> int:
     if isinstance(error.code, int) and (number := signal_passed_on(error.code)):
         return _fail(Failure(ExitKind.SIGNAL, describe_signal(number, CHILD), found.traceback), link, error.code)
     if isinstance(error.code, int):
-        # It may pass on what happened to a worker of the script's own launcher; the runner knows more.
+        # The code may pass on the exit of a worker of the script's own launcher. The runner has more evidence, so it
+        # classifies the failure.
         return _fail(Failure(None, f"the code called sys.exit({error.code})", found.traceback), link, error.code)
     return _fail(Failure(found.kind, str(error.code).splitlines()[0], found.traceback), link)
 
@@ -142,6 +144,7 @@ def _fail(failure: Failure, link: Link, code: int = EXIT_FAILED) -> int:
     sys.stderr.write(failure.traceback)
     sys.stderr.flush()
     link.send_failure(failure.kind, failure.message, failure.traceback)
+    # The kernel keeps the low byte of an exit code. A failure whose low byte is 0 would read as success.
     return code & 0xFF or EXIT_FAILED
 
 
@@ -161,7 +164,8 @@ def _python_files() -> str:
 
 
 def _leave_process_group() -> None:
-    """What the user's script left open; only if it used torch at all."""
+    """Closes the process groups that the user's script left open; does nothing when the script did not use
+    torch.distributed."""
     if "torch.distributed" in sys.modules:
         from gangline.pytorch.group import close_group  # noqa: PLC0415  a script need not pay for it
 
@@ -169,7 +173,7 @@ def _leave_process_group() -> None:
 
 
 class _ImportFailed(Exception):
-    """The user's module raised when it was imported."""
+    """The user's module raised an exception when it was imported."""
 
     def __init__(self, module: str, error: Exception) -> None:
         super().__init__(module)

@@ -1,4 +1,4 @@
-"""What a rank says of the exception that ended it: its kind, one line, and a traceback that begins in the user's code.
+"""Describes the exception that ended a rank: its kind, one line, and a traceback that begins in the user's code.
 
 The scheduler decides from the kind whether the trial runs again. Called by gangline.launch.entrypoint.
 """
@@ -17,15 +17,20 @@ from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
 
 _OWN_FOLDER = str(Path(gangline.__file__).parent)
+# Beginnings of file names whose frames belong to Python's own start of the user's code.
 _PASSED_OVER = ("<frozen runpy>", "<frozen importlib", "<string>")
-# How torch says it where it raises a plain RuntimeError.
+# Texts by which torch reports a lack of memory in a plain RuntimeError.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """kind: None when only the rank's output can tell. message: one line. traceback: for the log; one line as well when
-    the user's code is not in it."""
+    """The description of a rank's failure.
+
+    kind: None when only the rank's output can tell.
+    message: one line.
+    traceback: for the log; also one line when the user's code is not in it.
+    """
 
     kind: ExitKind | None
     message: str
@@ -33,7 +38,7 @@ class Failure:
 
 
 def describe(error: BaseException) -> Failure:
-    """Of an exception that left the user's code."""
+    """Describes an exception that left the user's code."""
     if isinstance(error, GanglineError):
         return Failure(_kind_of_own(error), error.message, _text_of(error))
     words = str(error).strip().splitlines()
@@ -42,7 +47,7 @@ def describe(error: BaseException) -> Failure:
 
 
 def import_failure(error: Exception, what: str) -> Failure:
-    """Of an exception at the import of the user's module: trying again cannot help."""
+    """Describes an exception at the import of the user's module. A retry cannot help there."""
     found = describe(error)
     is_import = not isinstance(error, GanglineError) and found.kind is not ExitKind.OUT_OF_MEMORY
     kind = ExitKind.IMPORT_ERROR if is_import and isinstance(error, ImportError | SyntaxError) else found.kind
@@ -50,7 +55,7 @@ def import_failure(error: Exception, what: str) -> Failure:
 
 
 def _kind_of_own(error: GanglineError) -> ExitKind:
-    # What others must do first, as storage that is full, may have been done by the next attempt.
+    # An outside condition, such as full storage, may have been fixed by the next attempt.
     if error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT):
         return ExitKind.UNAVAILABLE
     if error.code == LATEST_CORRUPT:
@@ -77,7 +82,8 @@ def _text_of(error: BaseException) -> str:
 
 
 def cause_in_user_code(error: GanglineError) -> str:
-    """Where in the user's code torch raised what the error explains; empty where it came from elsewhere."""
+    """Returns the traceback into the user's code of the torch error that this error explains; empty where that error
+    came from elsewhere."""
     cause = error.__cause__
     start = _first_user_frame(cause.__traceback__) if cause is not None else None
     if cause is None or start is None:
@@ -86,7 +92,7 @@ def cause_in_user_code(error: GanglineError) -> str:
 
 
 def _first_user_frame(trace: TracebackType | None) -> TracebackType | None:
-    """The frames before it are how Gangline came to call the user's code; they tell the user nothing."""
+    """Returns the first frame of the user's code. The frames before it show only how Gangline called that code."""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if not name.startswith(_OWN_FOLDER) and not name.startswith(_PASSED_OVER) and not _is_library(name):

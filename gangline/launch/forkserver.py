@@ -1,9 +1,9 @@
 """A warm process that forks others: it has imported what they need, so they start in milliseconds, not seconds.
 
 `python -m gangline.launch.forkserver --socket PATH --preload mod,mod` binds PATH at once, imports the preloads and then
-answers fork requests one by one, without ever having a second thread. It ends when its parent closes its standard
-input; the children it made live on. It knows nothing of what they do, and loads the standard library only beside the
-preloads. Agents start and own it; agents and trial runners call `fork`.
+answers fork requests one by one. It never has a second thread. It ends when its parent closes its standard input; its
+children live on. It knows nothing of their work, and loads only the standard library beside the preloads. Agents start
+and own it; agents and trial runners call `fork`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from gangline import unix_socket
 from gangline.errors import GanglineError, unavailable
 from gangline.launch import channel, child
 
-# A client that connects and says nothing must not hold up the others.
+# A client that connects and sends nothing must not delay the others.
 REQUEST_SECONDS = 5.0
+# Connections that wait while the server imports or answers others.
 BACKLOG = 512
 _TASKS = Path("/proc/self/task")
 
@@ -44,11 +45,13 @@ def fork(
 ) -> int:
     """Has the fork server at socket_path start a process, and returns its pid.
 
-    target: "pkg.mod:function", called in the new process as function(arguments, fds); what it returns becomes the exit
-    status. environment is all of the new environment, directory where it runs; fds arrive under new numbers. The
-    process leads its own session, has /dev/null as standard input and the server's standard output and error. Waits up
-    to deadline_seconds, also for a server that still imports. Raises GanglineError `forkserver.*`. Any process of the
-    same user may call it, any number of times.
+    target: "pkg.mod:function", called in the new process as function(arguments, fds). Its result becomes the exit
+    status.
+    environment: all of the new process's environment. directory: its working directory. fds: they arrive under new
+    numbers.
+    The process leads its own session, and has /dev/null as standard input and the server's standard output and error.
+    The call waits up to deadline_seconds, also for a server that still imports. Raises GanglineError `forkserver.*`.
+    Any process of the same user may call it, any number of times.
     """
     request = {
         "target": target,
@@ -60,7 +63,8 @@ def fork(
 
 
 def describe(socket_path: str, deadline_seconds: float = 60.0) -> dict[str, Any]:
-    """What the server says of itself once it is warm: pid, threads (1 is right), failed (preload -> reason)."""
+    """Returns the server's description of itself once it is warm: pid, threads (1 is right), failed (preload ->
+    reason)."""
     return _ask(socket_path, {}, (), deadline_seconds)
 
 
@@ -97,7 +101,7 @@ class ForkServer:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
-        """Returns once the parent is gone."""
+        """Serves until the parent is gone."""
         signal.signal(signal.SIGCHLD, _ignore)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         poll = select.poll()
@@ -138,7 +142,7 @@ class ForkServer:
             channel.send(connection, {"pid": os.getpid(), "threads": num_threads(), "failed": self._failed})
             return
         try:
-            # Whatever is buffered now would be printed once more by the child.
+            # The child would print again what is buffered now.
             sys.stdout.flush()
             sys.stderr.flush()
             pid = os.fork()
@@ -153,8 +157,9 @@ class ForkServer:
                 os.close(fd)
 
     def _become(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> NoReturn:
-        """The child: lets go of all that is the server's, then calls the target."""
+        """Runs in the child: releases the server's resources, then calls the target."""
         try:
+            # In a session of its own a trial runner outlives its agent.
             os.setsid()
             child.reset_signals()
             child.take_normal_priority()
@@ -172,17 +177,18 @@ class ForkServer:
 
 
 def num_threads() -> int:
-    """Threads of this process as the kernel sees them: libraries start some that Python does not know."""
+    """Counts the threads of this process as the kernel sees them, because libraries start some that Python does not
+    know."""
     return len(list(_TASKS.iterdir()))
 
 
 def log(text: str) -> None:
-    """One line on standard error."""
+    """Writes one line to standard error."""
     print(f"forkserver[{os.getpid()}]: {text}", file=sys.stderr, flush=True)
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """SIGCHLD has to have a handler for the wake-up pipe to be written."""
+    """Does nothing. SIGCHLD needs a handler for the wake-up pipe to be written."""
 
 
 def _preload(modules: Sequence[str]) -> dict[str, str]:
@@ -205,10 +211,12 @@ def _check_threads() -> None:
 
 
 def _bind(path: str) -> socket.socket:
-    """The path appears when connecting to it works already, so whoever sees it may connect."""
+    """Binds a socket that appears at the path only once it accepts connections. So a client that sees the path may
+    connect."""
     fresh = Path(f"{path}~")
     fresh.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Only this user may connect: a client can run any function here.
     old = os.umask(0o177)
     try:
         unix_socket.bind(listener, str(fresh))
@@ -230,7 +238,8 @@ def main() -> int:
     listener = _bind(options.socket)
     failed = _preload([module for module in options.preload.split(",") if module])
     _check_threads()
-    # What is loaded now stays for ever: the collector must not touch, and so copy, those pages in each child.
+    # Objects that are loaded now live as long as the server. The garbage collector must not touch their pages in a
+    # child, because that would copy them.
     gc.collect()
     gc.freeze()
     ForkServer(listener, sys.stdin.fileno(), failed).serve()

@@ -1,20 +1,28 @@
-"""Forks the ranks of one allocation on one machine, and the host of their store, and tells how they end.
+"""Forks the ranks of one allocation on one machine, and the host of their store, and reports how they end.
 
-It is itself forked from a process that has torch loaded (the rank template), from the trial runner when other programs
-take the ranks' places, or started cold, see cold_nursery.py. It has one thread, runs no grpc and has one socket, to its
-trial runner; when that socket closes it kills all it started, to the last grandchild, and ends. All ranks die with it:
-those that it forked by the kernel's word; programs that it spawned, which only a child of the runner does, by the
-runner's hand. Each leads a session of its own, with its children in it, as under torchrun: where the kernel divides
-processors between sessions (autogroup), ranks in one session would share one part among them. It decides nothing.
+It starts in one of three ways. It is forked from a process that has torch loaded (the rank template), or from the trial
+runner when other programs take the ranks' places. Else it starts cold, see cold_nursery.py. It has one thread, runs no
+grpc and has one socket, to its trial runner. When that socket closes it kills all processes that it started, to the
+last grandchild, and ends.
 
-From the runner: {"do": "host_store", "address"}; {"do": "start", "rank", "environment", "directory", "num_threads",
-"program", "target"} with the write ends of the rank's standard output and error, where a program takes the rank's place
-and a target is called in it; {"do": "signal", "ranks", "signal"}; {"do": "clear"}, before its runner takes another
-allocation.
-To the runner: {"event": "store", "port"} or {"event": "store", "error"}; {"event": "started", "rank", "pid"}
-or {"event": "start_failed", "rank", "error"}; {"event": "exited", "rank", "pid", "exit_code", "signal", "at",
-"was_killed"}, where was_killed says that a SIGKILL from here met it alive; {"event": "cleared", "is_empty"}, once
-it has killed and reaped what its ranks left behind.
+All ranks die with it. The kernel kills the ranks that the nursery forked. The runner kills the programs that the
+nursery spawned; only a nursery that is a child of the runner spawns. Each rank leads a session of its own, with its
+children in it, as under torchrun. Where the kernel divides processors between sessions (autogroup), ranks in one
+session would share one part among them. The nursery decides nothing.
+
+From the runner:
+- {"do": "host_store", "address"}
+- {"do": "start", "rank", "environment", "directory", "num_threads", "program", "target"}, with the write ends of the
+  rank's standard output and error. A program takes the rank's place; a target is called in the rank.
+- {"do": "signal", "ranks", "signal"}
+- {"do": "clear"}, before its runner takes another allocation.
+
+To the runner:
+- {"event": "store", "port"} or {"event": "store", "error"}
+- {"event": "started", "rank", "pid"} or {"event": "start_failed", "rank", "error"}
+- {"event": "exited", "rank", "pid", "exit_code", "signal", "at", "was_killed"}, where was_killed reports that a SIGKILL
+  of the nursery found the rank alive.
+- {"event": "cleared", "is_empty"}, once it has killed and reaped the processes that its ranks left behind.
 """
 
 from __future__ import annotations
@@ -34,7 +42,7 @@ from typing import Any, NoReturn
 from gangline.launch import channel, child, store_host
 
 DEFAULT_TARGET = "gangline.launch.entrypoint:run"
-# How long to wait for the kernel to take away what was killed.
+# Time limit for the kernel to end the killed processes.
 BURIAL_SECONDS = 5.0
 
 
@@ -52,7 +60,7 @@ class Nursery:
         self._store_fd = -1
 
     def serve(self) -> None:
-        """Returns when the runner has gone and everything is dead."""
+        """Serves until the runner has gone, then returns once all descendants are dead or BURIAL_SECONDS are over."""
         try:
             is_wanted = True
             while is_wanted:
@@ -64,7 +72,7 @@ class Nursery:
             child.bury_descendants(BURIAL_SECONDS)
 
     def _on_ready(self, fd: int) -> bool:
-        """Handles one ready descriptor; False when the runner has closed its end."""
+        """Handles one ready descriptor. Returns False when the runner has closed its end."""
         if fd == self._control.fileno():
             received = channel.receive(self._control)
             if received is None:
@@ -89,17 +97,20 @@ class Nursery:
                 self._clear()
 
     def _signal(self, ranks: list[int], number: int) -> None:
-        """Who has died already died for a reason of its own, also when nobody has looked yet."""
+        """Signals the given ranks that are alive. A rank that has already ended did so for a reason of its own, even if
+        its end was not read yet."""
         living = [fd for fd in self._pid_by_pidfd if not select.select([fd], [], [], 0)[0]]
         for pid in (self._pid_by_pidfd[fd] for fd in living):
             if self._rank_by_pid[pid] in ranks:
-                # One that is just going has closed its connections, by which others noticed it and asked for this.
+                # An exiting rank has closed its connections. Others may have noticed that and caused this kill, so it
+                # does not count as killed.
                 if number == signal.SIGKILL and not child.is_exiting(pid):
                     self._killed_pids.add(pid)
                 _signal(pid, number)
 
     def _clear(self) -> None:
-        """Kills what the ranks left behind. A rank that has not ended is left to the end of this process."""
+        """Kills the processes that the ranks left behind. While a rank has not ended, they are left to the end of this
+        process."""
         if not self._pid_by_pidfd:
             child.bury_descendants(BURIAL_SECONDS)
         channel.send(self._control, {"event": "cleared", "is_empty": not child.descendants(os.getpid())})
@@ -125,6 +136,7 @@ class Nursery:
         finally:
             for fd in fds:
                 os.close(fd)
+        # A pidfd becomes readable when the rank ends, so one poll covers ranks and runner.
         pidfd = os.pidfd_open(pid)
         self._rank_by_pid[pid] = request["rank"]
         self._pid_by_pidfd[pidfd] = pid
@@ -178,8 +190,8 @@ class Nursery:
 
 
 def _spawn(request: dict[str, Any], fds: list[int]) -> int | None:
-    """A program in a rank's place, without a copy of this process on the way: a cluster may run hundreds a minute. None
-    when it cannot be run; the fork then says why in the rank's own output."""
+    """Starts a program in a rank's place without a copy of this process, because a cluster may start hundreds a minute.
+    Returns None when the program cannot be run; the fork then prints the reason into the rank's own output."""
     environment, program = request["environment"], request["program"]
     try:
         os.chdir(request["directory"])
@@ -204,7 +216,8 @@ def _spawn(request: dict[str, Any], fds: list[int]) -> int | None:
 
 
 def _signal(pid: int, number: int) -> None:
-    """A kill reaches what the rank started as well; a request to end is for the rank alone to pass on."""
+    """Signals a rank. A SIGKILL reaches the rank's descendants as well; a request to end is for the rank alone to pass
+    on."""
     below = child.descendants(pid) if number == signal.SIGKILL else []
     for victim in (pid, *below):
         with suppress(ProcessLookupError):
@@ -212,7 +225,8 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _settle_libraries(num_threads: int) -> None:
-    """Gives libraries that were loaded before the fork what they would have read from the environment or the clock."""
+    """Gives libraries that were loaded before the fork the values that they would have read from the environment or the
+    clock."""
     faulthandler.enable()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(num_threads)
@@ -221,7 +235,8 @@ def _settle_libraries(num_threads: int) -> None:
 
 
 def main(arguments: dict[str, Any], fds: list[int]) -> int:
-    """The target for the fork server; fds holds the one socket to the runner. arguments: `spawns`, if it may."""
+    """Serves a trial runner; the target for the fork server. fds: the one socket to the runner. arguments: `spawns`,
+    whether the nursery may spawn programs."""
     child.adopt_orphans()
     child.set_name("gangline-nursery")
     Nursery(socket.socket(fileno=fds[0]), bool(arguments.get("spawns"))).serve()

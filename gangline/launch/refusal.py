@@ -1,8 +1,8 @@
-"""How an exception that nobody catches ends a process that no entrypoint of ours runs.
+"""Reports an uncaught exception in a process that no entrypoint of Gangline runs.
 
-Owns the hook for it: a refusal of Gangline's is one line in place of a traceback, other exceptions go on to the hook
-that was there, and the trial runner is told of both where a rank has started this process. In the rank itself
-gangline.launch.entrypoint tells how it ended. Called by gangline.core.
+Owns the hook for it. A GanglineError is printed as one line in place of a traceback. Other exceptions go on to the hook
+that was installed before. Both are reported to the trial runner where a rank has started this process. In the rank
+itself gangline.launch.entrypoint reports the end. Called by gangline.core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Non
 
 
 class RefusalHook:
-    """A sys.excepthook. before: what everything else than refusals is passed to. link: to the trial runner, if any."""
+    """A sys.excepthook. before: the hook that gets all exceptions but GanglineErrors. link: to the trial runner, if
+    any."""
 
     def __init__(self, before: _Hook, link: Link) -> None:
         self._before = before
@@ -34,16 +35,17 @@ class RefusalHook:
         if not isinstance(error, GanglineError):
             self._before(kind, error, trace)
             return
-        # The cluster's log knows whose lines these are.
+        # The cluster's log already marks each line with its rank.
         rank = None if ENVIRONMENT_KEY in os.environ else os.environ.get("RANK")
         who = "" if rank is None else f"rank {rank}: "
         sys.stdout.flush()
-        # In one piece: other ranks write to the same terminal.
+        # One write, because other ranks write to the same terminal.
         sys.stderr.write(f"{cause_in_user_code(error)}error: {who}{error.message}\n")
         sys.stderr.flush()
 
 
 def install(link: Link) -> None:
-    """From now on in this process; it then ends with exit code 1, as after any exception. May be called twice."""
+    """Installs the hook in this process, which then ends with exit code 1, as after any exception. It may be called
+    twice."""
     if not isinstance(sys.excepthook, RefusalHook):
         sys.excepthook = RefusalHook(sys.excepthook, link)

@@ -1,9 +1,9 @@
-"""The process that hosts the store through which the ranks of one attempt find one another.
+"""Hosts the store of one attempt, through which its ranks find one another.
 
-A torch.distributed.TCPStore on a port that the kernel picks, in a process of its own and fresh for each attempt: no
-key of an earlier attempt can be read again, and no rank's end takes the store away from the others. It listens at one
-address, because it asks nobody who they are: torch's own listener would take every interface. Forked by the nursery of
-node rank 0.
+The store is a torch.distributed.TCPStore on a port that the kernel picks. It has a process of its own, fresh for each
+attempt. So no key of an earlier attempt can be read again, and no rank's end takes the store away from the others. It
+listens at one address, because it does not authenticate its clients; torch's own listener would take every interface.
+Forked by the nursery of node rank 0.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any, NoReturn
 
 from gangline.launch import child
 
-# As torch's own; the kernel may allow fewer.
+# The same backlog as torch's own listener; the kernel may allow fewer.
 _BACKLOG = 2048
 
 
 def fork_store_host(address: str) -> tuple[int, int]:
-    """Its pid, and the descriptor from which its port (or the reason why there is none) can be read until the end.
+    """Forks the store's process. Returns its pid and a descriptor. The store's port, or the reason why there is none,
+    can be read from that descriptor until its end.
 
-    address: of this machine, on the network of the gang."""
+    address: an address of this machine in the network of the gang.
+    """
     parent_pid = os.getpid()
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -51,7 +53,7 @@ def _host(parent_pid: int, answer_fd: int, address: str) -> NoReturn:
 
 
 def open_store(address: str, port: int = 0) -> Any:
-    """A store in this process that listens at this address alone. Raises OSError."""
+    """Opens a store in this process that listens at this address alone. Raises OSError."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 - heavy, and re-exported with *
 
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]

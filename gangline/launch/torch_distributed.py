@@ -1,9 +1,9 @@
 """`python -m gangline.launch.torch_distributed [--trial module:Class | file.py ... | -m module ... | command ...]`.
 
-In the cluster every slot has its rank already, and the trial runner drops this prefix from an entrypoint; it is here
-for the same line to work elsewhere: it then starts one rank for each GPU of this machine (or --nproc-per-node) under
-torchrun, and ends with the exit code of the first rank that fails. In a rank that a shell script started it just runs
-the command.
+In the cluster every slot has its rank already, and the trial runner drops this prefix from an entrypoint. The command
+exists so that the same line works elsewhere. There it starts one rank for each GPU of this machine (or
+--nproc-per-node) under torchrun. It ends with the exit code of the first rank that fails. In a rank that a shell script
+started it runs just the command.
 """
 
 from __future__ import annotations
@@ -105,9 +105,10 @@ def _is_program(word: str) -> bool:
 
 
 def _tell_end(rank: int, code: int) -> int:
-    """The exit code, as a shell would tell it, of the rank that failed first."""
+    """Reports the rank that failed first, and returns its exit code as a shell would give it."""
     how = f"ended with exit code {code}" if code >= 0 else f"died of signal {-code}"
     sys.stderr.write(f"error: rank {rank} {how}; what it printed stands above\n")
+    # A negative code is a signal, which a shell reports as 128 + signal.
     return code if code >= 0 else 128 - code
 
 

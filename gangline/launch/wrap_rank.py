@@ -1,9 +1,9 @@
 """`python -m gangline.launch.wrap_rank [--no-redirect-stdio] RANK [--] command ...`: a worker of a script's launcher.
 
-Off the cluster every line that the command prints gets the worker's number in front. In the cluster every slot runs the
-launcher, so one that starts a worker for each slot starts each of them several times over: a worker goes on in the slot
-whose rank it has, and ends at once, as one that has done its part, in the others. RANK is a number or the name of an
-environment variable that holds it.
+Off the cluster every line that the command prints is prefixed with the worker's number. In the cluster every slot runs
+the launcher, so a launcher that starts a worker for each slot starts each of them several times over. A worker goes on
+in the slot whose rank it has. In the other slots it ends at once with exit code 0, as if its work were done. RANK is a
+number or the name of an environment variable that holds it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _run_in_its_slot(rank: int, command: list[str], *, is_plain: bool) -> int:
             f"wrap_rank {rank}: the trial has the ranks 0 to {cluster.world_size - 1}, one for each slot; start no "
             "more workers, or ask for more slots_per_trial",
         )
-    # The log knows whose lines these are.
+    # The cluster's log already marks each line with its rank.
     return _run(command) if rank == cluster.rank else 0
 
 
@@ -73,7 +73,8 @@ def _run(command: list[str]) -> int:
 
 
 def _run_marked(rank: int, command: list[str]) -> int:
-    """Its exit code, as a shell would tell it. The signals that end this process are passed on."""
+    """Runs the command with marked output. Returns its exit code as a shell would give it. The signals that end this
+    process are passed on."""
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: child.send_signal(received))
@@ -89,6 +90,7 @@ def _run_marked(rank: int, command: list[str]) -> int:
     code = child.wait()
     for pump in pumps:
         pump.join()
+    # A negative code is a signal, which a shell reports as 128 + signal.
     return code if code >= 0 else 128 - code
 
 

@@ -1,2 +1,2 @@
-"""A whole cluster on one machine: `gangline up` and `gangline down`. Linux only; starts the services by their console
-entry points and never imports them."""
+"""Runs a whole cluster on one machine, for `gangline up` and `gangline down`. Linux only; it starts the services by
+their console entry points and never imports them."""

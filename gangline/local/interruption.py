@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM as something to wait for, for a command that stays in the foreground until then.
+"""Makes Ctrl-C and SIGTERM awaitable, for a command that stays in the foreground until then.
 
-As an exception, Ctrl-C can be raised inside a finalizer, where Python drops it; a handler that only writes to a pipe
-loses nothing. Used by `gangline up --no-detach`, in the main thread.
+As an exception, Ctrl-C can be raised inside a finalizer, where Python drops it. A handler that only writes to a pipe
+loses no signal. Used by `gangline up --no-detach`, in the main thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Takes the signals from `with` on, and gives them back at its end."""
+    """Takes over the signals inside its `with` block, and restores their handlers at its end."""
 
     def __enter__(self) -> Interruption:
         self._undo = ExitStack()
@@ -38,7 +38,7 @@ class Interruption:
         self._undo.close()
 
     def wait(self, process: Identity) -> bool:
-        """Until a signal has come or the process has ended; whether it was a signal."""
+        """Waits until a signal has arrived or the process has ended. Returns True for a signal."""
         try:
             descriptor = os.pidfd_open(process.pid)
         except ProcessLookupError:
@@ -52,4 +52,4 @@ class Interruption:
 
 
 def _do_nothing(*_: Any) -> None:
-    """The wakeup pipe gets a byte for every signal that has a handler."""
+    """Does nothing. The wake-up pipe gets a byte for every signal that has a handler."""

@@ -1,20 +1,20 @@
-"""Where the files of a local cluster lie, and the tokens among them.
+"""Names the files of a local cluster, including the tokens.
 
 | file                | holds                                                                    |
 |---------------------|--------------------------------------------------------------------------|
 | supervisor.lock     | flock'ed by the living supervisor                                        |
 | scheduler.toml, gateway.toml, agent.toml | settings of the services, where the user has put such a file |
-| plan.json           | what `up` was asked for, with the ports that were chosen                 |
+| plan.json           | the arguments of `up`, with the chosen ports                             |
 | processes.json      | every process with its pid, state and addresses                          |
-| cluster.token       | what the services tell one another, 0600                                 |
-| admin.token         | the user's, 0600                                                         |
+| cluster.token       | the secret that the services share, 0600                                 |
+| admin.token         | the user's token, 0600                                                   |
 | etcd-client:0, etcd-peer:0 | the unix sockets on which etcd listens, 0700                      |
 | etcd/ storage/ gateway/ agents/<id>/ | state of the services, kept from one `up` to the next   |
 | ready/<name>.json   | written by a service once it serves                                      |
-| logs/<name>.log     | what a service prints                                                    |
+| logs/<name>.log     | the output of a service                                                  |
 
-Owns names, creation and modes only. The directory is 0700: the modes of its files do not protect them against other
-accounts, its own mode does.
+Owns names, creation and modes only. The directory is 0700. Its own mode protects the files against other accounts;
+the modes of the files do not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FOLDERS = ("storage", "gateway", "agents", "ready", "logs")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """root: absolute, without links."""
+    """The files of one local cluster. root: absolute, without links."""
 
     root: Path
 
@@ -53,7 +53,8 @@ class Layout:
 
     @property
     def etcd_socket(self) -> Path:
-        """etcd 3.4 takes a unix socket only as a "host:port", and makes it in its working directory."""
+        """Returns the unix socket for etcd's clients. etcd 3.4 takes a unix socket only as a "host:port", and makes it
+        in its working directory."""
         return self.root / "etcd-client:0"
 
     @property
@@ -69,7 +70,7 @@ class Layout:
         return self.root / "admin.token"
 
     def settings(self, kind: str) -> Path:
-        """Of a kind of service; read instead of the one in /etc/gangline."""
+        """Returns the settings file of a kind of service; the service reads it instead of the one in /etc/gangline."""
         return self.root / f"{kind}.toml"
 
     def ready(self, name: str) -> Path:
@@ -79,7 +80,7 @@ class Layout:
         return self.root / "logs" / f"{name}.log"
 
     def create(self) -> None:
-        """Makes the directory private, and folders and tokens that are not there yet.
+        """Makes the directory private, and creates missing folders and tokens.
 
         Raises GanglineError `local.data_directory`, `local.not_private`.
         """
@@ -102,7 +103,8 @@ class Layout:
 
 
 def _make_private(directory: Path) -> None:
-    """Takes away what other accounts may do there. An owner other than this account could give it back at any time."""
+    """Removes the rights of other accounts on the directory. An owner other than this account could restore them at any
+    time, so that is refused."""
     owner, mode = _owner_and_mode(directory)
     if owner == os.geteuid() and mode & 0o077:
         with suppress(PermissionError):
@@ -133,7 +135,8 @@ def _name_of(uid: int) -> str:
 
 
 def layout_of(directory: Path | None) -> Layout:
-    """For a directory, or for the default one: that of the cluster this user last brought up, or else a fixed one."""
+    """Returns the layout of a directory. The default is the directory of the cluster that this user last started, else
+    a fixed one."""
     if directory is not None:
         return Layout(directory.expanduser().resolve())
     saved = load_login()

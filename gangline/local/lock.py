@@ -1,6 +1,6 @@
-"""The lock that says whose data directory it is: held by the living supervisor, gone with it however it dies.
+"""The lock on a data directory. The living supervisor holds it, and it is released however the supervisor ends.
 
-A POSIX record lock, because the kernel tells who holds one without anybody having to try to take it.
+It is a POSIX record lock, because the kernel reports the holder of one without an attempt to take it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ _FLOCK = struct.Struct("@hhqqi")
 
 
 def acquire_lock(path: Path) -> bool:
-    """Takes it until this process ends; False when another process has it. The file must not be opened again."""
+    """Takes the lock until this process ends; returns False when another process has it. The file must not be opened
+    again."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         return False
+    # The descriptor stays open on purpose: closing any descriptor of the file would release a POSIX lock.
     return True
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds it."""
+    """Returns whether another process holds the lock."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

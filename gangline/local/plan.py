@@ -1,4 +1,4 @@
-"""PURE: what `gangline up` was asked for, as plain data that the supervisor reads from a file."""
+"""PURE: the arguments of `gangline up`, as plain data that the supervisor reads from a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gangline.errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """slots: of each agent; "auto" takes the machine's GPUs. port_by_name: as "gateway.http"; empty until chosen."""
+    """The plan of a local cluster. slots: of each agent; "auto" takes the machine's GPUs. port_by_name: as
+    "gateway.http"; empty until chosen."""
 
     num_agents: int
     slots: str
@@ -29,21 +30,21 @@ class ClusterPlan:
         return [f"agent-{number}" for number in range(1, self.num_agents + 1)]
 
     def count_slots(self, slots_by_agent: Mapping[str, int]) -> int | None:
-        """Of its agents, once each has joined with the slots that it was started with; None until then. What is known
-        of one may be from the last time."""
+        """Returns the slots of its agents once each has joined with the slots that it was started with; None until
+        then. Slots of an agent in slots_by_agent may be from its last run."""
         joined = [slots_by_agent.get(name) for name in self.agent_names]
         counts = [number for number in joined if number is not None and self.slots in ("auto", str(number))]
         return sum(counts) if len(counts) == self.num_agents else None
 
     @property
     def port_names(self) -> list[str]:
-        """Every port that the cluster needs."""
+        """Returns the name of every port that the cluster needs."""
         fixed = ["scheduler.grpc", "scheduler.metrics", "gateway.grpc", "gateway.http"]
         return [*fixed, *(f"{agent}.metrics" for agent in self.agent_names)]
 
 
 def make_plan(num_agents: int | None, slots: str, http_port: int = 0, grpc_port: int = 0) -> ClusterPlan:
-    """Checks what a user asked for. num_agents None: two with artificial slots, one with GPUs.
+    """Checks a user's arguments. num_agents None: two with artificial slots, one with GPUs.
 
     Raises GanglineError: local.slots, local.agents.
     """

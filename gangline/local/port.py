@@ -1,7 +1,7 @@
-"""Ports for a cluster that keeps them over restarts of its services.
+"""Finds ports for a cluster that keeps them over restarts of its services.
 
-They are taken from below the range that the kernel hands out to outgoing connections: a port from inside it could be
-given to somebody else in the second in which a service that died is not listening.
+They are taken from below the range that the kernel gives to outgoing connections. The kernel could give a port from
+that range to another process while a dead service is not listening.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TRIES = 2000
 
 
 def find_free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
-    """Distinct ports on which nobody listens now. Raises GanglineError `local.no_port`."""
+    """Returns distinct ports on which no process listens now. Raises GanglineError `local.no_port`."""
     last = max(_ephemeral_start(), _FIRST + 1000)
     found: set[int] = set()
     for _ in range(_TRIES):
@@ -32,9 +32,9 @@ def find_free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody has it now."""
+    """Returns whether no process has the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As the services do: connections that ended a moment ago do not keep a port.
+        # The services set the same option, so that connections that ended a moment ago do not keep a port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

@@ -1,6 +1,6 @@
-"""processes.json: what the supervisor tells others about the processes of its cluster.
+"""processes.json: the supervisor's record of the processes of its cluster.
 
-Written whole after every change, read by `status` and `down`, and by tests that kill a service on purpose.
+It is written whole after every change. `status` and `down` read it, and tests that kill a service on purpose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ ServiceState = Literal["starting", "running", "restarting", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class ServiceEntry:
-    """start_ticks: with pid, see Identity; both 0 while no process runs. last_exit: how the one before ended."""
+    """One service. start_ticks: with pid, see Identity; both 0 while no process runs. last_exit: how the process before
+    ended."""
 
     name: str
     kind: str
@@ -41,7 +42,7 @@ class ProcessTable:
     services: tuple[ServiceEntry, ...]
 
     def find(self, kind: str) -> ServiceEntry | None:
-        """The first service of a kind."""
+        """Returns the first service of a kind."""
         return next((entry for entry in self.services if entry.kind == kind), None)
 
     def write(self, path: Path) -> None:
@@ -53,7 +54,7 @@ class ProcessTable:
 
 
 def load_table(path: Path) -> ProcessTable | None:
-    """None when there is no file, or when it is no table of ours."""
+    """Returns None when there is no file, or when it is no process table."""
     try:
         table = json.loads(path.read_text("utf-8"))
         services = tuple(ServiceEntry(**entry) for entry in table["services"].values())

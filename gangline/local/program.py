@@ -1,4 +1,4 @@
-"""The command line of every service of a local cluster, and the order in which they start and stop."""
+"""Builds the command line of every service of a local cluster, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from gangline.local.layout import Layout
 from gangline.local.plan import ClusterPlan
 from gangline.local.port import HOST
 
-# Each process of the cluster carries the data directory in its environment; so all of them can be found again.
+# The environment variable with the data directory. Every process of the cluster has it, so all of them can be found
+# again.
 MARKER = "GANGLINE_LOCAL_CLUSTER"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """addresses: "host:port" by kind, or "unix:path". health_socket: a unix socket whose /health tells that it serves;
-    without one its ready file does. sockets: what the program binds and, killed, leaves behind; to be removed before it
-    starts. umask: of the process, -1 for the one of this process.
+    """A service's program. addresses: "host:port" by kind, or "unix:path".
 
-    stage: programs of one stage start together, later stages once those serve; agents come last, so that a trial that
+    health_socket: a unix socket whose /health reports that the service serves; without one its ready file does.
+    sockets: those that the program binds and leaves behind when it is killed; they are removed before it starts.
+    umask: of the process, -1 for the one of this process.
+    stage: programs of one stage start together, later stages once those serve. Agents come last, so that a trial that
     starts at once already knows the gateway.
     """
 
@@ -34,14 +36,14 @@ class Program:
 
 
 def make_programs(layout: Layout, plan: ClusterPlan, python: str, etcd: Path) -> list[Program]:
-    """python: the interpreter whose packages hold the services. etcd: the binary."""
+    """Returns the programs of a plan. python: the interpreter whose packages contain the services. etcd: the binary."""
     address = {name: f"{HOST}:{port}" for name, port in plan.port_by_name.items()}
     programs = [_etcd(layout, etcd), _scheduler(layout, address, python), _gateway(layout, address, python)]
     return programs + [_agent(layout, address, python, name, plan.slots) for name in plan.agent_names]
 
 
 def _etcd(layout: Layout, binary: Path) -> Program:
-    """Listens on unix sockets alone: only this account can open them, so etcd needs no password and no certificate."""
+    """Listens on unix sockets alone. Only this account can open them, so etcd needs no password and no certificate."""
     client, peer = f"unix://{layout.etcd_socket.name}", f"unix://{layout.etcd_peer_socket.name}"
     flags = {
         "--name": "local",
@@ -64,8 +66,8 @@ def _etcd(layout: Layout, binary: Path) -> Program:
 
 
 def _etcd_endpoint(layout: Layout) -> str:
-    """Services run in the data directory. gRPC and the setting itself take the name there, but not every path: the
-    kernel bounds its length, gRPC parses it as a URL, and a comma would divide it."""
+    """Returns the socket's name, because services run in the data directory. A name always works for gRPC and the
+    setting. A path may not: the kernel bounds its length, gRPC parses it as a URL, and a comma would divide it."""
     return f"unix:{layout.etcd_socket.name}"
 
 

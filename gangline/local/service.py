@@ -1,6 +1,6 @@
-"""One service under supervision: its process, whether it serves yet, and when it is started again after its death.
+"""One service under supervision: its process, its readiness, and its restart after a death.
 
-The clock is an argument everywhere. Owned by the supervisor, which reaps processes and tells `on_exit`.
+The clock is an argument everywhere. The supervisor owns the services, reaps processes and calls `on_exit`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from gangline.local.layout import Layout
 from gangline.local.process_table import ServiceEntry, ServiceState
 from gangline.local.program import MARKER, Program
 
+# The back-off before a restart doubles from the first to the longest pause.
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
-# A service that lived this long is healthy: its next death is restarted at once again.
+# A service that lived this long is healthy, so its next restart begins with the first pause again.
 _STEADY_SECONDS = 30.0
 
 
 class Service:
-    """restart_at: when the next process is to be started; None while one lives."""
+    """Supervises one service. restart_at: when the next process is to be started; None while one lives."""
 
     def __init__(self, program: Program, layout: Layout) -> None:
         self.program = program
@@ -70,7 +71,7 @@ class Service:
                 start_new_session=True,
                 umask=self.program.umask,
             )
-        # The supervisor reaps all children itself; without this Popen would warn that nobody waits for this one.
+        # The supervisor reaps all children itself. Without this, Popen would warn about a child that is not waited for.
         process.returncode = 0
         self.process = identify(process.pid)
         self.state = "starting"
@@ -78,14 +79,14 @@ class Service:
         self._started_at = now
 
     def check_ready(self) -> bool:
-        """Moves from starting to running once it serves; True when it has just done so."""
+        """Moves from starting to running once the service serves. Returns True when it has just done so."""
         if self.state != "starting" or self.process is None or not self._serves(self.process):
             return False
         self.state = "running"
         return True
 
     def on_exit(self, status: int, now: float) -> None:
-        """status: as os.waitpid gives it."""
+        """Records the end of the process and schedules the restart. status: as os.waitpid returns it."""
         if now - self._started_at >= _STEADY_SECONDS:
             self._pause = _FIRST_PAUSE_SECONDS
         self.process = None
@@ -96,7 +97,7 @@ class Service:
         self._last_exit = describe_exit(status)
 
     def last_line(self) -> str:
-        """The last line that it printed; empty when there is none."""
+        """Returns the last line that it printed; empty when there is none."""
         lines = read_tail(self._layout.log(self.program.name)).strip().splitlines()
         return readable(lines[-1]) if lines else ""
 
@@ -111,13 +112,13 @@ class Service:
 
 
 def describe_exit(status: int) -> str:
-    """A wait status in words: exited with 1, killed by SIGKILL."""
+    """Describes a wait status: exited with 1, killed by SIGKILL."""
     code = os.waitstatus_to_exitcode(status)
     return f"exited with {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def readable(line: str) -> str:
-    """The words of a JSON log line; any other line as it is."""
+    """Returns the message of a JSON log line; any other line unchanged."""
     try:
         event = json.loads(line)
         words = str(event.get("event") or event.get("msg") or line)
@@ -128,7 +129,7 @@ def readable(line: str) -> str:
 
 
 def read_tail(path: Path, num_bytes: int = 8192) -> str:
-    """The end of a text file; empty without a file."""
+    """Returns the end of a text file; empty without a file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - num_bytes))
@@ -149,7 +150,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _is_healthy(path: Path) -> bool:
-    """What etcd says at /health on its unix socket."""
+    """Returns etcd's answer at /health on its unix socket."""
     connection = _UnixConnection(path)
     try:
         connection.request("GET", "/health")

@@ -1,8 +1,9 @@
-"""Stops everything that belongs to a local cluster, in the order in which nothing is lost.
+"""Stops all processes of a local cluster, in the order in which no state is lost.
 
-Agents first, so that nothing new starts; then the trial runners, which may save a checkpoint and report it while
-scheduler and gateway still listen; then those two; etcd last. Works on processes by identity, so that the supervisor
-can do it for its children and `down` for what a killed supervisor left behind.
+Agents stop first, so that no new work starts. Then the trial runners stop, which may save a checkpoint and report it
+while scheduler and gateway still listen. Scheduler and gateway follow, and etcd is last. It works on processes by
+identity. So the supervisor can do it for its children, and `down` for the processes that a killed supervisor left
+behind.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def stop_cluster(
     _stop(_of_kind(services, ("agent",)), _SERVICE_GRACE_SECONDS, report)
     _stop(find_runners(layout), grace_seconds, report)
     service_pids = {entry.pid for entry in services}
+    # All processes but the services, such as ranks that outlived their runner.
     ranks = [process for process in find_cluster_processes(layout) if process.pid not in service_pids]
     _stop(ranks, 1.0, report)
     for kinds in _ORDER:
@@ -34,12 +36,12 @@ def stop_cluster(
 
 
 def find_cluster_processes(layout: Layout) -> list[Identity]:
-    """Everything that was started for this data directory, by whatever parent."""
+    """Returns every process that was started for this data directory, by any parent."""
     return find_marked(MARKER, str(layout.root))
 
 
 def find_runners(layout: Layout) -> list[Identity]:
-    """A living trial runner holds the lock in its allocation's folder open."""
+    """Returns the trial runners. A living one keeps the lock file in its allocation's folder open."""
     return find_openers(find_cluster_processes(layout), (layout.root / "agents").glob("*/allocations/*/lock"))
 
 

@@ -1,8 +1,8 @@
 """The process that keeps a local cluster alive: `python -m gangline.local.supervisor --data-dir DIR`.
 
-Starts the services stage by stage, tells `up` over a pipe how far it is, starts a service that died again on the same
-ports, and on SIGTERM stops everything in order. It has one thread and reaps every process of the cluster, as those
-whose parent died become its children.
+It starts the services stage by stage and reports its progress to `up` over a pipe. It restarts a service that died, on
+the same ports, and on SIGTERM stops all of them in order. It has one thread. It reaps every process of the cluster,
+because orphans become its children.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from gangline.local.program import make_programs
 from gangline.local.service import Service
 from gangline.local.shutdown import stop_cluster
 
+# Time limit for the services of one stage to serve.
 START_SECONDS = 90.0
+# Interval between two checks of a service that is starting.
 _LOOK_SECONDS = 0.05
+# Signals wake an idle supervisor, so it need not poll.
 _LOOK_WHEN_IDLE_SECONDS = 3600.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Reporter:
-    """Lines of JSON to `up`, as long as it listens."""
+    """Sends lines of JSON to `up`, as long as it reads them."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
@@ -57,7 +60,7 @@ class Reporter:
 
 
 class Supervisor:
-    """grace_seconds: how long a stop waits for trials to save their state."""
+    """Runs the services. grace_seconds: how long a stop waits for trials to save their state."""
 
     def __init__(self, layout: Layout, services: list[Service], reporter: Reporter, grace_seconds: float) -> None:
         self._layout = layout
@@ -68,7 +71,7 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> int:
-        """The exit status: 0 after an orderly stop, 1 when the cluster did not come up."""
+        """Runs until a stop. Returns the exit status: 0 after an orderly stop, 1 when the cluster did not start."""
         self._listen_to_signals()
         try:
             is_up = self._start_all()
@@ -141,14 +144,14 @@ class Supervisor:
                     self._write_table()
 
     def _pause(self) -> float:
-        """Until something is due: a process to start, or one to look at because it is about to serve."""
+        """Returns the seconds until the next work: a process to start, or a check of one that is about to serve."""
         if any(service.state == "starting" for service in self._services):
             return _LOOK_SECONDS
         due = [service.restart_at for service in self._services if service.restart_at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else _LOOK_WHEN_IDLE_SECONDS
 
     def _wait(self, seconds: float) -> None:
-        """Until a signal comes or the time is over; takes note of every child that ended."""
+        """Waits for a signal or for the end of the time, then reaps every child that has ended."""
         select.select([self._wake_read], [], [], seconds)
         with suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
@@ -179,7 +182,7 @@ class Supervisor:
 
 
 def say(line: str) -> None:
-    """To the supervisor's log."""
+    """Writes a line to the supervisor's log."""
     sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
     sys.stderr.flush()
 
@@ -194,6 +197,7 @@ def main() -> int:
     if not acquire_lock(layout.lock):
         reporter.send("failed", code="local.running", message=f"another supervisor just took {layout.root}")
         return 1
+    # Orphans of the cluster become children of the supervisor, which reaps them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         plan = ClusterPlan.parse(layout.plan.read_text("utf-8"))

@@ -1,7 +1,7 @@
-"""What `gangline up` and `gangline down` do, as functions: start a supervisor and follow it, stop one and wait.
+"""Implements `gangline up` and `gangline down`: starts a supervisor and follows it, or stops one and waits.
 
-`start_cluster` returns once a gateway answers, a scheduler leads and every agent has joined; if that does not happen,
-nothing of it keeps running.
+`start_cluster` returns once a gateway answers, a scheduler leads and every agent has joined. If that does not happen,
+none of its processes keeps running.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from gangline.local.port import HOST, find_free_ports, is_free
 from gangline.local.process_table import load_table
 from gangline.local.shutdown import find_cluster_processes, stop_cluster
 
+# Time limit for a leader and all agents after the services serve.
 JOIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
-# What an orderly stop may take beside the grace for trials: agents, gateway with scheduler, etcd.
+# Time limit of an orderly stop beside the grace for trials: agents, gateway with scheduler, etcd.
 _STOP_SECONDS = 60.0
 
 Report = Callable[[str], None]
@@ -38,7 +39,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """login: what a client needs. num_slots: of the agents that were started, together."""
+    """A cluster that has started. login: for its clients. num_slots: the sum over the agents that were started."""
 
     login: Login
     supervisor: Identity
@@ -46,8 +47,9 @@ class Running:
 
 
 def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report) -> Running:
-    """report: gets a line for each step. Raises GanglineError: local.*, etcd.no_binary."""
+    """Starts a cluster. report: gets a line for each step. Raises GanglineError: local.*, etcd.no_binary."""
     layout_is_free(layout)
+    # Fails before anything is created where there is no etcd.
     etcd.find_etcd_binary()
     layout.create()
     write_private(layout.plan, _with_ports(plan, _former_ports(layout)).to_json())
@@ -67,7 +69,7 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
 
 
 def stop_local_cluster(layout: Layout, grace_seconds: float, report: Report) -> bool:
-    """Stops everything of this data directory and waits until nothing is left. False when nothing was running."""
+    """Stops all processes of this data directory and waits until none is left. Returns False when none was running."""
     table = load_table(layout.processes)
     was_running = False
     if is_locked(layout.lock):
@@ -86,7 +88,7 @@ def stop_local_cluster(layout: Layout, grace_seconds: float, report: Report) -> 
 
 
 def layout_is_free(layout: Layout) -> None:
-    """Raises GanglineError `local.running` or `local.leftover`."""
+    """Raises GanglineError `local.running` or `local.leftover` while processes of a cluster use the directory."""
     if is_locked(layout.lock):
         table = load_table(layout.processes)
         gateway = table.find("gateway") if table else None
@@ -106,8 +108,8 @@ def layout_is_free(layout: Layout) -> None:
 
 
 def _with_ports(plan: ClusterPlan, former: dict[str, int]) -> ClusterPlan:
-    """Those asked for, else those of the last time where they are still free: what a trial could not deliver then
-    finds its gateway again. New ones for the rest."""
+    """Chooses the ports: requested ones, else former ones where they are still free, else new ones. With former ports,
+    a runner with undelivered reports finds its gateway again."""
     kept = {name: port for name, port in former.items() if name in plan.port_names and is_free(port)}
     chosen = {**kept, **plan.port_by_name}
     names = [name for name in plan.port_names if name not in chosen]
@@ -123,7 +125,7 @@ def _former_ports(layout: Layout) -> dict[str, int]:
 
 
 def _launch(layout: Layout, grace_seconds: float) -> tuple[Identity, int]:
-    """The supervisor, and the end of the pipe on which it reports."""
+    """Starts the supervisor. Returns it and the end of the pipe on which it reports."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     arguments = ["--data-dir", str(layout.root), "--report-fd", str(write_end), "--grace-seconds", str(grace_seconds)]
     with layout.log("supervisor").open("ab") as log:
@@ -135,6 +137,7 @@ def _launch(layout: Layout, grace_seconds: float) -> tuple[Identity, int]:
             start_new_session=True,
             pass_fds=(write_end,),
         )
+    # The reader sees the end of the pipe only when no process but the supervisor has it open.
     os.close(write_end)
     supervisor = identify(process.pid)
     assert supervisor is not None, "a child that was not waited for is there at least as a zombie"
@@ -142,7 +145,7 @@ def _launch(layout: Layout, grace_seconds: float) -> tuple[Identity, int]:
 
 
 def _follow(events: int, report: Report) -> None:
-    """Until the supervisor says that all services serve."""
+    """Waits until the supervisor reports that all services serve."""
     with os.fdopen(events, encoding="utf-8") as lines:
         for line in lines:
             event: dict[str, Any] = json.loads(line)
@@ -166,7 +169,7 @@ def _login(layout: Layout) -> Login:
 
 
 def _await_agents(login: Login, plan: ClusterPlan) -> int:
-    """Until a scheduler leads and the agents have joined; the number of their slots."""
+    """Waits until a scheduler leads and the agents have joined. Returns the number of their slots."""
     from gangline.client import Client  # noqa: PLC0415 - loads grpc, which only this step needs
 
     deadline = time.monotonic() + JOIN_SECONDS

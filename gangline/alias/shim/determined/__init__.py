@@ -1,6 +1,6 @@
-"""What a process finds as `determined` when a rank or gangline.launch started it: only the way to the right one.
+"""The `determined` that a process finds when a rank or gangline.launch started it. It only imports the right one.
 
-This folder is on such a process's PYTHONPATH, which comes before installed packages; so it steps aside at once, for an
+This folder is on such a process's PYTHONPATH, which comes before installed packages. So it steps aside at once, for an
 installed Determined or for Gangline's proxy.
 """
 
