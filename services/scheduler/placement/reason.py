@@ -1,7 +1,7 @@
-"""PURE: why requests do not start now, in numbers, what would start them, and when that is to be expected.
+"""PURE: why requests do not start now, in numbers, with the changes and the time that would start them.
 
-A reason is worked out from the room that a plan leaves over, so it holds for the plan it comes with. Requests of one
-shape that wait for the same thing share the sentence.
+A reason is computed from the room that a plan leaves, so it holds for the plan that it comes with. Requests of one
+shape that wait for the same cause share the sentence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHRINKABLE = ("unhealthy", "never", "behind", "full")
 
 
 def close(ledger: Ledger) -> PoolPlan:
-    """The ledger as a plan: every request in it is assigned or has its reason."""
+    """Turns the ledger into a plan: every request in it is assigned or has a reason."""
     explanation = Explanation(ledger)
     reasons = Lazy(lambda: explanation.all[0])
     changes = Lazy(lambda: explanation.all[1])
@@ -61,7 +61,7 @@ class Explanation:
 
     @cached_property
     def all(self) -> tuple[dict[str, Reason], dict[str, tuple[Change, ...]]]:
-        """By trial id."""
+        """Returns reasons and changes, both by trial id."""
         forecast = Forecast(self._ledger, self._counterfactual.opening)
         reasons: dict[str, Reason] = {}
         changes: dict[str, tuple[Change, ...]] = {}
@@ -80,13 +80,13 @@ class Explanation:
         return reasons, changes
 
     def why_smaller(self, request: PendingRequest, cause: Cause) -> str:
-        """Why this request starts on fewer slots."""
+        """Returns why this request starts on fewer slots."""
         if cause in ("unhealthy", "never"):
             return self._tell[cause](request)[1]
         return f"{_needs(request)}, and these are neither free nor expected within {SOON_SECONDS:.0f} s"
 
     def _smaller(self, waiting: Waiting) -> str:
-        """On how many slots it may start instead, as the end of its sentence."""
+        """Returns the end of the sentence, which names the sizes on which the request may start instead."""
         request = waiting.request
         if not request.smaller_sizes or request.shrink_at <= 0 or waiting.cause not in _SHRINKABLE:
             return ""
@@ -97,6 +97,7 @@ class Explanation:
 
     @cached_property
     def _rooms(self) -> list[Bin]:
+        """Returns the running allocations of each group."""
         return sorted(self._ledger.room.bins, key=lambda bin_: (-bin_.free, bin_.agent.id))
 
     @cached_property
@@ -109,7 +110,7 @@ class Explanation:
         return {group: tuple(found) for group, found in holders.items()}
 
     def _sentence(self, waiting: Waiting) -> _Sentence:
-        """What names the request itself is told anew for each."""
+        """Returns the sentence of a request. A sentence that names the request itself is not shared."""
         if waiting.cause in ("held", "backoff", "quota", "claim") or self._holds(waiting.request):
             return self._tell[waiting.cause](waiting.request)
         key = waiting.cause, waiting.request.shape
@@ -240,5 +241,6 @@ def _needs(request: PendingRequest) -> str:
 
 
 def _needs_for_good(request: PendingRequest) -> str:
-    """Without the agents that it avoids for a while, where these are named beside it."""
+    """Names the request without the agents that it avoids for a limited time, because the sentence lists these
+    elsewhere."""
     return _needs(replace(request, blocklist=tuple(sorted(request.blocked_for_good)), excluded=()))
