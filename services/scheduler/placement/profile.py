@@ -38,8 +38,8 @@ class Profile:
         self._num_lent = 0
 
     def keep(self, slots: Sequence[int]) -> None:
-        """Reserves so many of the free slots in each step, from the first on. Only runs that certainly end before the last
-        reserved step may use them."""
+        """Reserves so many of the free slots in each step, from the first on. Only runs that certainly end before the
+        last reserved step may use them."""
         self._open = [free - kept for free, kept in zip(self.free, slots, strict=False)] + self.free[len(slots) :]
         self._num_kept = len(slots)
 
