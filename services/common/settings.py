@@ -32,7 +32,8 @@ _OTHER_VARIABLES = {"GANGLINE_ETCD"}
 
 
 class ServiceSettings(BaseSettings):
-    """Holds the settings of all services. `[etcd]` in the file is `--etcd-...` as flags, GANGLINE_ETCD_... as variables."""
+    """Holds the settings of all services. `[etcd]` in the file is `--etcd-...` as flags and GANGLINE_ETCD_... as
+    variables."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
 
