@@ -1,7 +1,7 @@
-"""PURE: what the gateway knows beside the domain: history (logs, metrics, progress) and the joined views of it.
+"""PURE: the gateway's records beside the domain: history (logs, metrics, progress) and the joined views of it.
 
-The fields mirror gateway.proto and ingest.proto. Use cases return these records; rpc/mapping.py makes messages of them
-and http/model.py makes JSON of them.
+The fields mirror gateway.proto and ingest.proto. Use cases return these records; rpc/mapping.py maps them to messages
+and http/model.py to JSON.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class IngestRecord:
 
 @dataclass(frozen=True, slots=True)
 class IngestBatch:
-    """Records of one spool in the order of their sequence numbers. last_sequence: everything up to it is settled with
-    this batch, also what was left out of it; 0 for the last record's number."""
+    """Holds records of one spool in the order of their sequence numbers. last_sequence: everything up to it is settled
+    with this batch, including records that were left out; 0 for the last record's number."""
 
     spool_id: str
     experiment_id: int
@@ -85,7 +85,7 @@ class StoredMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose history is asked for. trial_id: empty for all trials. group: empty for all metrics."""
+    """Names the history that a caller asks for. trial_id: empty for all trials. group: empty for all metrics."""
 
     experiment_id: int
     trial_id: str = ""
@@ -94,7 +94,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest history of one trial."""
+    """Holds the newest history of one trial."""
 
     progress: ProgressPoint | None = None
     training: MetricsPoint | None = None

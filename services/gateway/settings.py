@@ -1,4 +1,4 @@
-"""The settings of a gateway. Where they come from is in services/common/settings.py."""
+"""The settings of a gateway. Their sources are described in services/common/settings.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The JSON of the HTTP API, declared once: OpenAPI, requests and answers all come from these models.
 
 Names follow Determined's REST API where both have the field (startTime, endTime, username, hparams), otherwise ours in
-camel case. Answers are read off the records' attributes; times are RFC 3339, null where something has not happened.
+camel case. Answers are read from the records' attributes; times are RFC 3339, null where the event has not happened.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from gangline.domain.state import (
 from gangline.errors import Effect
 
 INT64_MAX = 2**63 - 1
-# What gRPC and the databases take for an id.
+# The range that gRPC and the databases accept for an id.
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 
 def _instant(seconds: Any) -> datetime | None:
-    """None also for a number that is no time, which earlier versions stored as a trial reported it."""
+    """Returns the time; None also for a number that is no time, which earlier versions stored as a trial reported
+    it."""
     try:
         return datetime.fromtimestamp(seconds, UTC) if seconds else None
     except (ValueError, OverflowError, OSError):
@@ -48,7 +49,7 @@ Document = Annotated[Any, BeforeValidator(_document)]
 
 
 class Answer(BaseModel):
-    # NaN and infinities are no JSON; they become null.
+    # JSON has no NaN and no infinities; they become null.
     model_config = ConfigDict(
         from_attributes=True,
         alias_generator=AliasGenerator(serialization_alias=to_camel),
@@ -316,7 +317,7 @@ class TaskList(Answer):
 
 
 class Availability(Answer):
-    """Whether it is given out. enabled and draining say the same as Determined does."""
+    """Tells whether new work may start there. enabled and draining are the fields that Determined has for it."""
 
     availability: domain.Availability
 
