@@ -1,6 +1,9 @@
-"""The peer of benchmarks/recovery.py: the plain loop of bare.py with a checkpoint of its own, run by
-`torchrun --max-restarts`. The chief saves with torch.save beside the old one and renames; all ranks begin with what is
-there."""
+"""The peer of benchmarks/recovery.py: the plain loop of bare.py with its own checkpoint, run by `torchrun
+--max-restarts`.
+
+The chief saves with torch.save to a file beside the old checkpoint and renames it; all ranks begin with the checkpoint
+that exists.
+"""
 
 from __future__ import annotations
 
