@@ -1,4 +1,4 @@
-"""Writes constraints.txt: the exact version of everything installed in the environment that runs it.
+"""Writes constraints.txt: the exact version of every package in the environment that runs it.
 
 Called by `make constraints`, after a dependency was added or raised by hand in .venv.
 """
