@@ -35,8 +35,10 @@ from gangline.local.port import HOST, find_free_ports
 from gangline.local.program import Program, make_programs
 
 WAIT_SECONDS = 60.0
+# Pause between two looks at the logs; the times in these do not depend on it.
 LOOK_SECONDS = 0.005
 SCHEDULERS = ("scheduler", "scheduler-2")
+# All agents must be connected within this time after a kill -9.
 KILL_BAR_SECONDS = 2.0
 # The lease of a leader is 5 s.
 STOP_BAR_SECONDS = 6.0

@@ -31,6 +31,7 @@ from benchmarks.wire import Host, Link, can_emulate, two_hosts
 
 WORKLOAD = Path(__file__).parent / "workload"
 ROOT = Path(__file__).parents[1]
+# Real-time priority of the ranks, below that of the wire.
 _PRIORITY = "5"
 
 _FAST = Link("1 Gbit, 0.5 ms", 1000, 0.5)
@@ -65,6 +66,7 @@ CELLS = [
     Cell("eone", _HERE, arms="default"),
     Cell("etail", _HERE, arms="default"),
 ]
+# The cells of --quick.
 _QUICK = ("edeep, 1 Gbit, 0.5 ms", "etail, loopback")
 
 

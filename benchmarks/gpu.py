@@ -35,10 +35,13 @@ from gangline.pytorch.parallel.ddp import DdpStrategy
 from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.setting import TrialSetting
 
+# Our rate over the peer's must not fall below this.
 BAR = 0.99
+# Half the width of the 95 % interval at which a comparison ends.
 HALF_WIDTH = 0.005
 WARM_UP_PAIRS = 2
 FEWEST_PAIRS = 20
+# The numbers of an epoch refer to these records, each many times.
 RECORDS_ON_GPU = 512
 RECORDS_OF_EPOCH = 1 << 16
 

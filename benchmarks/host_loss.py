@@ -46,7 +46,9 @@ from gangline.local.shutdown import find_cluster_processes
 
 RANKS = 2
 BATCH_PER_RANK = 32
+# Every run must recover within this time.
 BAR_SECONDS = 15.0
+# The program of each busy process.
 BUSY = "while True: pass"
 
 

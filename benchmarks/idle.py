@@ -22,6 +22,7 @@ from benchmarks.process import processor_seconds
 from gangline.local.layout import Layout
 from gangline.local.process_table import load_table
 
+# The peer's program: torch as a rank imports it.
 BARE = "import sys, torch, torch._dynamo; print('up', flush=True); sys.stdin.read()"
 
 

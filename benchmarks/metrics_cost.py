@@ -22,12 +22,15 @@ from benchmarks.statistic import Ratio, paired_ratio, summarise
 from gangline.client import Client
 
 WORKLOAD = Path(__file__).parent / "workload"
+# The step time with reports over that without must not exceed this.
 BAR = 1.02
 HALF_WIDTH = 0.02
 REPORT_EVERY = 10
+# The first steps of a block are not timed: reports of the block before are still being sent.
 LEAD_STEPS, TIMED_STEPS = 50, 200
 WARM_UP_PAIRS = 2
 FEWEST_PAIRS = 20
+# More than any run takes: the benchmark ends the training.
 MOST_BATCHES = 1_000_000
 BLOCK_DEADLINE_SECONDS = 120.0
 LOOK_SECONDS = 0.2

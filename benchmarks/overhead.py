@@ -33,6 +33,7 @@ from gangline.local.process_table import load_table
 WORKLOAD = Path(__file__).parent / "workload"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
 STEPS_PER_BLOCK = 100
+# More than any run takes: the benchmark ends both trainings.
 MOST_STEPS = 1_000_000
 CONFIG = """
 name: benchmark-overhead

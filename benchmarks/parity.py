@@ -25,9 +25,11 @@ from benchmarks.machine import describe_machine
 
 WORKLOAD = Path(__file__).parent / "workload" / "layered.py"
 STRATEGIES = {1: ["none"], 2: ["ddp", "zero1", "zero2", "zero3"], 4: ["ddp", "zero1", "zero2", "zero3", "hsdp"]}
+# Largest allowed differences, by the number of bits.
 LOSS_BOUND = {32: 1e-5, 64: 1e-12}
 PARAMETER_BOUND = {32: 1e-5, 64: 1e-10}
 RESUME_BOUND = 1e-5
+# Steps of a comparison; batches before the checkpoint, and in all, of a continued training.
 STEPS, SAVED, ALL = 20, 8, 16
 
 

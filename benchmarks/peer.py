@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
+# Time limit for pip.
 INSTALL_SECONDS = 300.0
 
 

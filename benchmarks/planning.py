@@ -25,8 +25,11 @@ from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolCo
 from services.scheduler.placement.queue import Queue
 from services.scheduler.placement.simulation_file import dump_simulation, parse_simulation
 
+# Passes of each case, of which the median counts.
 RUNS = 5
+# Virtual time of every pass, in seconds.
 NOW = 100_000.0
+# Slots of each agent.
 SLOTS = 8
 POOL = "default"
 

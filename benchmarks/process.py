@@ -8,6 +8,7 @@ import psutil
 
 from gangline.local.identity import identify, stop
 
+# Time for an orderly end before SIGKILL.
 STOP_SECONDS = 10.0
 
 

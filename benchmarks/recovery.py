@@ -30,12 +30,15 @@ from gangline.client import Client
 
 # Most batches of a training; the benchmark always ends it before that.
 WORKLOAD = Path(__file__).parent / "workload"
+# The median must not exceed this.
 BAR_SECONDS = 2.0
 SAVE_EVERY = 10
+# Batches that every rank has done before the kill, about half way between two checkpoints.
 KILL_AFTER = 105
 MOST_BATCHES = 1_000_000
 BATCH_PER_RANK = 32
 WAIT_SECONDS = 60.0
+# Pause between two looks at the ranks' records; the times in these do not depend on it.
 LOOK_SECONDS = 0.02
 CONFIG = """
 name: benchmark-recovery

@@ -28,9 +28,11 @@ from gangline.local.port import find_free_ports
 
 PACKAGES = ("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "munge")
 INSTALLER = Path(__file__).parent.parent / "scripts" / "install_debian_packages"
+# Variable in the environment of every process, which finds jobs that are left.
 MARK = "GANGLINE_BENCHMARK_SLURM"
 READY_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
+# States of jobs that have not ended.
 STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING"
 
 # The settings that Slurm's own guide for high throughput advises for many short jobs, as far as 22.05 knows them.

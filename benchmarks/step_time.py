@@ -27,10 +27,13 @@ from benchmarks.process import end_process
 from benchmarks.turnstile import Side, Turnstile
 
 WORKLOAD = Path(__file__).parent / "workload"
+# Our step time over the fastest one's must not exceed this.
 BAR = 1.02
 STEPS_PER_BLOCK = 100
+# More than any run takes: the benchmark ends the programs.
 MOST_BLOCKS = 10_000
 START_SECONDS = 120.0
+# The end of each program's output that is shown after a failure.
 SAID_CHARACTERS = 2000
 PEERS = {"accelerate": "accelerate==1.15.0", "fabric": "lightning-fabric==2.6.6"}
 

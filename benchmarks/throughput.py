@@ -39,11 +39,13 @@ from gangline.client import Client
 from gangline.client.packing import pack_code
 from gangline.domain.state import Outcome
 
+# The bar for experiments that complete in a second.
 JOBS_PER_SECOND = 60.0
 # The bar where there is no Slurm to compare with.
 SUBMITS_PER_SECOND = 150.0
 DEADLINE_SECONDS = 100.0
 POLL_SECONDS = 0.2
+# Experiments in one listing.
 PAGE = 200
 SLEEP = "sleep 3600"
 

@@ -25,7 +25,9 @@ from services.scheduler.simulator.figure_report import describe_stop
 from services.scheduler.simulator.load import LOADS, draw_load
 from services.scheduler.simulator.strategy import choose_strategies
 
+# Each seed is a trace of its own.
 SEEDS = range(1, 6)
+# Slots of each agent.
 AGENTS = [8] * 64
 INTENSITY = {"helios": 2.0, "llm-dev": 1.0}
 """helios alone hardly makes anybody wait on so many slots."""

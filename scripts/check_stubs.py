@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PROTOBUF_VERSIONS = ["5.27.2", "6.33.0", "7.36.2"]  # the generator's own, and the majors that users have
 
+# Runs in a new Python, whose path begins with the protobuf to test.
 LOAD = """
 import importlib, pathlib, sys
 import google.protobuf

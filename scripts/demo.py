@@ -23,6 +23,7 @@ FOLDER = ROOT / ".gangline" / "demo"
 GANGLINE = Path(sys.executable).with_name("gangline")
 EXAMPLE = Path("examples/digits")
 AGENTS, SLOTS = 2, 2
+# A lower accuracy means that the model did not learn; the demo then fails.
 EXPECTED_ACCURACY = 0.95
 
 

@@ -37,7 +37,9 @@ _CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
+# Functions, and the ones that replace them.
 _CALLED = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "reversed": "list"}
+# Calls without an effect on a decision.
 _SILENT = {"_log", "warnings", "TypeVar"}
 
 Change = tuple[ast.expr | ast.stmt, str]

@@ -14,6 +14,7 @@ HEADER = """\
 # of a tool breaks nothing here. Written by `make constraints`.
 # torch is pinned for one more reason: a bare "torch" may resolve to a build that brings several gigabytes of CUDA.
 """
+# The project itself, and the tools that install it.
 NOT_PINNED = {"gangline", "pip", "setuptools"}
 
 

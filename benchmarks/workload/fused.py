@@ -26,7 +26,9 @@ from gangline.pytorch.fusion.tuner import Tuner
 
 # Caps of the grid, in MiB.
 GRID_MIB = (0.25, 0.5, 1, 2, 4, 8, 16, 25, 50, 100, 200)
+# Tuning that takes more steps counts as a failure.
 _MOST_TUNING_STEPS = 80
+# So many steps are left, in the tuner's view, that tuning is worth its time.
 _TRIAL_STEPS = 20_000
 _RECALL_STEPS = 4
 

@@ -62,6 +62,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def save(path: Path, state: dict[str, object]) -> None:
+    # A rename is atomic, so a kill leaves the old checkpoint or the new one.
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.replace(path)

@@ -192,6 +192,7 @@ def _main() -> None:
     """Judges the file named on the command line. SIGXCPU ends the process when it takes too long."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    # A core file of a hostile archive's reader would only fill the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     found: BadArchive | None = None
     try:

@@ -239,6 +239,7 @@ class Election:
             beat_seconds = min(BEAT_SECONDS, self._lease_seconds / 3)
             lease = await stack.enter_async_context(self._client.keep_lease(self._lease_seconds, beat_seconds))
             put = Put(keys.LEADER, wire.encode(self._instance), lease.id)
+            # Only one candidate finds the key absent; its create revision becomes the epoch.
             result = await self._client.commit([put], [Guard(keys.LEADER, 0)])
             if not result.is_committed:
                 return None

@@ -56,6 +56,7 @@ async def _announce(
                 is_announced.set()
                 await lease.lost.wait()
         except GanglineError as error:
+            # At the start the service must learn that etcd is away; later it retries.
             if not is_announced.is_set():
                 raise
             _log.warning("cannot announce again yet", key=key, reason=error.message)

@@ -93,6 +93,7 @@ async def serve(
     _allow_open_files()
     limits = limit_by_method or {}
     host, port = split_address(listen)
+    # Another process may take the port in between; then grpc's own error is reported.
     _check_free(listen, host, port, flag)
 
     async def admit(method: str, token: str | None) -> None:

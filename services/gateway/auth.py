@@ -47,6 +47,7 @@ class Authenticator:
                 found = Principal(kind="user", name=user.name, is_admin=user.is_admin)
         if found is not None:
             return found
+        # The first leader creates the first users.
         if not len(users):
             raise unavailable(
                 "auth.no_users",

@@ -125,6 +125,7 @@ class Cleanup:
                 await bell.wait(seconds)
 
     async def _delete_marked(self) -> None:
+        # At most MAX_TOGETHER at a time, until none is due.
         while due := self._due()[:MAX_TOGETHER]:
             results = await asyncio.gather(*(self._in_thread(bind(self._erase, one)) for one in due))
             gone = [checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.DONE]

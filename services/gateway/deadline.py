@@ -35,6 +35,7 @@ class DeadlinedCalls:
         `storage.hung`."""
         async with self._slots:
             now = asyncio.get_running_loop().time()
+            # The storage hangs: only one call is let through, to test it.
             if self._num_hung >= self._most_hung:
                 if now < self._closed_until:
                     raise unavailable(HUNG, f"{self._num_hung} earlier calls to the storage have not returned")

@@ -88,6 +88,7 @@ class Leader:
     async def _call_while_leading(self, choose: Choose[Q, A], request: Q, seconds: float) -> A:
         """Calls like `call_once`, but raises at once when another scheduler leads meanwhile: a paused one would not
         answer."""
+        # Both are tasks, so that the first to finish can cancel the other.
         calling = asyncio.ensure_future(self.call_once(choose, request, seconds))
         changing = asyncio.ensure_future(self._wait_for_other_leader(self._mirror.state.leader))
         try:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from gangline.config.bound import is_small
 
+# Parsing holds Python's global lock most of the time, so more threads would not be faster.
 NUM_THREADS = 2
 
 T = TypeVar("T")

@@ -113,6 +113,7 @@ class ClusterState:
             self.num_ended_allocations += shelf is self.allocations
             return _experiment_ids((shelf.remove(key),))
         try:
+            # Nothing is changed before the value has been decoded.
             before, record = shelf.put(key, value)
         except (DecodeError, ValueError):
             self.num_unreadable += 1

@@ -55,6 +55,7 @@ class Storage:
         """Stores a local file. A failure leaves nothing under that path."""
         target = self._path(path)
         self._make_parent(path)
+        # Only a local disk shows a file that is being written; object stores show it when it is complete.
         partial = f"{target}.{uuid.uuid4().hex}.partial" if self._is_local else target
         try:
             with source.open("rb") as reading, self._files.open(partial, "wb") as writing:

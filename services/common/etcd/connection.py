@@ -75,6 +75,7 @@ class Rotation:
 
     def rotate(self, failed: Connection, reason: str) -> None:
         """Moves on from `failed`, unless another call already did. With a single endpoint it does nothing."""
+        # Another call may have seen the same failure first; a second rotation would skip a healthy endpoint.
         if self.num_endpoints == 1 or failed is not self.current:
             return
         self._position = (self._position + 1) % self.num_endpoints

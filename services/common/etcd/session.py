@@ -57,6 +57,7 @@ class Session:
                 except TryFailed as failure:
                     num_tries += 1
                     pause = pause_seconds(num_tries)
+                    # No try fits into the rest of the time.
                     if time.monotonic() + pause >= deadline:
                         raise self._unreachable(seconds, failure) from failure
                 await asyncio.sleep(pause)

@@ -47,6 +47,7 @@ class Watch:
             try:
                 async with await self._session.open(Operation.WATCH) as stream:
                     await stream.write(self._create_request(), self._session.settings.try_seconds)
+                    # A new stream sends the interrupted revision from its beginning.
                     self._fragments.clear()
                     async for message in self._messages(stream):
                         num_failures = 0

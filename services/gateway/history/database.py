@@ -73,6 +73,7 @@ def _parse(url: str) -> sa.URL:
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
+# For messages.
 EXAMPLE = "sqlite:////var/lib/gangline/gateway.db or postgresql://user@host/gangline"
 
 

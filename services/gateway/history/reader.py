@@ -14,6 +14,7 @@ from gangline.errors import unavailable
 from services.gateway.history import table
 from services.gateway.record import LogLine, MetricsPoint, Newest, ProgressPoint, Scope, StoredLog, StoredMetrics
 
+# Queries at a time; further ones wait.
 NUM_THREADS = 4
 # SQLite allows a few thousand bound values in a statement, PostgreSQL 65 thousand.
 MAX_IDS = 900

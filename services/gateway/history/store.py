@@ -45,6 +45,7 @@ class _Rows:
     def take(self, batch: IngestBatch) -> None:
         stored = self.stored_by_spool_id.get(batch.spool_id, 0)
         for record in batch.records:
+            # Sent again after an answer was lost.
             if record.sequence <= stored:
                 self.count.repeated += 1
                 continue

@@ -92,6 +92,7 @@ class Writer:
 
     def _on_failure(self, orders: list[_Order], failure: Exception) -> None:
         is_away = isinstance(failure, sa.exc.OperationalError)
+        # One batch may be the cause: each is tried by itself, so that the others are stored.
         if len(orders) > 1 and not is_away:
             for order in orders:
                 self._commit([order])

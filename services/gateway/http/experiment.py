@@ -43,6 +43,7 @@ async def create_experiment(
     config, config_warnings = await _read(body.config)
     code_sha256 = await _take_code(body, caller, cases)
     experiment, warnings = await cases.experiments.create(caller, request_id, config.model_dump_json(), code_sha256)
+    # Both sides check the configuration, so they may give the same warning.
     unique = list(dict.fromkeys([*config_warnings, *warnings]))
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment), warnings=unique)
 

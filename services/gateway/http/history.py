@@ -27,6 +27,7 @@ from services.gateway.usecase.ingest import experiment_id_of
 router = APIRouter(prefix="/api/v1", tags=["history"], route_class=Route)
 log = structlog.get_logger(__name__)
 
+# Bounds the memory of one answer.
 MAX_PAGE_ROWS = 10_000
 
 

@@ -17,7 +17,9 @@ from services.common.address import bind_error, join_address, split_address
 SHUTDOWN_SECONDS = 2
 # From the end of a request until the next one's headers are complete.
 HEADER_SECONDS = 10.0
+# uvicorn's own limit for an idle connection.
 KEEP_ALIVE_SECONDS = 5
+# Most bytes of a request's headers.
 MAX_HEADER_BYTES = 32 << 10
 # Each follower of logs holds one connection. Connections beyond this number are closed at once.
 MAX_CONNECTIONS = 2048

@@ -77,6 +77,7 @@ class Checkpoints:
             async for chunk in self.read_file(principal, checkpoint_id, path):
                 yield path, chunk
                 is_first = False
+            # The file is empty; its one empty chunk makes the receiver create it.
             if is_first:
                 yield path, b""
 

@@ -39,6 +39,7 @@ class Clusters:
         """Returns the health from memory, so it answers at once even if etcd or the leader is away."""
         state, etcd = self._mirror.state, self._etcd.health
         has_leader = state.leader is not None
+        # A missing leader often follows from etcd's problem, so etcd's is named first.
         problem = etcd.problem or ("" if has_leader else no_leader().message)
         return Health(status="ok", has_leader=has_leader, revision=state.revision, etcd=etcd, problem=problem)
 

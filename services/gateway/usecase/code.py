@@ -36,6 +36,7 @@ class Code:
         """Stores the archive, unless it is stored already and intact. Raises GanglineError `code.*`."""
         check_user(principal)
         _check_sha256(code_sha256)
+        # Archives are stored by content, so an equal one needs no upload.
         if await asyncio.to_thread(_is_intact, self._storage, code_sha256):
             return code_sha256
         with tempfile.TemporaryDirectory(prefix="gangline-code-") as folder:

@@ -25,6 +25,7 @@ from services.gateway.usecase.following import Following
 from services.gateway.usecase.settling import check_request_id, settle
 from services.gateway.usecase.view import Views
 
+# Experiments in one listing.
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
 # A watcher gets at most ten views a second. Without being woken it checks once a second, for reasons of waiting trials

@@ -17,6 +17,7 @@ from services.gateway.usecase.following import Following
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.view import Views
 
+# Rows of one query; a full page means that there may be more.
 PAGE_ROWS = 500
 # Gateways that share a PostgreSQL do not ring each other's bells, so then a follower polls this often.
 POLL_SECONDS = 1.0

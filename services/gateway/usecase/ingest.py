@@ -55,6 +55,7 @@ class Ingest:
         records = self._screened(spool_id, records)
         kept = admitted(self._mirror.state, allocation_id, records)
         metric.INGEST_FENCED_ROWS.inc(len(records) - len(kept))
+        # Left-out records count as settled too, so that the runner does not send them again.
         last_sequence = records[-1].sequence if records else 0
         return await self._writer.store(
             IngestBatch(spool_id, experiment_id_of(trial_id), trial_id, kept, last_sequence)

@@ -9,6 +9,7 @@ from services.gateway.mirror import Watched
 
 # How long an answer waits for the mirror to show the write.
 MIRROR_SECONDS = 5.0
+# Request ids are stored with the experiment, so their length is bounded.
 MAX_REQUEST_ID = 200
 
 log = structlog.get_logger(__name__)

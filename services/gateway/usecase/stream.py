@@ -12,6 +12,7 @@ T = TypeVar("T")
 async def in_thread(make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
     """Yields the items. make: called in the thread as well. The iterator is not closed early but left to the garbage
     collector, because a step may still run when the reader goes."""
+    # Opening a file blocks as well.
     iterator = await asyncio.to_thread(make)
     while True:
         found = await asyncio.to_thread(_step, iterator)

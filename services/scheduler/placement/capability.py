@@ -20,6 +20,7 @@ Verdict = Literal["fits", "unhealthy", "never"]
 class Capability:
     def __init__(self, view: PoolView) -> None:
         self._view = view
+        # Never cleared: a plan does not change which agents there are.
         self._verdicts: dict[Shape, Verdict] = {}
 
     def of(self, request: PendingRequest) -> Verdict:

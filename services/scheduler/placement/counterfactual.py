@@ -34,6 +34,7 @@ class Counterfactual:
         self._used = Counter[str]()
         for work in ledger.view.running:
             self._used[work.group] += work.slots
+        # Valid for the whole plan: both depend only on the pool before it.
         self._by_shape: dict[Shape, tuple[Change, ...]] = {}
         self._openings: dict[Shape, Opening | None] = {}
 

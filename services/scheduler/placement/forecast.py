@@ -44,6 +44,7 @@ class Forecast:
             self._profile.lend(self._profile.step_at(self._lent_until))
         else:
             self._profile.keep(self._kept_slots())
+        # Where the search for this kind of request resumes. Room is only taken, so earlier steps stay too full.
         self._looked_until: dict[tuple[int, bool, int, int], int] = {}
         self._caps = _Caps(ledger, self._run_seconds)
 

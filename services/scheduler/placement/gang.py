@@ -81,6 +81,7 @@ def _in_fewest_domains(rings: _Rings, count: int, request_hash: int, level: int 
         by_value[domain[level]][domain] = ring
     groups = sorted(((_count(group), name) for name, group in by_value.items()))
     chosen: list[str] = []
+    # Whole domains as long as none of them holds the rest by itself.
     while groups[-1][0] < count - len(chosen):
         size, name = groups.pop()
         chosen += _in_fewest_domains(by_value[name], size, request_hash, level + 1)

@@ -3,7 +3,7 @@
 Owns the four answers to a request: it starts now; it claims slots that stopping work is about to give back; it has less
 urgent work preempted; or it waits. The first that waits holds a reservation, which no request behind it may delay: a
 request that starts meanwhile takes slots that are spare in every order of ends (spare.py), or is certain to end in
-time, or starts on call, to be stopped as soon as that lets the holder start. A request that may have fewer slots takes
+time, or starts on call, to be stopped when that lets the holder start. A request that may have fewer slots takes
 them before it waits; work on fewer slots grows before anything else is placed (elastic.py). A policy decides in which
 order requests are considered, and which work each may have stopped.
 """
@@ -80,18 +80,18 @@ class Ledger:
         self.waited_for: tuple[str, ...] = ()
         self._waiting: list[Waiting] = []
         self._queue: PoolQueue | None = None
-        self._promised: list[Running] = []
+        self._promised: list[Running] = []  # started or claimed in this plan, for the outlook
         self._stopping = [work for work in view.running if work.is_stopping and work.slots]
-        self._coming = sum_of_freed(self._stopping, self.room)
+        self._coming = sum_of_freed(self._stopping, self.room)  # slots that stop and are not claimed yet
         self._places = ComingPlaces(view.running, self.room)
         self.spare = Spare({}, now)
-        self._beside: list[str] = []
-        self._is_closed = False
+        self._beside: list[str] = []  # agents with spare slots when the reservation was made
+        self._is_closed = False  # without backfill, nothing starts behind the first that waits
         self._has_on_call = view.config.is_on_call_possible
-        self._refused: set[tuple[Shape, bool]] = set()
-        self._refused_claims: set[tuple[Shape, bool]] = set()
-        self._hopeless: set[tuple[Shape, bool, str]] = set()
-        self._settled: dict[tuple[Shape, bool, str], Cause] = {}
+        self._refused: set[tuple[Shape, bool]] = set()  # did not fit; never cleared, as the room only shrinks
+        self._refused_claims: set[tuple[Shape, bool]] = set()  # did not fit; cleared when more slots are coming
+        self._hopeless: set[tuple[Shape, bool, str]] = set()  # its victims make no room
+        self._settled: dict[tuple[Shape, bool, str], Cause] = {}  # answers; cleared when more is coming
         self._behind: dict[Shape, bool] = {}
         self._victims_seen = 0
         self.shrunk: dict[str, Cause] = {}
@@ -276,10 +276,10 @@ class Ledger:
             return None
         found = self._search(request, may_take_all)
         if found is None:
-            # The room only shrinks while the plan grows: a request that did not fit once does not fit again.
+            # The room only shrinks while the plan grows: a request that does not fit now does not fit later.
             self._refused.add((request.shape, may_take_all))
             if request.blocklist and self._search(request.without_blocklist(), may_take_all) is None:
-                # Agents to avoid only take room away, so one answer stands for all requests of this size.
+                # Agents to avoid only take room away, so one answer holds for all requests of this size.
                 self._refused.add((request.bare_shape, may_take_all))
         return found
 

@@ -75,7 +75,9 @@ class Outlook:
         self._ends = sorted([*ends, *((expected_end(work, now), work) for work in works)], key=itemgetter(0))
         self._free = {bin_.agent.id: bin_.free for bin_ in room.bins}
         self._works_on: dict[str, list[tuple[float, Running]]] = defaultdict(list)
+        # The agent with the most free slots so far, whenever the maximum grows: enough for a shared fit.
         self._wider: list[tuple[float, str, int]] = []
+        # Free slots of each agent after each end on it.
         self._history: dict[str, list[tuple[float, int]]] = {}
         self._idle: dict[int, list[tuple[float, str]]] = defaultdict(list)
         self._auxiliary: list[tuple[float, str, Running]] = []

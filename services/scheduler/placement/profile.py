@@ -53,6 +53,7 @@ class Profile:
         left = at - self._now
         if left <= _FIRST_SECONDS:
             return int(left > 0)
+        # The epsilon keeps a time that is exactly a step's end in that step, despite rounding.
         return min(_NUM_STEPS - 1, 1 + ceil(log(left / _FIRST_SECONDS) / _LOG_GROWTH - 1e-9))
 
     def time_of(self, step: int) -> float:
@@ -80,6 +81,7 @@ class Profile:
             end = max(start + 1, self.step_at(self.time_of(start) + run_seconds))
             if start < self._num_lent:
                 end = min(end, self._num_lent)
+            # Kept slots count for runs that certainly end before the reservation needs them.
             free = self.free if is_sure and end <= self._num_kept else self._open
             if min(free[start:end]) >= slots:
                 return start

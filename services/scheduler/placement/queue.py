@@ -25,6 +25,7 @@ class PoolQueue(Sequence[PendingRequest]):
     same requests by kind, each kind in order; no kind is empty."""
 
     def __init__(self, by_kind: Mapping[Kind, Sequence[PendingRequest]]) -> None:
+        # Grouping keeps the cost of a plan independent of the requests that it skips.
         self.by_kind = by_kind
 
     @staticmethod

@@ -24,6 +24,7 @@ from services.scheduler.placement.room import Bin
 from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Shape
 
 _Sentence = tuple[ReasonCode, str]
+# Causes that fewer slots may remove.
 _SHRINKABLE = ("unhealthy", "never", "behind", "full")
 
 
@@ -46,6 +47,7 @@ class Explanation:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._counterfactual = Counterfactual(ledger)
+        # Requests of one shape and cause share a sentence, unless it names the request itself.
         self._sentences: dict[tuple[Cause, Shape], _Sentence] = {}
         self._would: dict[tuple[object, ...], str] = {}
         self._tell: dict[Cause, Callable[[PendingRequest], _Sentence]] = {
@@ -102,7 +104,7 @@ class Explanation:
 
     @cached_property
     def _holders(self) -> dict[str, tuple[str, ...]]:
-        """By group, what it runs."""
+        """Returns the allocations with slots that each group runs."""
         holders: dict[str, list[str]] = {}
         for work in self._ledger.view.running:
             if work.slots:

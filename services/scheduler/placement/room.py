@@ -57,10 +57,12 @@ class Room:
         self.config = config
         self._is_best = config.fitting == "best"
         self._bins = {agent.id: Bin(agent, config.network_labels) for agent in agents if agent.is_usable}
+        # One ring for each score; the keys are kept sorted, so that the best score comes first.
         self._rings: dict[_Score, _Ring] = {}
         self._keys: list[_Score] = []
         self._auxiliary_rings: dict[_Score, _Ring] = {}
         self._auxiliary_keys: list[_Score] = []
+        # Only agents that a gang may take whole: idle, and without draining slots.
         self._idle: dict[int, dict[Domain, _Ring]] = {}
         self.free = 0
         self._build()

@@ -76,6 +76,7 @@ def parse_simulation(text: str) -> Simulation:
         item.done()
     now = top.number("now", newest)
     # Groups that no list names have no cap and the weight 1.
+    # The order of the set does not matter: groups are found by id.
     for group in {task.group for task in requests} | {work.group for work in running}:
         groups.setdefault(group, Group(group))
     snapshot = Snapshot(

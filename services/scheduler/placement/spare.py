@@ -144,6 +144,7 @@ def _is_part(size: int, slots: int, count_by_size: Mapping[int, int]) -> bool:
 def _least_free(free: int, coming: _Agent, slots: int, first_at: float) -> int | None:
     """Returns the fewest free slots that suffice, over all sets of ends; None when none suffices. The sums of the sets
     are the bits of one integer."""
+    # Bit n is set if some set of ends frees exactly n slots.
     sums = 1
     for guess in coming.guesses:
         sums |= sums << guess

@@ -72,6 +72,7 @@ def _pruned(freed: list[Running], fit: Slots, room: Room, find: Find) -> tuple[l
             _take_back(work, room)
         else:
             needed.append(work)
+    # The list is in the order of preemption, so its end is the most valuable.
     for work in reversed(tuple(needed)):
         _take_back(work, room)
         again = find()

@@ -107,6 +107,7 @@ def _begin_probing(gang: Gang) -> Gang:
     if isinstance(found, NoNetwork):
         return _fail(gang, ExitKind.NETWORK, found.message)
     gang = replace(gang, phase=Phase.PROBING, candidates=found)
+    # There is no peer to probe.
     if len(gang.agents) == 1:
         return replace(gang, phase=Phase.CHOSEN, chosen=found[0])
     return _judge(gang)

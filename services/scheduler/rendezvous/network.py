@@ -54,6 +54,7 @@ def choose_candidates(
     if len({agent.host_id or agent.id for agent in agents}) == 1:
         loopback = (Endpoint(agent.id, "lo", "127.0.0.1", port) for agent, port in zip(agents, ports, strict=True))
         return (Candidate(LOOPBACK, tuple(loopback)),)
+    # Loopback is ruled out here: the gang spans several hosts.
     usable = [_usable(agent) for agent in agents]
     if not all(usable):
         alone = ", ".join(agent.id for agent, found in zip(agents, usable, strict=True) if not found)

@@ -36,6 +36,7 @@ class InTurn:
         if self._num_closed == self._num_trials:
             return [ShutDown()]
         wanted = min(self._num_trials, self._num_closed + self._num_at_once)
+        # Closed trials make room, so as many are open as may be.
         operations = [CreateTrial()] * (wanted - self._num_created)
         self._num_created = wanted
         return operations

@@ -77,6 +77,7 @@ class _Engine:
         self._pending: dict[str, PendingRequest] = {}
         self._running: dict[str, Running] = {}
         self._events: list[_Event] = []
+        # Orders events of one instant, and keeps heapq from comparing the rest of the tuple.
         self._numbers = count()
         self._watch = HeadWatch(strategy.config)
         self._runs: dict[str, Run] = {}
@@ -129,6 +130,7 @@ class _Engine:
                 for age in self._setting.ask_at_ages:
                     heappush(self._questions, (now + age, age, name))
             return True
+        # An event of an earlier spell, which a preemption has made stale.
         if attempt != job.attempt or name not in self._running:
             return False
         match kind:

@@ -31,6 +31,7 @@ def next_deadline(
     waits = []
     for allocation in allocations:
         waits += [max(allocation.deadline_at, patient_until)] if allocation.deadline_at else []
+        # A smaller attempt may grow from then on, so a plan is due.
         waits += [allocation.grow_at] if allocation.grow_at > now else []
     for request in requests:
         waits += [at for at in (request.not_before_at, request.shrink_at) if at > now]

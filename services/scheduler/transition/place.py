@@ -52,6 +52,7 @@ def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules,
         return Change()
     if not may_start(records, experiment, slots):
         return Change()
+    # Slot ids are chosen last: all checks before can still turn the assignment down.
     members = _members(records, slots_by_agent, now)
     if members is None:
         return Change()

@@ -51,6 +51,7 @@ def move_experiment(
     if _priority(experiment, rules) != priority:
         experiment = with_resources(experiment, {"priority": priority})
     positions = [position_of(one) for one in queue]
+    # An experiment that is there already keeps its position.
     if not _is_between(position_of(experiment), positions, index):
         position, apart = find_position(positions, index, now)
         experiment = replace(experiment, queue_position=position)

@@ -19,13 +19,16 @@ from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome
 from services.scheduler.transition.checkpoint import age_of
 from services.scheduler.transition.rules import Rules
 
+# Kinds of exits that are no failure of the member itself.
 _NO_FAILURE = {ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.PEER_FAILED}
+# Kinds of failures that would recur, with the wording for the reason.
 _FINAL = {
     ExitKind.OUT_OF_MEMORY: "out of memory",
     ExitKind.IMPORT_ERROR: "an import that fails",
     ExitKind.CONFIGURATION_ERROR: "a configuration that cannot work",
     ExitKind.NONFINITE_METRIC: "a metric that is no finite number",
 }
+# Kinds of failures outside of the trial; they use up no restart.
 INFRASTRUCTURE = {
     ExitKind.RUNNER_LOST,
     ExitKind.AGENT_LOST,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# Determined's default.
 DEFAULT_PRIORITY = 42
 
 

@@ -52,6 +52,7 @@ def came_up(
 def merge_timeline(known: Timeline, seen: Timeline) -> Timeline:
     """Merges the phases: a phase ends for the gang when it ends on its last member. Phases that the scheduler times
     itself stay as they are."""
+    # Set by the scheduler's clock.
     own = {"queued_at", "placed_at", "accepted_at"}
     latest = {
         field.name: max(getattr(known, field.name), getattr(seen, field.name))
