@@ -25,7 +25,7 @@ class GptBlock(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: batch, length, width."""
+        """Applies attention and a feed-forward net. x: batch, length, width."""
         parts = self.mix(self.first_norm(x)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -35,7 +35,7 @@ class GptBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A decoder with learned positions; the words' embedding is also the output's matrix."""
+    """Builds a decoder with learned positions; the words' embedding is also the output's matrix."""
 
     def __init__(
         self, words: int = GPT2_WORDS, length: int = 1024, width: int = 768, layers: int = 12, heads: int = 12
@@ -51,7 +51,7 @@ class Gpt(nn.Module):
         self.head.weight = self.words.weight
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """text: batch, length. Returns the scores of each next word."""
+        """Returns the scores of each next word. text: batch, length."""
         x = self.words(text) + self.places.weight[: text.shape[1]]
         for block in self.blocks:
             x = block(x)

@@ -23,7 +23,7 @@ def make_model() -> nn.Module:
 
 
 class Records(TensorDataset):
-    """A dataset that every loader reads record by record, like images in files."""
+    """Makes every loader read record by record, as it would read images in files."""
 
 
 def make_dataset(length: int, by_record: bool = False) -> TensorDataset:

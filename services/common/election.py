@@ -198,7 +198,8 @@ class Leadership:
 
 
 class Election:
-    """instance: this candidate; standbys watch its grpc_address, and other services connect to it.
+    """Takes part in the election as one candidate. instance: this candidate; standbys watch its grpc_address, and other
+    services connect to it.
 
     is_connected: set while this candidate stands by and is connected to the leader, so that it notices at once when the
     leader's process dies.

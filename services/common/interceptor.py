@@ -33,9 +33,9 @@ Context = Any
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """admit: receives method and token; returns or raises GanglineError. It runs in the task of the handler, so the
-    handler finds the context variables that it sets. limits: by method, the most bytes of one message, where that is
-    not MAX_MESSAGE_BYTES."""
+    """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
+    handler, so the handler finds the context variables that it sets. limits: by method, the most bytes of one message,
+    where that is not MAX_MESSAGE_BYTES."""
 
     def __init__(self, admit: Admit, limits: Mapping[str, int] = MappingProxyType({})) -> None:
         self._admit = admit

@@ -99,7 +99,8 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class EtcdHealth:
-    """is_available: a linearizable read was answered. num_members: number of configured endpoints.
+    """Describes whether etcd works. is_available: a linearizable read was answered. num_members: number of configured
+    endpoints.
 
     problem: one sentence while etcd is not available. since: wall-clock time at which this state began; 0 for the
     start.

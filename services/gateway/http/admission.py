@@ -30,7 +30,7 @@ MAX_SUBMIT_BYTES = MAX_ARCHIVE_BYTES * 4 // 3 + MAX_BODY_BYTES
 
 
 class Admission:
-    """ASGI middleware; puts the principal into the request's state."""
+    """Authenticates requests as ASGI middleware; puts the principal into the request's state."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         """Authenticates requests as ASGI middleware; puts the principal into the request's state."""

@@ -17,8 +17,9 @@ router = APIRouter(prefix="/api/v1", tags=["fusion"], route_class=Route)
 
 
 class FusionRecord(Answer):
-    """bucket_bytes: the caps of the buckets; empty when torch's default is best. gain_ratio: the default's step time
-    over the tuned one's. bytes_per_second: 0 for a link that was not felt."""
+    """Describes a tuning result. bucket_bytes: the caps of the buckets; empty when torch's default is best. gain_ratio:
+    the default's step time over the tuned one's. bytes_per_second: 0 for a link whose bandwidth had no measurable
+    effect."""
 
     key: str
     summary: str

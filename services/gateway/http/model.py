@@ -107,7 +107,7 @@ class Timeline(Answer):
 
 
 class Exclusion(Answer):
-    """The trial avoids this agent for a while."""
+    """Names an agent that the trial avoids for a while."""
 
     agent_id: str
     reason: str
@@ -115,7 +115,7 @@ class Exclusion(Answer):
 
 
 class SizeChange(Answer):
-    """An attempt has started on another number of slots than the one before it."""
+    """Records that an attempt started on another number of slots than the one before it."""
 
     time: Instant = Field(validation_alias="at")
     slots: int
@@ -154,7 +154,8 @@ class Member(Answer):
 
 
 class Allocation(Answer):
-    """full_slots: slots_per_trial, where it runs on fewer slots; else 0. grow_time: the earliest time of its growth."""
+    """Describes an attempt. full_slots: slots_per_trial, where it runs on fewer; else 0. grow_time: earliest time of
+    its growth."""
 
     id: str
     trial_id: str
@@ -200,7 +201,7 @@ class Newest(Answer):
 
 
 class TrialView(Answer):
-    """newest: the newest progress and metrics. reason: why it waits."""
+    """Joins a trial with its newest progress and metrics. reason: why it waits."""
 
     trial: Trial
     allocation: Allocation | None
@@ -209,7 +210,7 @@ class TrialView(Answer):
 
 
 class Search(Answer):
-    """num_wanted: trials that the searcher has asked for so far, of num_planned."""
+    """Describes a search. num_wanted: trials that the searcher has asked for so far, of num_planned."""
 
     seed: int
     num_wanted: int
@@ -218,7 +219,8 @@ class Search(Answer):
 
 
 class ExperimentView(Answer):
-    """reason: why no further trial starts. search: null for experiments of older versions."""
+    """Joins an experiment with its trials. reason: why no further trial starts. search: null for those of older
+    versions."""
 
     experiment: Experiment
     trials: list[TrialView]
@@ -240,7 +242,7 @@ class TrialAnswer(Answer):
 
 
 class SearchPreview(Answer):
-    """hparams: of the first trials. max_concurrent_trials: 0 for no limit."""
+    """Previews a search. hparams: of the first trials. max_concurrent_trials: 0 for no limit."""
 
     searcher: str
     seed: int
@@ -275,7 +277,7 @@ class StoredMetrics(Answer):
 
 
 class LogPage(Answer):
-    """next_after_id: what to pass as afterId for the next page; null when this was the last one by now."""
+    """Holds one page. next_after_id: the value of afterId for the next page; null when this is the last one by now."""
 
     logs: list[StoredLog]
     next_after_id: int | None
@@ -368,7 +370,7 @@ class Agent(Availability):
 
 
 class AgentView(Answer):
-    """allocation_id_by_slot_id: free slots are absent."""
+    """Joins an agent with its allocations. allocation_id_by_slot_id: free slots are absent."""
 
     agent: Agent
     allocation_id_by_slot_id: dict[str, str]
@@ -417,7 +419,8 @@ class Cluster(Answer):
 
 
 class EtcdHealth(Answer):
-    """problem: one sentence while etcd is not available. since: when that began, or when it ended last."""
+    """Describes etcd. problem: one sentence while etcd is not available. since: when that began, or when it last
+    ended."""
 
     is_available: bool
     num_members: int
@@ -427,7 +430,7 @@ class EtcdHealth(Answer):
 
 
 class ClusterView(Answer):
-    """leader: null when no scheduler leads."""
+    """Describes the cluster. leader: null when no scheduler leads."""
 
     cluster: Cluster | None
     version: str
@@ -463,14 +466,14 @@ class CodeAnswer(Answer):
 
 
 class ScrapeTargets(BaseModel):
-    """One entry of Prometheus' HTTP service discovery; its field names are Prometheus' own."""
+    """Describes one entry of Prometheus' HTTP service discovery; its field names are Prometheus' own."""
 
     targets: list[str]
     labels: dict[str, str]
 
 
 class Health(Answer):
-    """problem: why nothing can be changed now, empty when it can."""
+    """Describes the gateway's health. problem: why nothing can be changed now, empty when it can."""
 
     status: str
     has_leader: bool

@@ -34,7 +34,7 @@ class PatchExperiment(Body):
 
 
 class QueueUpdate(Body):
-    """Exactly one change. ahead_of and behind_of: another experiment of the same pool."""
+    """Requests exactly one change. ahead_of and behind_of: another experiment of the same pool."""
 
     job_id: JobId
     priority: int | None = None
@@ -64,13 +64,14 @@ class UpdateJobQueue(Body):
 
 
 class Disable(Body):
-    """drain: lets work that runs there continue to its end."""
+    """Disables an agent or a slot. drain: lets work that runs there continue to its end."""
 
     drain: bool = False
 
 
 class JobSummary(Answer):
-    """jobs_ahead: how many requests of its pool are considered before it; 0 for one that holds slots."""
+    """Summarises a job. jobs_ahead: how many requests of its pool are considered before it; 0 for one that holds
+    slots."""
 
     state: State
     jobs_ahead: int
@@ -107,7 +108,7 @@ class ExperimentsChanged(Answer):
 
 
 class Blocker(Answer):
-    """kind: allocation, trial, agent, or gone for an object that no longer exists."""
+    """Names a cause of a wait. kind: allocation, trial, agent, or gone for an object that no longer exists."""
 
     id: str
     kind: str
@@ -120,7 +121,8 @@ class TaskExplanation(Answer):
 
 
 class Explanation(Answer):
-    """reason: why no further trial starts. tasks: all that have not ended, or the trial that was asked about."""
+    """Explains a wait. reason: why no further trial starts. tasks: all that have not ended, or the trial that was asked
+    about."""
 
     experiment: Experiment
     reason: Reason | None

@@ -21,7 +21,7 @@ class ProfileTrial(Body):
 
 
 class TraceOrder(Answer):
-    """tensorboard_url: the folder in which the trace is stored."""
+    """Describes an ordered trace. tensorboard_url: the folder in which the trace is stored."""
 
     trial_id: str
     allocation_id: str

@@ -13,7 +13,8 @@ from services.scheduler.placement.snapshot import PendingRequest, Running
 
 
 class ComingPlaces:
-    """room: an agent may have a negative number of free places, after an operator has lowered its limit."""
+    """Tracks auxiliary places that stopping work gives back. room: an agent may have a negative number of free places,
+    after an operator has lowered its limit."""
 
     def __init__(self, running: Iterable[Running], room: Room) -> None:
         self._room = room

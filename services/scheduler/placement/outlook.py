@@ -64,8 +64,8 @@ def sum_of_freed(works: Iterable[Running], room: Room) -> Slots:
 
 
 class Outlook:
-    """room: its state now; later changes do not show here. works: work that occupies it and will end. ends: further
-    ends, from an earlier outlook. The sweep runs on the first query."""
+    """Predicts when a request fits. room: its state now; later changes do not show here. works: work that occupies it
+    and will end. ends: further ends, from an earlier outlook. The sweep runs on the first query."""
 
     def __init__(
         self, room: Room, works: Iterable[Running], now: float, ends: Iterable[tuple[float, Running]] = ()

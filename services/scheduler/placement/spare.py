@@ -21,9 +21,9 @@ _End = tuple[float, Running]
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """slots_by_agent: covers the agents where the holder may start; every other agent is open to all requests.
-    sure_until: the holder cannot start earlier in any order of ends, so work that is certain to be over by then cannot
-    delay it."""
+    """Holds spare slots. slots_by_agent: covers the agents where the holder may start; every other agent is open to all
+    requests. sure_until: the holder cannot start earlier in any order of ends, so work that is certain to be over by
+    then cannot delay it."""
 
     slots_by_agent: Slots
     sure_until: float

@@ -46,7 +46,8 @@ class _Meeting:
 
 
 class Hall:
-    """interface: the operator's choice of a network interface; None leaves the choice to the gang."""
+    """Holds the rendezvous of all starting gangs. interface: the operator's choice of a network interface; None leaves
+    the choice to the gang."""
 
     def __init__(self, rendezvous_seconds: float, interface: str | None) -> None:
         self._rendezvous_seconds = rendezvous_seconds

@@ -44,8 +44,9 @@ class _Watched:
 
 
 class HeadWatch:
-    """heads: those that have started. When a more urgent request takes a head's place, the watch starts anew once it is
-    back. A head that work is stopped for is watched until it starts, beside the next one."""
+    """Collects the heads of a played trace. heads: those that have started. When a more urgent request takes a head's
+    place, the watch starts again once it is back. A head that work is stopped for is watched until it starts, in
+    parallel with the next one."""
 
     def __init__(self, config: PoolConfig) -> None:
         self.heads: list[Head] = []

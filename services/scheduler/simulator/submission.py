@@ -11,8 +11,8 @@ OUTCOMES = ("completed", "cancelled", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """slots: at least 1. duration_seconds: on its slots, more than 0. planned_seconds: the run time without a
-    cancellation or failure, which its progress implies; never less than the duration."""
+    """Describes one submission. slots: at least 1. duration_seconds: on its slots, more than 0. planned_seconds: the
+    run time without a cancellation or failure, which its progress implies; never less than the duration."""
 
     id: str
     submitted_at: float
