@@ -296,11 +296,11 @@ class Request(Answer):
 
 
 class Task(Answer):
-    """allocation: the slots that it holds. request and reason: what it waits for, and why. shrunk_reason: why it
-    runs on fewer slots than it asked for.
+    """Describes a task. allocation: the slots that it holds. request and reason: what it waits for, and why.
+    shrunk_reason: why it runs on fewer slots than it asked for.
 
-    queue_place: from 1 within its pool; 0 when it does not wait. priority: of its experiment, else of its pool;
-    null when it holds slots and no scheduler has said the pool's yet.
+    queue_place: from 1 within its pool; 0 when it does not wait. priority: of its experiment, else of its pool; null
+    when it holds slots and no scheduler has reported the pool's yet.
     """
 
     trial: Trial
@@ -350,8 +350,9 @@ class NetworkInterface(Answer):
 
 
 class Agent(Availability):
-    """absent_slots: those that it no longer has, but that an operator disabled or drained when it had them. problem:
-    why the agent itself cannot start anything now. quarantine: after several trials could not start there."""
+    """Describes an agent. absent_slots: slots that it no longer has, but that an operator disabled or drained when it
+    had them. problem: why the agent itself cannot start work now. quarantine: after several trials could not start
+    there."""
 
     id: str
     pool: str
@@ -444,9 +445,9 @@ class ClusterView(Answer):
 
 
 class CreateExperiment(Body):
-    """config: the YAML as text, or the same as a JSON object. The code comes as code_archive (a gzipped tar in base64)
-    or as code_sha256 of one that was uploaded before. request_id: repeat it on a retry; made up when absent. The header
-    Idempotency-Key says the same."""
+    """Creates an experiment. config: the YAML as text, or the same as a JSON object. The code is either code_archive (a
+    gzipped tar in base64) or code_sha256 of one that was uploaded before. request_id: the same on a retry; generated
+    when absent. The header Idempotency-Key has the same meaning."""
 
     config: str | dict[str, Any]
     code_archive: str | None = None
@@ -455,7 +456,8 @@ class CreateExperiment(Body):
 
 
 class PreviewSearch(Body):
-    """config: the YAML as text, or the same as a JSON object. limit: at most so many hyperparameters."""
+    """Asks for a preview. config: the YAML as text, or the same as a JSON object. limit: most trials whose hparams are
+    shown."""
 
     config: str | dict[str, Any]
     limit: int = Field(default=20, ge=0, le=INT64_MAX)
@@ -483,8 +485,9 @@ class Health(Answer):
 
 
 class Problem(BaseModel):
-    """RFC 9457, with our stable code. effect: of a call that was to change something: none, or unknown when it may have
-    been done or may still be done. requestId: in the latter case what to send again, so that nothing is done twice."""
+    """Describes an error as RFC 9457 does, with our stable code. effect: of a call that was to change something: none,
+    or unknown when it may have been done or may still be done. requestId: in the latter case the id to send again, so
+    that nothing is done twice."""
 
     type: str
     title: str
