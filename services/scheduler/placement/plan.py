@@ -28,11 +28,11 @@ _V = TypeVar("_V")
 class Plan:
     """Holds the decisions of one cycle.
 
-    assignments: in the order in which they should start. reasons: by trial id, one for every request that stays
-    pending, in the order in which the planner considered them. changes: by trial id, the changes that would start it,
-    as records. Reasons and changes are computed on first access. reservations: by pool, the first waiting request and
-    the time from which slots are kept for it. look_at: when another plan may decide otherwise although nothing has
-    changed; None for never.
+    assignments: in the order in which they should start.
+    reasons: by trial id, one for every request that stays pending, in the order in which the planner considered them.
+    changes: by trial id, the changes that would start it, as records. Reasons and changes are computed on first access.
+    reservations: by pool, the first waiting request and the time from which slots are kept for it.
+    look_at: when another plan may decide otherwise although nothing has changed; None for never.
     """
 
     assignments: tuple[Assignment, ...]

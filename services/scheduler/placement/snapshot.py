@@ -33,13 +33,13 @@ ON_CALL_IS_IMPOSSIBLE = (
 class AgentRoom:
     """Holds the slots of one agent and what occupies them.
 
-    slots: enabled, healthy slots, free or busy. used: the busy ones among them. disabled: the other slots, unhealthy or
-    switched off; they may come back. draining: disabled slots that are still busy; no request gets them once their work
-    has ended.
-
+    slots: enabled, healthy slots, free or busy. used: the busy ones among them.
+    disabled: the other slots, unhealthy or switched off; they may come back. draining: disabled slots that are still
+    busy; no request gets them once their work has ended.
     is_usable: connected, alive and enabled. An agent that is not usable starts nothing, but still counts for what its
-    pool can ever hold. problem: why it is not usable, for reasons. max_zero_slot and used_zero_slot: the auxiliary
-    places for work without slots. labels: its location: rack, zone or any other key.
+    pool can ever hold. problem: why it is not usable, for reasons.
+    max_zero_slot and used_zero_slot: the auxiliary places for work without slots.
+    labels: its location: rack, zone or any other key.
     """
 
     id: str
@@ -89,13 +89,16 @@ class PendingRequest:
     """Describes a trial that waits for slots, all of them or none.
 
     queue_position: compared before the time of submission among requests of one priority; None sorts after every
-    position. estimated_seconds: expected length of the run; 0 when unknown. is_bounded: the run is certain to be over
-    by then, because that is enforced or known exactly. Otherwise the estimate is a guess: it serves to forecast starts,
-    but no slots are given away because of it. hold: PAUSED or SEARCH_WAITING keep it from starting. is_first: it goes
-    before every other request of its pool, whatever the policy. excluded: agents of the blocklist that are on it for a
-    limited time, each with a sentence that says how long and why. smaller_sizes: sizes on which it may start instead
-    from shrink_at on, the largest first; empty for none. kept_slots: one of these sizes that it may take at any time; 0
-    for none.
+    position.
+    estimated_seconds: expected length of the run; 0 when unknown. is_bounded: the run is certain to be over by then,
+    because that is enforced or known exactly. Otherwise the estimate is a guess: it serves to forecast starts, but no
+    slots are given away because of it.
+    hold: PAUSED or SEARCH_WAITING keep it from starting.
+    is_first: it goes before every other request of its pool, whatever the policy.
+    excluded: agents of the blocklist that are on it for a limited time, each with a sentence that says how long and
+    why.
+    smaller_sizes: sizes on which it may start instead from shrink_at on, the largest first; empty for none. kept_slots:
+    one of these sizes that it may take at any time; 0 for none.
 
     shape: requests of one shape fit, or do not fit, into the same room. kind: everything an answer may depend on
     besides the group, the length and the time. Both are computed once, because every cycle reads them for every
@@ -155,13 +158,14 @@ class PendingRequest:
 class Running:
     """Describes a live allocation.
 
-    slots_by_agent: holds 0 for an auxiliary place. estimated_end_at: 0 when unknown. is_bounded: it is certain to have
-    ended by then, see PendingRequest. draining_by_agent: slots of it that no request gets afterwards. is_stopping: it
-    was asked to stop; its slots are promised to the most urgent request that they suffice for. checkpoint_age_seconds:
-    time since its last checkpoint; None when it has none, so that its whole run would be lost. queue_position,
-    submitted_at: its place in the queue, to which it returns when it is stopped. is_on_call: it started before a
-    request that waited, on the condition that requests before it in the queue may preempt it, also at the same
-    priority.
+    slots_by_agent: holds 0 for an auxiliary place.
+    estimated_end_at: 0 when unknown. is_bounded: it is certain to have ended by then, see PendingRequest.
+    draining_by_agent: slots of it that no request gets afterwards.
+    is_stopping: it was asked to stop; its slots are promised to the most urgent request that they suffice for.
+    checkpoint_age_seconds: time since its last checkpoint; None when it has none, so that its whole run would be lost.
+    queue_position, submitted_at: its place in the queue, to which it returns when it is stopped.
+    is_on_call: it started before a request that waited, on the condition that requests before it in the queue may
+    preempt it, also at the same priority.
 
     wanted: the request for the full size, for work that runs on fewer slots; None for all other work. grow_at: from
     this time on it may be stopped to start again in full. is_growing: it is being stopped for that.
@@ -196,8 +200,9 @@ class Running:
 class PoolConfig:
     """Configures one resource pool.
 
-    policy: a key of placement.policy.POLICIES. backfill: which requests may start before the first one that has to
-    wait: none (False), those that do not delay it (True), or also those that can be preempted for it ("on_call").
+    policy: a key of placement.policy.POLICIES.
+    backfill: which requests may start before the first one that has to wait: none (False), those that do not delay it
+    (True), or also those that can be preempted for it ("on_call").
     network_labels: keys of agents' labels, the widest first; a gang over several agents spans as few values of them as
     it can.
     """
