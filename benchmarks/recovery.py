@@ -3,9 +3,9 @@
 Trains a small CNN under ddp on a cluster of two agents with two slots each, with a checkpoint every 10 batches. The
 last rank is killed by its pid. The clock runs until every rank, all of them new processes, has finished a step, by the
 times that the ranks record. The peer trains the same model, saves with torch.save as often, and is killed in the same
-way. The two alternate, five runs each, and every run is a training of its own. torchrun is told to open a new store at
-a restart: by default gloo's new ranks find the addresses of the dead ones in the old store, and fail. Run it with
-`python -m benchmarks.recovery`.
+way. The two alternate, five runs each, and every run is a training of its own. torchrun opens a new store at a restart,
+which an environment variable requests: by default gloo's new ranks find the addresses of the dead ones in the old
+store, and fail. Run it with `python -m benchmarks.recovery`.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ class TaskList(Answer):
 
 
 class Availability(Answer):
-    """Tells whether new work may start there. enabled and draining are the fields that Determined has for it."""
+    """States whether new work may start there. enabled and draining are the fields that Determined has for it."""
 
     availability: domain.Availability
 

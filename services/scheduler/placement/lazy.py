@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class Lazy(Mapping[str, V]):
-    """Holds a function that is called at most once, on the first access to the mapping."""
+    """Computes a mapping on first access. work_out: called at most once."""
 
     def __init__(self, work_out: Callable[[], Mapping[str, V]]) -> None:
         self._work_out = work_out

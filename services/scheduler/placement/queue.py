@@ -132,7 +132,7 @@ class Cursor:
     @cached_property
     def ends(self) -> tuple[PendingRequest, ...]:
         first = self._requests[0]
-        # Only a bounded estimate can change an answer, so without one the first request stands for all.
+        # Only a bounded estimate can change an answer, so without one the first request represents all.
         if not (first.is_bounded and first.estimated_seconds):
             return (first,)
         length = attrgetter("estimated_seconds")

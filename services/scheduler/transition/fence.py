@@ -1,7 +1,7 @@
 """PURE: which attempts of a trial may still change state, and why an attempt is over.
 
 Every report of a runner carries its allocation id. A report changes state only while its attempt is the newest one of
-its trial. A runner whose attempt is over for its member is told so with every answer and ends its ranks.
+its trial. Every answer to a runner whose attempt is over for its member says so, and the runner ends its ranks.
 """
 
 from __future__ import annotations
