@@ -1,10 +1,10 @@
 """The script of benchmarks/metrics_cost.py: one training in which blocks of steps with reports and blocks without
 alternate.
 
-The chief appends a line of JSON for each finished block. Hyperparameters: those of BenchmarkTrial, and `blocks`, the
-file of these lines; `report_every`; `lead`, the steps at the beginning of a block that are not timed, because records
-of the block before are still being sent; `timed`, the steps after them; `seed`, which decides the order of the two
-blocks of a pair.
+The chief appends a line of JSON for each finished block. Hyperparameters, besides those of BenchmarkTrial:
+`blocks`: the file of these lines. `report_every`: steps between two reports.
+`lead`: steps at the beginning of a block that are not timed, because records of the block before are still being sent.
+`timed`: the steps after them. `seed`: decides the order of the two blocks of a pair.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """PURE: when each waiting request can be expected to start.
 
-Plays the queue forward on the sum of the pool's slots: running work ends by its estimates; waiting requests start in
-the order of the plan, wherever room is left by requests ahead of them, and end in turn. Slots that are kept for the
-reservation go to no other request before its time, except to work that is certain to be over or starts on call. The
-forecast assigns no agents, so its cost does not grow with their number. Where a request cannot start before certain
-agents are free, the outlook sets the bound.
+Plays the queue forward on the sum of the pool's slots. Running work ends by its estimates. Waiting requests start in
+the order of the plan, wherever requests ahead of them leave room, and end in turn. Before the time of the reservation,
+its kept slots go only to work that is certain to be over or starts on call. The forecast assigns no agents, so its cost
+does not grow with their number. Where a request cannot start before certain agents are free, the outlook sets the
+bound.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """PURE: the slots that are promised while the plan of one pool grows.
 
 Owns the four answers to a request: it starts now; it claims slots that stopping work is about to give back; it has less
-urgent work preempted; or it waits. The first that waits holds a reservation, which no request behind it may delay: a
+urgent work preempted; or it waits. The first that waits holds a reservation, which no request behind it may delay. A
 request that starts meanwhile takes slots that are spare in every order of ends (spare.py), or is certain to end in
-time, or starts on call, to be stopped when that lets the holder start. A request that may have fewer slots takes
-them before it waits; work on fewer slots grows before anything else is placed (elastic.py). A policy decides in which
-order requests are considered, and which work each may have stopped.
+time, or starts on call. Work on call is stopped when that lets the holder start. A request that may have fewer slots
+takes them before it waits; work on fewer slots grows before anything else is placed (elastic.py). A policy decides in
+which order requests are considered, and which work each may have stopped.
 """
 
 from __future__ import annotations

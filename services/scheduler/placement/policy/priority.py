@@ -1,7 +1,7 @@
 """PURE: the policy `priority`: the most urgent first, then by queue position, then in the order of submission.
 
 A request that does not fit may preempt less urgent work, where the pool allows that. The first request that still waits
-holds a reservation; others pass it only if they do not delay it, or on call: the first waiting request may have on-call
+holds a reservation. Others pass it only if they do not delay it, or on call: the first waiting request may have on-call
 work stopped that has passed it. A request on call may preempt less urgent work too, on any agent, because the holder of
 the reservation can stop either.
 
