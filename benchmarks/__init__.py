@@ -1,1 +1,2 @@
-"""Figures, each beside a peer's in the same run. Every file here is a program: `python -m benchmarks.NAME`."""
+"""Benchmarks, each with a peer's figures from the same run. Every file with a `main` is a program: `python -m
+benchmarks.NAME`."""

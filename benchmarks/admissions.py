@@ -1,8 +1,8 @@
-"""How many waiting requests the scheduler admits in a second, on the load of Kueue's own performance test.
+"""Measures how many waiting requests the scheduler admits in a second, on the load of Kueue's own performance test.
 
-An admission is an allocation that stands in etcd, written in a transaction that the leader's fencing token guards, and
-of which all of its agents have been told. The scheduler and etcd are the real programs, etcd syncs to the disk; agents
-are simulated (simulated_agent.py): each holds a real stream, accepts what it is given and reports its end in time.
+An admission is an allocation in etcd, written in a transaction that the leader's fencing token guards, and sent to all
+of its agents. The scheduler and etcd are the real programs, and etcd syncs to the disk. Agents are simulated
+(simulated_agent.py): each holds a real stream, accepts its allocations and reports their ends in time.
 
 The load is Kueue's baseline (kubernetes-sigs/kueue, test/performance/scheduler/configs/baseline/generator.yaml): 30
 queues of 500 requests each, 350 small ones of 1 slot, 100 medium ones of 5 and 50 large ones of 20, the larger the more
@@ -11,15 +11,16 @@ may be borrowed by all six are five pools here, each of 24 agents with 5 slots, 
 an agent, a large one is a gang over four agents. Every request is an experiment of its own with a configuration of its
 own.
 
-Two things differ, because with them 600 slots could not take more than 227 requests a second, whoever admits them: its
-run times of 0.2, 0.5 and 1 s are divided by `--shorten`, and all requests wait already when the agents connect instead
-of coming over a minute. The deep queue makes planning dearer, not cheaper. Kueue also preempts there; these pools do
-not.
+Two things differ, because otherwise 600 slots could not take more than 227 requests a second, however fast the
+scheduler is: Kueue's run times of 0.2, 0.5 and 1 s are divided by `--shorten`, and all requests wait already when the
+agents connect instead of arriving over a minute. The deep queue makes planning more expensive, not cheaper. Kueue also
+preempts there; these pools do not.
 
 The peer's figure is Kueue's own, as published beside its test (rangespec.yaml: 15,000 requests in 351.1 s, the mean of
-five runs). It counts from the first submission to the last end, so the figure beside it here does as well. Kueue takes
+five runs). It counts from the first submission to the last end, so the figure beside it here does as well. Kueue needs
 a Kubernetes API server, so it is not run here. Every run has a fresh etcd and a fresh scheduler.
-Run it with `python -m benchmarks.admissions`; the runs that `--seconds` leaves no time for are left out, and said.
+Run it with `python -m benchmarks.admissions`; runs for which `--seconds` leaves no time are left out, and the output
+says so.
 """
 
 from __future__ import annotations
@@ -48,12 +49,16 @@ from gangline.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings
 
+# Kueue's baseline, see above.
 COHORTS = 5
 QUEUES_PER_COHORT = 6
 AGENTS_PER_COHORT = 24
 SLOTS_PER_AGENT = 5
+# Kueue's published figure, see above.
 KUEUE_PER_SECOND = 15_000 / 351.1164
+# The bar, from the first submission to the last end.
 TARGET_PER_SECOND = 150.0
+# Concurrent calls to submit.
 SUBMITTERS = 32
 READY_SECONDS = 30.0
 RUN_DEADLINE_SECONDS = 240.0
@@ -61,7 +66,8 @@ RUN_DEADLINE_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Class:
-    """count: in each queue. every_seconds: Kueue's interval between two of them. priority: 1 is the most urgent."""
+    """Describes a class of requests. count: in each queue. every_seconds: Kueue's interval between two of them.
+    priority: 1 is the most urgent."""
 
     name: str
     count: int
@@ -85,8 +91,8 @@ CLASS_BY_SLOTS = {one.slots: one for one in CLASSES}
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of one run. waits: seconds from the agents' connecting to the admission, by class. whole_per_second: requests
-    over the time from the first submission to the last end on record."""
+    """Holds the figures of one run. waits: by class, seconds from the agents' connecting to the admission.
+    whole_per_second: requests over the time from the first submission to the last end on record."""
 
     submits_per_second: float
     admissions_per_second: float
@@ -97,7 +103,8 @@ class Measurement:
 
 
 def make_requests(scale: float) -> list[tuple[float, str, Class]]:
-    """When Kueue's generator would make it, a name, a class; in that order. scale: the part of each class."""
+    """Returns requests in the order in which Kueue's generator would make them: its time, a name, a class. scale: the
+    part of each class."""
     requests = []
     for queue in range(COHORTS * QUEUES_PER_COHORT):
         for kind in CLASSES:
@@ -164,14 +171,16 @@ async def measure(plane: ControlPlane, scale: float, shorten: float) -> Measurem
 
 
 async def _make_pools(plane: ControlPlane, agents: Sequence[SimulatedAgent]) -> None:
-    """The pools are there once their agents have been heard of; they leave again, so that nothing starts yet."""
+    """Creates the pools, which exist once their agents have registered. The agents leave again, so that nothing starts
+    yet."""
     async with asyncio.timeout(READY_SECONDS), _connected(plane, agents), _etcd(plane) as client:
         while len((await client.list(keys.AGENTS)).items) < len(agents):  # noqa: ASYNC110 - etcd sets no event
             await asyncio.sleep(0.05)
 
 
 async def _submit_all(plane: ControlPlane, requests: Sequence[tuple[float, str, Class]]) -> dict[str, Class]:
-    """The class of each trial. As many calls are under way as a few gateways would have."""
+    """Submits all requests and returns the class of each trial. The number of concurrent calls is that of a few
+    gateways."""
     class_by_trial: dict[str, Class] = {}
     coming = iter(requests)
 
@@ -193,7 +202,8 @@ async def _submit_all(plane: ControlPlane, requests: Sequence[tuple[float, str, 
 
 
 async def _admit_all(plane: ControlPlane, agents: Sequence[SimulatedAgent], book: Book, count: int) -> None:
-    """Until the scheduler has put the end of each on record. Raises SystemExit when a request is left behind."""
+    """Runs until the scheduler has the end of each request on record. Raises SystemExit when a request is left
+    behind."""
     async with _connected(plane, agents) as streams:
         deadline = time.monotonic() + RUN_DEADLINE_SECONDS
         while len(book.ended) < count:
@@ -227,7 +237,8 @@ def _etcd(plane: ControlPlane) -> EtcdClient:
 
 
 async def _check_records(plane: ControlPlane, count: int, book: Book) -> None:
-    """etcd is asked, not the scheduler: every request completed, and nothing is left of them."""
+    """Checks the records in etcd, not the scheduler's answers: every request completed, and no request or allocation is
+    left."""
     async with _etcd(plane) as client:
         experiments = [
             wire.decode(Experiment, item.value).outcome for item in (await client.list(keys.EXPERIMENTS)).items

@@ -1,10 +1,10 @@
-"""How long training stands still for a checkpoint: saved in the background, saved while it waits, and torch's own ways.
+"""Measures how long a checkpoint stops training: saved in the background, saved while it waits, and torch's own ways.
 
-Two ranks over gloo train a stack of linear layers of 50 MB and of 500 MB of state (parameters and Adam's moments)
-under ddp and zero3, and save to a directory. For each save: the seconds of the call itself, by how much the block of
+Two ranks over gloo train a stack of linear layers of 50 MB and of 500 MB of state (parameters and Adam's moments) under
+ddp and zero3, and save to a directory. For each save it prints the seconds of the call itself, by how much the block of
 steps that began with it took longer than the block before, and when the checkpoint was complete. Ranks and writing
-share the cores here, so on a machine that does other things only the call says anything. All ways take turns in the
-same processes, five rounds. Run it with `python -m benchmarks.checkpoint`.
+share the cores here, so on a busy machine only the call is meaningful. All ways take turns in the same processes, five
+rounds. Run it with `python -m benchmarks.checkpoint`.
 """
 
 from __future__ import annotations

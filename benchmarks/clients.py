@@ -1,6 +1,6 @@
-"""Four users at once: processes that each hold a connection to the gateway and submit as fast as they are answered.
+"""Four users at once: processes that each hold a connection to the gateway and submit as fast as it answers.
 
-They are started and have connected before anything is timed. The code is uploaded once; what each submit sends is its
+They are started and have connected before anything is timed. The code is uploaded once; each submit sends its
 configuration, as `gangline.client.Client.submit_experiment` does.
 """
 
@@ -32,7 +32,7 @@ def config_json(name: str, entrypoint: str, slots: int = 1) -> str:
 
 @contextmanager
 def connected_clients() -> Iterator[ProcessPoolExecutor]:
-    """Uses the cluster that GANGLINE_HOME names."""
+    """Starts the clients of the cluster that GANGLINE_HOME names."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(NUM_CLIENTS, context, _connect) as pool:
         list(pool.map(_greet, range(NUM_CLIENTS * 4)))
@@ -40,7 +40,8 @@ def connected_clients() -> Iterator[ProcessPoolExecutor]:
 
 
 def submit_all(pool: ProcessPoolExecutor, configs: Sequence[str], code_sha256: str) -> list[int]:
-    """The experiments' ids, in the order of the configurations, which the clients share out among themselves."""
+    """Returns the experiments' ids, in the order of the configurations, which the clients share out among
+    themselves."""
     return list(pool.map(_submit, configs, [code_sha256] * len(configs), chunksize=1))
 
 

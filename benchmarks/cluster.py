@@ -1,4 +1,4 @@
-"""A cluster of its own for one benchmark: `gangline up` in a temporary folder, and `gangline down` after it."""
+"""A separate cluster for one benchmark: `gangline up` in a temporary folder, and `gangline down` afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GANGLINE = Path(sys.executable).parent / "gangline"
 
 @contextmanager
 def running_cluster(agents: int, slots: int) -> Iterator[tuple[Client, Path]]:
-    """A client of a fresh cluster and the folder that holds its data. slots: artificial ones of each agent."""
+    """Yields a client of a new cluster and the folder of its data. slots: artificial slots of each agent."""
     with tempfile.TemporaryDirectory(prefix="gl-bench-") as folder:
         home, data = Path(folder, "home"), Path(folder, "data")
         environment = {**os.environ, "GANGLINE_HOME": str(home)}

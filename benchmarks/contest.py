@@ -1,9 +1,9 @@
 """Training programs at one turnstile: block by block in random order, in several runs, until ratios are known.
 
-Owns the rounds of a run, what all runs have measured, and what is printed of it. In a run all programs are up, and
-exactly one of them steps at any time. Two processes of one and the same program differ by several percent for as long
-as they live, by where their memory happens to lie; so every run starts all programs anew, and the interval is that of
-the runs' means.
+Owns the rounds of a run, the measurements of all runs, and what is printed of them. In a run all programs are up, and
+exactly one of them steps at any time. Two processes of the same program differ by several percent throughout their
+lives, because of the addresses of their memory. So every run starts all programs anew, and the interval is that of the
+runs' means.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from dataclasses import dataclass, field
 from benchmarks.statistic import Ratio, fastest, mean_of_runs, paired_ratio, summarise
 from benchmarks.turnstile import Side
 
+# Rounds at the start of a run that do not count.
 WARM_UP_ROUNDS = 2
 FEWEST_RUNS = 5
+# Half the width of the 95 % interval at which the contest ends.
 HALF_WIDTH = 0.02
 
 
 @dataclass(slots=True)
 class Samples:
-    """Seconds of each block of one program, run by run."""
+    """Holds the seconds of each block of one program, run by run."""
 
     wall: list[list[float]] = field(default_factory=list)
     cpu: list[list[float]] = field(default_factory=list)
 
 
 class Contest:
-    """steps_per_block: as the programs were told."""
+    """Collects runs. steps_per_block: the same as in the programs' options."""
 
     def __init__(self, steps_per_block: int) -> None:
         self._steps_per_block = steps_per_block
@@ -37,7 +39,7 @@ class Contest:
         self.samples: dict[str, Samples] = {}
 
     def run(self, sides: Mapping[str, Side], rounds: int) -> None:
-        """One more run with freshly started programs, the same ones each time."""
+        """Adds a run with newly started programs, the same ones each time."""
         for count in range(WARM_UP_ROUNDS + rounds):
             if count == WARM_UP_ROUNDS:
                 for side in sides.values():
@@ -51,7 +53,7 @@ class Contest:
             samples.cpu.append(list(side.cpu_seconds))
 
     def is_enough(self) -> bool:
-        """Whether every interval of a program's wall time over the fastest one's lies within 2 %."""
+        """Returns whether every interval of a program's wall time over the fastest one's is within 2 %."""
         num_runs = len(next(iter(self.samples.values())).wall) if self.samples else 0
         return num_runs >= FEWEST_RUNS and all(
             self.wall_ratio(name, self.fastest()).half_width <= HALF_WIDTH for name in self.samples
@@ -67,7 +69,7 @@ class Contest:
         return _ratio(self.samples[name].cpu, self.samples[other].cpu)
 
     def print_steps(self) -> None:
-        """What a step of each program took, and how many runs and rounds there were."""
+        """Prints the step time of each program, and the number of runs and rounds."""
         scale = 1000 / self._steps_per_block
         for name, samples in self.samples.items():
             wall, cpu = summarise(_flat(samples.wall)), summarise(_flat(samples.cpu))
@@ -78,7 +80,7 @@ class Contest:
         print(f"{len(runs)} runs of {len(runs[0])} rounds of {self._steps_per_block} steps each")
 
     def print_runs(self, name: str, other: str) -> None:
-        """The ratio of each run."""
+        """Prints the ratio of each run."""
         pairs = zip(self.samples[name].wall, self.samples[other].wall, strict=True)
         ratios = [paired_ratio(own, others).mean for own, others in pairs]
         print(f"{name} / {other}, run by run: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")

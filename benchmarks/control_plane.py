@@ -1,4 +1,4 @@
-"""An etcd and a scheduler of their own for one benchmark, without gateway and agents.
+"""A separate etcd and scheduler for one benchmark, without gateway and agents.
 
 Both are the real programs, as `gangline up` starts them, in a temporary folder and on free ports; both are ended by
 their pid. etcd syncs every write to the disk.
@@ -29,7 +29,7 @@ READY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """address: of the scheduler's gRPC server. token: the cluster's."""
+    """Represents the running processes. address: of the scheduler's gRPC server. token: the cluster's."""
 
     address: str
     etcd_address: str
@@ -38,7 +38,7 @@ class ControlPlane:
     etcd: psutil.Process
 
     def processor_seconds(self) -> dict[str, float]:
-        """What each process has used so far, by name."""
+        """Returns the processor time that each process has used so far, by name."""
         return {
             name: processor_seconds(process)
             for name, process in (("scheduler", self.scheduler), ("etcd", self.etcd), ("load", psutil.Process()))
@@ -47,8 +47,8 @@ class ControlPlane:
 
 @contextmanager
 def running_control_plane(settings: str = "") -> Iterator[ControlPlane]:
-    """Serves while the context lasts. settings: the text of the scheduler's file. Raises SystemExit with the last words
-    of a scheduler that does not start."""
+    """Serves while the context lasts. settings: the text of the scheduler's file. Raises SystemExit with the end of the
+    log of a scheduler that does not start."""
     with tempfile.TemporaryDirectory(prefix="gl-bench-") as folder:
         layout = Layout(Path(folder))
         layout.create()

@@ -1,10 +1,11 @@
-"""How long a cluster is without a leader: from the end of the leading scheduler until the next one serves, all agents
-are connected to it, and the first experiment that is submitted meanwhile is placed.
+"""Measures how long a cluster is without a leader.
 
-etcd, two schedulers, a gateway and real agents, as `gangline up` starts them, without a supervisor. Four cases: kill -9
-of the leader the moment the standby says that it serves; kill -9 when the standby has stood by for a while; SIGSTOP of
-the leader, which only its lease (5 s) ends; kill -9 of the only scheduler, which is started again at once. Times are
-those of the new leader's log. Run it with `python -m benchmarks.failover`.
+The time runs from the end of the leading scheduler until the next one serves, all agents are connected to it, and the
+first experiment that was submitted meanwhile is placed. etcd, two schedulers, a gateway and real agents run as
+`gangline up` starts them, without a supervisor. Four cases: kill -9 of the leader as soon as the standby is ready; kill
+-9 when the standby has stood by for a while; SIGSTOP of the leader, which only its lease (5 s) ends; kill -9 of the
+only scheduler, which is started again at once. The times are from the new leader's log. Run it with `python -m
+benchmarks.failover`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from gangline.local.port import HOST, find_free_ports
 from gangline.local.program import Program, make_programs
 
 WAIT_SECONDS = 60.0
+# Pause between two looks at the logs; the times in these do not depend on it.
 LOOK_SECONDS = 0.005
 SCHEDULERS = ("scheduler", "scheduler-2")
+# All agents must be connected within this time after a kill -9.
 KILL_BAR_SECONDS = 2.0
 # The lease of a leader is 5 s.
 STOP_BAR_SECONDS = 6.0
@@ -50,7 +53,7 @@ max_restarts: 0
 
 @dataclass(frozen=True, slots=True)
 class FailOver:
-    """Seconds from the signal to each event."""
+    """Holds the seconds from the signal to each event."""
 
     serves: float
     agents: float
@@ -59,7 +62,7 @@ class FailOver:
 
 @dataclass
 class Cluster:
-    """Its programs by name, and the processes that run."""
+    """Holds the programs of the cluster by name, and the running processes."""
 
     layout: Layout
     agents: list[str]
@@ -74,7 +77,7 @@ class Cluster:
             )
 
     def start(self, *names: str) -> None:
-        """Returns once they say that they serve."""
+        """Starts services; returns once they are ready."""
         for name in names:
             self.spawn(name)
         for name in names:
@@ -88,13 +91,13 @@ class Cluster:
             raise SystemExit(f"{name} ended: {self.layout.log(name).read_text()[-2000:]}")
 
     def events(self, name: str) -> list[tuple[float, str]]:
-        """When a service has logged what, oldest first."""
+        """Returns time and name of each event in a service's log, the oldest first."""
         lines = self.layout.log(name).read_text().splitlines(keepends=True)
         entries = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
         return [(datetime.fromisoformat(entry["timestamp"]).timestamp(), entry["event"]) for entry in entries]
 
     def times(self, name: str, event: str, since: float) -> list[float]:
-        """Seconds from `since` to each such event after it."""
+        """Returns the seconds from `since` to each such event after it."""
         return [at - since for at, found in self.events(name) if found == event and at >= since]
 
 
@@ -118,7 +121,7 @@ def main() -> None:
 
 
 def _fail_over(cluster: Cluster, client: Client, number: signal.Signals, standing_seconds: float) -> FailOver:
-    """The leader ends, the standby takes over, and the leader's program is started again as the next standby."""
+    """Ends the leader, measures the standby's takeover, and starts the leader's program again as the next standby."""
     leader = _leader(cluster, client)
     standby = SCHEDULERS[1 - SCHEDULERS.index(leader)]
     if standby not in cluster.processes:
@@ -144,7 +147,7 @@ def _restart(cluster: Cluster, client: Client) -> FailOver:
 
 
 def _measure(cluster: Cluster, client: Client, name: str, since: float) -> FailOver:
-    """name: of the scheduler that is to lead."""
+    """Measures one fail-over. name: of the scheduler that is to lead."""
     created = client.create_experiment(CONFIG, cluster.layout.root / "code")
     _wait(
         lambda: (
@@ -169,7 +172,7 @@ def _leader(cluster: Cluster, client: Client) -> str:
 
 
 def _end(cluster: Cluster, name: str) -> None:
-    """Kills it, also when it is stopped."""
+    """Kills the process, even when it is stopped."""
     process = cluster.processes.pop(name)
     process.kill()
     process.wait()

@@ -1,10 +1,11 @@
-"""Tensor fusion tuned, beside torch's default, a constant 1 MiB and the best of a grid, over emulated slow links.
+"""Measures tuned tensor fusion beside torch's default, a constant 1 MiB and the best of a grid, over emulated slow
+links.
 
-Two ranks in two network namespaces with a wire between them (root, a C compiler and /dev/net/tun are needed), at
-real-time priority; the models' computing is sleep, their parameters and exchanges are real. For each model and link a
-trial is tuned as in training; then all arms are measured again in rounds of random order, one step thrown away after
-each change of buckets and two kept. A step's time is the longest of both ranks. Run it as root with
-`python -m benchmarks.fusion`; `--quick` is one round of the fastest cells, to see that it works.
+Two ranks run in two network namespaces with a wire between them (root, a C compiler and /dev/net/tun are needed), at
+real-time priority. The models sleep in place of computing; their parameters and exchanges are real. For each model and
+link a trial is tuned as in training. Then all arms are measured again in rounds of random order, one step dropped after
+each change of buckets and two kept. A step's time is the longest of both ranks. Run it as root with `python -m
+benchmarks.fusion`; `--quick` is one round of the fastest cells, as a smoke test.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.wire import Host, Link, can_emulate, two_hosts
 
 WORKLOAD = Path(__file__).parent / "workload"
 ROOT = Path(__file__).parents[1]
+# Real-time priority of the ranks, below that of the wire.
 _PRIORITY = "5"
 
 _FAST = Link("1 Gbit, 0.5 ms", 1000, 0.5)
@@ -40,7 +42,8 @@ _HERE = Link("loopback")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """least_gain: what the default's step time over the tuned one's must be at least (T3); 0 where only T4 counts."""
+    """Describes a model on a link. least_gain: the least ratio of the default's step time to the tuned one's (T3); 0
+    where only T4 counts."""
 
     model: str
     link: Link
@@ -63,11 +66,13 @@ CELLS = [
     Cell("eone", _HERE, arms="default"),
     Cell("etail", _HERE, arms="default"),
 ]
+# The cells of --quick.
 _QUICK = ("edeep, 1 Gbit, 0.5 ms", "etail, loopback")
 
 
 class Result:
-    """Of one cell: what the ranks printed, and the figures that follow from it. Times in seconds."""
+    """Holds the result of one cell: the output of the ranks, and the figures that follow from it. Times are in
+    seconds."""
 
     def __init__(self, cell: Cell, printed: dict[str, Any]) -> None:
         self.cell = cell
@@ -83,7 +88,7 @@ class Result:
         return statistics.median(seconds for turn in self._seconds[arm] for seconds in turn)
 
     def spread(self, arm: str) -> float:
-        """The inter-quartile range over the median."""
+        """Returns the inter-quartile range over the median."""
         samples = [seconds for turn in self._seconds[arm] for seconds in turn]
         low, _, high = statistics.quantiles(samples, n=4)
         return (high - low) / self.median(arm)
@@ -94,7 +99,7 @@ class Result:
 
     @property
     def paired_gain(self) -> float:
-        """The median of the rounds' own ratios."""
+        """Returns the median of the rounds' own ratios."""
         pairs = zip(self._seconds["default"], self._seconds["tuned"], strict=True)
         return statistics.median(a / b for default, tuned in pairs for a, b in zip(default, tuned, strict=True))
 
@@ -108,7 +113,8 @@ class Result:
 
     @property
     def break_even_steps(self) -> float:
-        """After how many steps of the trial all of it, tuning too, has taken less time than the default would."""
+        """Returns the number of steps after which the trial, tuning included, has taken less time than the default
+        would."""
         default = self.median("default")
         loss = self.tuned["wall_seconds"] - self.num_steps * default
         gain = default - self.median("tuned")
@@ -116,7 +122,7 @@ class Result:
 
     @property
     def slowest_step_ratio(self) -> float:
-        """Of the steps after warm-up, over the default's."""
+        """Returns the slowest step after warm-up, over the default's."""
         return max(self.tuned["step_seconds"][2:], default=0.0) / self.median("default")
 
 
@@ -146,7 +152,7 @@ def _measure(cell: Cell, rounds: int, seed: int) -> Result:
 
 
 def _measure_difference() -> tuple[float, int]:
-    """The largest difference that tuning makes to what training computes, and how often it has changed the buckets."""
+    """Returns the largest difference that tuning makes to the trained values, and the number of bucket changes."""
     with tempfile.TemporaryDirectory(prefix="gl-fusion-") as folder:
         tuned, untuned = Path(folder, "tuned"), Path(folder, "untuned")
         num_changes = int(_run_ranks(_FAST, "unchanged.py", ["--tune", "--file", str(tuned)])["num_changes"])
@@ -156,7 +162,7 @@ def _measure_difference() -> tuple[float, int]:
 
 
 def _run_ranks(link: Link, program: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs a program of workload/ on both hosts; what rank 0 printed in its last line."""
+    """Runs a program of workload/ on both hosts; returns the last line that rank 0 printed."""
     with two_hosts(link) as hosts, tempfile.TemporaryDirectory(prefix="gl-fusion-") as memory:
         port = _free_port()
         ranks = [

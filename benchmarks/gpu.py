@@ -1,10 +1,10 @@
-"""Our trainer beside a bare PyTorch loop on one GPU: tokens and images a second, with torch.compile and without.
+"""Compares our trainer with a bare PyTorch loop on one GPU: tokens and images a second, with torch.compile and without.
 
-Models of the sizes of GPT-2 small and ResNet-50 in bf16 autocast, both sides under DistributedDataParallel over NCCL in
-a group of one. Both train in one process and take turns, a block of steps each, so that they meet the same GPU at the
-same temperature; as many pairs of blocks as bring the 95 % interval of the ratio within 0.5 %, at most --pairs. Records
-lie on the GPU, as loading them is not what is measured; loaders hand out their numbers. Run it with
-`python -m benchmarks.gpu`.
+The models have the sizes of GPT-2 small and ResNet-50, in bf16 autocast; both sides run under DistributedDataParallel
+over NCCL in a group of one. Both train in one process and take turns, a block of steps each, so that they run on the
+same GPU at the same temperature. The number of pairs of blocks is the one that brings the 95 % interval of the ratio
+within 0.5 %, at most --pairs. Records are on the GPU, because loading them is not measured; loaders return their
+numbers. Run it with `python -m benchmarks.gpu`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,21 @@ from gangline.pytorch.parallel.ddp import DdpStrategy
 from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.setting import TrialSetting
 
+# Our rate over the peer's must not fall below this.
 BAR = 0.99
+# Half the width of the 95 % interval at which a comparison ends.
 HALF_WIDTH = 0.005
 WARM_UP_PAIRS = 2
 FEWEST_PAIRS = 20
+# The numbers of an epoch refer to these records, each many times.
 RECORDS_ON_GPU = 512
 RECORDS_OF_EPOCH = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What both sides train. make_records: inputs and targets on a device. units_per_record: tokens or images."""
+    """Describes the training of both sides. make_records: inputs and targets on a device. units_per_record: tokens or
+    images."""
 
     name: str
     unit: str
@@ -74,7 +78,7 @@ def main() -> None:
 
 
 class BareLoop:
-    """The peer, as PyTorch's own tutorial writes it."""
+    """Implements the peer as in PyTorch's own tutorial."""
 
     def __init__(self, job: Job, device: torch.device, backend: str | None) -> None:
         self._job, self._device = job, device
@@ -103,7 +107,8 @@ class BareLoop:
 
 
 class Duel:
-    """Seconds of each side's blocks. Our trainer calls `on_block` where one block ends and the next begins."""
+    """Collects the seconds of each side's blocks. Our trainer calls `on_block` where one block ends and the next
+    begins."""
 
     def __init__(self, theirs: BareLoop, device: torch.device, steps: int, most_pairs: int) -> None:
         self.ours: list[float] = []
@@ -114,11 +119,11 @@ class Duel:
 
     @property
     def ratio(self) -> Ratio:
-        """Of rates: ours over theirs, above 1 where ours is faster."""
+        """Returns the ratio of rates, ours over theirs: above 1 where ours is faster."""
         return paired_ratio(self.theirs, self.ours)
 
     def on_block(self) -> None:
-        """Raises DuelIsOver when enough is known."""
+        """Ends our block and runs the peer's. Raises DuelIsOver when there are enough pairs."""
         now = self._now()
         if self._began is not None:
             self.ours.append(now - self._began)
@@ -175,7 +180,8 @@ class DuelTrial(pytorch.PyTorchTrial):
 
 
 def run_duel(job: Job, device: torch.device, backend: str | None, most_pairs: int) -> Duel:
-    """backend: of torch.compile; None compiles nothing. Files that training writes go to a temporary folder."""
+    """Runs one comparison. backend: of torch.compile; None compiles nothing. Files of the training go to a temporary
+    folder."""
     optimizations = parse_optimizations({"mixed_precision": "bf16"})
     with _group_of_one(device), _temporary_folder():
         duel = Duel(BareLoop(job, device, backend), device, job.steps_per_block, most_pairs)
@@ -212,7 +218,7 @@ def _make_model(job: Job, device: torch.device, backend: str | None) -> nn.Modul
 
 
 def _make_numbers() -> TensorDataset:
-    """Of records on the GPU, each many times an epoch."""
+    """Returns numbers of records on the GPU; each occurs many times in an epoch."""
     return TensorDataset(torch.arange(RECORDS_OF_EPOCH) % RECORDS_ON_GPU)
 
 

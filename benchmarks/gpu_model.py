@@ -1,4 +1,4 @@
-"""The two models of the GPU benchmark in their published sizes, on torch alone: GPT-2 small and ResNet-50.
+"""The two models of the GPU benchmark in their published sizes, with torch alone: GPT-2 small and ResNet-50.
 
 Sizes are arguments, so that a test can make small ones.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# GPT-2's 50,257 words, rounded up to a multiple of 64, as trainings of it do for the sake of matrix units.
+# GPT-2's 50,257 words, rounded up to a multiple of 64, as usual in its training for the sake of matrix units.
 GPT2_WORDS = 50_304
 IMAGE_CLASSES = 1000
 
@@ -25,7 +25,7 @@ class GptBlock(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: batch, length, width."""
+        """Applies attention and a feed-forward net. x: batch, length, width."""
         parts = self.mix(self.first_norm(x)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -35,7 +35,7 @@ class GptBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A decoder with learned places; the words' embedding is the output's matrix as well."""
+    """Builds a decoder with learned positions; the words' embedding is also the output's matrix."""
 
     def __init__(
         self, words: int = GPT2_WORDS, length: int = 1024, width: int = 768, layers: int = 12, heads: int = 12
@@ -51,7 +51,7 @@ class Gpt(nn.Module):
         self.head.weight = self.words.weight
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """text: batch, length. Returns the scores of each next word."""
+        """Returns the scores of each next word. text: batch, length."""
         x = self.words(text) + self.places.weight[: text.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -60,7 +60,7 @@ class Gpt(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 with the stride, 1 x 1 to four times the width; a projection where shapes differ."""
+    """Applies 1 x 1, 3 x 3 with the stride, 1 x 1 to four times the width; a projection where shapes differ."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """depths: blocks of each stage; 3, 4, 6, 3 at a width of 64 is ResNet-50."""
+    """Builds a residual network. depths: blocks of each stage; 3, 4, 6, 3 at a width of 64 is ResNet-50."""
 
     def __init__(self, depths: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = IMAGE_CLASSES) -> None:
         super().__init__()

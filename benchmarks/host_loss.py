@@ -1,11 +1,11 @@
-"""How long after a host is lost its gang trains again elsewhere, and whether a busy host is taken for a lost one.
+"""Measures how long a gang stops after the loss of its host, and whether a busy host is mistaken for a lost one.
 
-A small CNN under ddp on one of two agents with two slots each, a checkpoint every 10 batches, the scheduler's default
-leases. Every process of that agent is killed by its pid in one moment, and nothing restarts it: nobody is left to say
-what happened. The clock runs until every rank of the next attempt, on the other agent, has finished a step. Then, as a
-test for false alarms, many busy processes share the machine with all services for a minute while the trial trains.
-Peers cannot lose a host here; what they publish is printed and marked as quoted. Run it with
-`python -m benchmarks.host_loss`.
+Trains a small CNN under ddp on one of two agents with two slots each, with a checkpoint every 10 batches and the
+scheduler's default leases. Every process of that agent is killed by its pid at the same moment, and nothing restarts
+it, so no process is left that could report the loss. The clock runs until every rank of the next attempt, on the other
+agent, has finished a step. Then, as a test for false alarms, many busy processes share the machine with all services
+for a minute while the trial trains. Peers cannot lose a host here; their published figures are printed and marked as
+quoted. Run it with `python -m benchmarks.host_loss`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ from gangline.local.shutdown import find_cluster_processes
 
 RANKS = 2
 BATCH_PER_RANK = 32
+# Every run must recover within this time.
 BAR_SECONDS = 15.0
+# The program of each busy process.
 BUSY = "while True: pass"
 
 
@@ -105,7 +107,7 @@ def _count_false_alarms(client: Client, busy: int, seconds: float) -> int:
 
 @contextmanager
 def _training(client: Client) -> Iterator[tuple[Path, int]]:
-    """The ranks' records, and the experiment."""
+    """Trains an experiment; yields the folder of the ranks' records, and the experiment's id."""
     with tempfile.TemporaryDirectory(prefix="gl-host-loss-") as folder:
         config = CONFIG.format(
             batch=BATCH_PER_RANK * RANKS, footprints=folder, most=MOST_BATCHES, ranks=RANKS, save_every=SAVE_EVERY
@@ -139,7 +141,7 @@ def _agent_of(client: Client, experiment_id: int) -> str:
 
 @contextmanager
 def _supervisor_paused(layout: Layout) -> Iterator[None]:
-    """It would start a killed agent again."""
+    """Pauses the supervisor, which would start a killed agent again."""
     table = load_table(layout.processes)
     assert table is not None
     table.supervisor.send(signal.SIGSTOP)
@@ -150,7 +152,7 @@ def _supervisor_paused(layout: Layout) -> Iterator[None]:
 
 
 def _kill_host(layout: Layout, agent: str) -> None:
-    """The agent, its warm processes, and all that runs in its folder: runners, ranks, and what these have started."""
+    """Kills the agent, its warm processes, and all processes in its folder: runners, ranks, and their children."""
     table = load_table(layout.processes)
     assert table is not None
     pid = next(entry.pid for entry in table.services if entry.name == agent)

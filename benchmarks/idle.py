@@ -1,8 +1,8 @@
-"""What each service of an idle cluster costs: resident memory and processor time over a minute, five times.
+"""Measures the cost of each service of an idle cluster: resident memory and processor time over a minute, five times.
 
-The cluster has two agents of two slots, no experiment, and nobody asks it anything. Memory is the proportional set
-size, so that pages which processes share are counted once in the sum. The peer is a bare process that has imported
-torch, which every rank of a training needs anyway. Run it with `python -m benchmarks.idle`.
+The cluster has two agents of two slots, no experiment, and no callers. Memory is the proportional set size, so that
+shared pages are counted once in the sum. The peer is a bare process that has imported torch, which every rank of a
+training needs anyway. Run it with `python -m benchmarks.idle`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks.process import processor_seconds
 from gangline.local.layout import Layout
 from gangline.local.process_table import load_table
 
+# The peer's program: torch as a rank imports it.
 BARE = "import sys, torch, torch._dynamo; print('up', flush=True); sys.stdin.read()"
 
 
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def _find_processes(data: Path) -> dict[str, psutil.Process]:
-    """Every process that `gangline up` started, by name, each with the processes below it."""
+    """Returns every process that `gangline up` started, by name, and the processes below each."""
     found: dict[str, psutil.Process] = {}
     table = load_table(Layout(data).processes)
     assert table is not None
@@ -62,12 +63,12 @@ def _find_processes(data: Path) -> dict[str, psutil.Process]:
 
 
 def _warmth(child: psutil.Process) -> str:
-    """Which of an agent's two warm processes this is."""
+    """Returns which of an agent's two warm processes this is."""
     return "warm for ranks" if any("rank-template" in word for word in child.cmdline()) else "warm for runners"
 
 
 def _wait_until_quiet(processes: dict[str, psutil.Process]) -> None:
-    """Until nothing imports any more: below 5 % of a core a process over two seconds; a minute at most."""
+    """Waits until imports have ended: below 5 % of a core a process over two seconds; a minute at most."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if sum(cpu for cpu, _ in _sample(processes, 2.0).values()) < 0.05 * len(processes):
@@ -75,7 +76,7 @@ def _wait_until_quiet(processes: dict[str, psutil.Process]) -> None:
 
 
 def _sample(processes: dict[str, psutil.Process], seconds: float) -> dict[str, tuple[float, float]]:
-    """Cores used over so many seconds, and MiB of memory at their end."""
+    """Returns the cores used over so many seconds, and the MiB of memory at their end."""
     before = {name: processor_seconds(process) for name, process in processes.items()}
     time.sleep(seconds)
     return {

@@ -1,4 +1,4 @@
-"""What machine a figure was measured on: the first lines that every benchmark prints."""
+"""Describes the machine of a measurement: the first line that every benchmark prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def describe_machine() -> str:
-    """One line: processor, cores, memory, kernel, Python, torch, load."""
+    """Returns one line: processor, cores, memory, kernel, Python, torch, load."""
     memory_gib = psutil.virtual_memory().total / 2**30
     load = os.getloadavg()[0]
     return (

@@ -1,10 +1,10 @@
-"""What metrics reported every 10 steps add to a training step, all the way from the rank into the gateway's database.
+"""Measures what metrics reported every 10 steps add to a training step, from the rank to the gateway's database.
 
-One trial of two ranks on a cluster of its own, a small CNN with steps of some milliseconds. Blocks with reports and
-blocks without take turns in the same processes, in random order within each pair; as many pairs as bring the 95 %
-interval of the ratio within 2 %, at most --pairs. Services and ranks share the processors, so what the services do
-with a report counts as well. At the end every report must lie in the history that the gateway hands out. Run it with
-`python -m benchmarks.metrics_cost`.
+One trial of two ranks runs on a cluster of its own, a small CNN with steps of some milliseconds. Blocks with reports
+and blocks without alternate in the same processes, in random order within each pair. The number of pairs is the one
+that brings the 95 % interval of the ratio within 2 %, at most --pairs. Services and ranks share the processors, so the
+services' work on a report counts as well. At the end every report must be in the history that the gateway returns. Run
+it with `python -m benchmarks.metrics_cost`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from benchmarks.statistic import Ratio, paired_ratio, summarise
 from gangline.client import Client
 
 WORKLOAD = Path(__file__).parent / "workload"
+# The step time with reports over that without must not exceed this.
 BAR = 1.02
 HALF_WIDTH = 0.02
 REPORT_EVERY = 10
+# The first steps of a block are not timed: reports of the block before are still being sent.
 LEAD_STEPS, TIMED_STEPS = 50, 200
 WARM_UP_PAIRS = 2
 FEWEST_PAIRS = 20
+# More than any run takes: the benchmark ends the training.
 MOST_BATCHES = 1_000_000
 BLOCK_DEADLINE_SECONDS = 120.0
 LOOK_SECONDS = 0.2
@@ -70,7 +73,7 @@ def main() -> None:
 
 
 def _collect(path: Path, most_pairs: int) -> list[dict[str, Any]]:
-    """All blocks, two by two, as soon as they are enough. Raises TimeoutError when the training stops going on."""
+    """Returns all blocks, in pairs, as soon as there are enough. Raises TimeoutError when the training stops."""
     blocks: list[dict[str, Any]] = []
     deadline = time.monotonic() + BLOCK_DEADLINE_SECONDS
     while True:
@@ -87,7 +90,7 @@ def _collect(path: Path, most_pairs: int) -> list[dict[str, Any]]:
 
 
 def _seconds(blocks: list[dict[str, Any]], has_reports: bool) -> list[float]:
-    """Of a step in each block of this kind, one for each whole pair after the warm-up."""
+    """Returns the seconds of a step in each block of this kind, one for each whole pair after the warm-up."""
     whole = blocks[2 * WARM_UP_PAIRS : len(blocks) // 2 * 2]
     return [block["seconds_per_step"] for block in whole if block["has_reports"] == has_reports]
 
@@ -110,7 +113,7 @@ def _print_ratio(blocks: list[dict[str, Any]]) -> None:
 
 
 def _print_history(client: Client, experiment_id: int, blocks: list[dict[str, Any]]) -> None:
-    """Raises SystemExit when a report is missing."""
+    """Prints how many reports are stored. Raises SystemExit when a report is missing."""
     stored = {entry.point.batches_completed for entry in client.stream_metrics(experiment_id, group="training")}
     block = LEAD_STEPS + TIMED_STEPS
     wanted = {

@@ -1,10 +1,11 @@
-"""What a training step costs under Gangline, beside the same model in a plain torchrun loop.
+"""Measures the cost of a training step under Gangline, beside the same model in a plain torchrun loop.
 
-Both trainings are up at once and take turns, a block of 100 steps each, so that both meet the same machine. Both read
-their data record by record with torch's loader. Every run starts both anew (contest.py says why); as many runs as bring
-the 95 % interval of the ratio within 2 %, five at least and --runs at most. Processor time of all ranks is counted
-beside the wall clock. So is that of all other processes: Gangline's scheduler, etcd, gateway, agent and runner, and the
-launcher of torchrun, over the whole time of a run. Run it with `python -m benchmarks.overhead`.
+Both trainings are up at once and take turns, a block of 100 steps each, so that both run on the same machine in the
+same state. Both read their data record by record with torch's loader. Every run starts both anew (contest.py explains
+why). The number of runs is the one that brings the 95 % interval of the ratio within 2 %, at least five and at most
+--runs. Processor time of all ranks is counted beside the wall clock. So is that of all other processes, over the whole
+time of a run: Gangline's scheduler, etcd, gateway, agent and runner, and the launcher of torchrun. Run it with `python
+-m benchmarks.overhead`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from gangline.local.process_table import load_table
 WORKLOAD = Path(__file__).parent / "workload"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
 STEPS_PER_BLOCK = 100
+# More than any run takes: the benchmark ends both trainings.
 MOST_STEPS = 1_000_000
 CONFIG = """
 name: benchmark-overhead
@@ -81,7 +83,7 @@ def main() -> None:
 
 
 def _seconds_beside(root: int, ranks: Collection[int]) -> float:
-    """Processor time so far of this process and all below it that live, but for the ranks."""
+    """Returns the processor time so far of this process and all living processes below it, without the ranks."""
     process = psutil.Process(root)
     others = [one for one in (process, *process.children(recursive=True)) if one.pid not in ranks]
     return sum(map(processor_seconds, others))
@@ -89,7 +91,8 @@ def _seconds_beside(root: int, ranks: Collection[int]) -> float:
 
 @contextmanager
 def _both(client: Client) -> Iterator[tuple[dict[str, Side], int]]:
-    """Both trainings, each in front of its first block, and the pid of torchrun; they are ended with the block."""
+    """Starts both trainings, each waiting before its first block, and yields them with the pid of torchrun; they are
+    ended with the context."""
     with tempfile.TemporaryDirectory(prefix="gl-") as folder:
         turnstile = Turnstile(Path(folder, "turn"), deadline_seconds=60)
         config = CONFIG.format(turnstile=turnstile.path, steps=STEPS_PER_BLOCK, most=MOST_STEPS)

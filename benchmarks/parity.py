@@ -1,10 +1,10 @@
-"""Whether every strategy trains as one process does, and goes on from every other strategy's checkpoint.
+"""Checks that every strategy trains as one process does, and continues from every other strategy's checkpoint.
 
-A transformer of four blocks, 20 steps with clipped gradients on equal global batches, SGD with momentum and AdamW, fp32
-and fp64, on 2 and 4 ranks over gloo; then checkpoints after 8 of 16 batches, of each strategy on 1, 2 and 4 ranks, each
-read by each. The worst of five seeds is printed. Differences are exact, so the machine and its load do not matter. Adam
-turns the rounding of gradients near zero into steps of the learning rate's size, so with it fp32 parameters are shown
-and not judged. Run it with `python -m benchmarks.parity`.
+Trains a transformer of four blocks, 20 steps with clipped gradients on equal global batches, with SGD with momentum and
+AdamW, fp32 and fp64, on 2 and 4 ranks over gloo. Then each strategy on 1, 2 and 4 ranks saves a checkpoint after 8 of
+16 batches, and each reads each checkpoint. The worst of five seeds is printed. Differences are exact, so the machine
+and its load do not matter. Adam turns the rounding of gradients near zero into steps of the learning rate's size, so
+with it fp32 parameters are shown but not judged. Run it with `python -m benchmarks.parity`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from benchmarks.machine import describe_machine
 
 WORKLOAD = Path(__file__).parent / "workload" / "layered.py"
 STRATEGIES = {1: ["none"], 2: ["ddp", "zero1", "zero2", "zero3"], 4: ["ddp", "zero1", "zero2", "zero3", "hsdp"]}
+# Largest allowed differences, by the number of bits.
 LOSS_BOUND = {32: 1e-5, 64: 1e-12}
 PARAMETER_BOUND = {32: 1e-5, 64: 1e-10}
 RESUME_BOUND = 1e-5
+# Steps of a comparison; batches before the checkpoint, and in all, of a continued training.
 STEPS, SAVED, ALL = 20, 8, 16
 
 
@@ -45,7 +47,7 @@ def main() -> None:
 
 
 def compare(folder: Path, seeds: range) -> bool:
-    """Prints the worst differences from one process. Whether all are within their bounds."""
+    """Prints the worst differences from one process. Returns whether all are within their bounds."""
     kinds = list(product(("sgd", "adamw"), (32, 64), seeds))
 
     def cases(strategies: list[str]) -> list[dict[str, Any]]:
@@ -73,7 +75,8 @@ def compare(folder: Path, seeds: range) -> bool:
 
 
 def resume(folder: Path) -> bool:
-    """Prints how far trainings that go on from each checkpoint are from one that nothing interrupted."""
+    """Prints how far trainings that continue from each checkpoint are from an uninterrupted one. Returns whether all
+    are within the bound."""
     base = {"optimizer": "adamw", "bits": 32, "seed": 0}
     (whole,) = run(folder, 1, [{**base, "strategy": "none", "batches": ALL}])
     saved = {
@@ -105,7 +108,7 @@ def resume(folder: Path) -> bool:
 
 
 def run(folder: Path, size: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the chief found in each case, on so many ranks."""
+    """Returns the chief's result of each case, on so many ranks."""
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(size), "--standalone"]
     command = [sys.executable, *(torchrun if size > 1 else []), str(WORKLOAD), str(folder), json.dumps(cases)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -1,4 +1,4 @@
-"""A Python with the packages of peers, on top of this one: they must meet the same torch, and leave no trace here."""
+"""A Python with the packages of peers, on top of this one: peers use the same torch, and leave no trace here."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
+# Time limit for pip.
 INSTALL_SECONDS = 300.0
 
 
 class PeersMissing(Exception):
-    """Why there are no peers to compare with here."""
+    """Says why there are no peers to compare with here."""
 
 
 @contextmanager
 def peer_python(packages: Sequence[str]) -> Iterator[Path]:
-    """The interpreter of a virtual environment in a temporary folder. packages: as pip takes them, with versions.
+    """Yields the interpreter of a virtual environment in a temporary folder. packages: as pip takes them, with
+    versions.
 
-    The environment sees what is installed beside this interpreter, so pip adds only what is missing, and torch stays
-    the one of constraints.txt. Raises PeersMissing where pip gets no packages.
+    The environment sees the packages of this interpreter, so pip adds only what is missing, and torch stays the one of
+    constraints.txt. Raises PeersMissing where pip cannot install the packages.
     """
     with tempfile.TemporaryDirectory(prefix="gl-peer-") as folder:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)

@@ -25,8 +25,11 @@ from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolCo
 from services.scheduler.placement.queue import Queue
 from services.scheduler.placement.simulation_file import dump_simulation, parse_simulation
 
+# Passes of each case, of which the median counts.
 RUNS = 5
+# Virtual time of every pass, in seconds.
 NOW = 100_000.0
+# Slots of each agent.
 SLOTS = 8
 POOL = "default"
 
@@ -43,7 +46,7 @@ def agents(count: int, used: int = 0) -> tuple[AgentRoom, ...]:
 
 
 def pending(count: int, seed: int = 1, priorities: tuple[int, ...] = (42,)) -> tuple[PendingRequest, ...]:
-    """Sizes as training clusters see them: mostly one slot, now and then a gang over several agents."""
+    """Draws requests in sizes that training clusters see: mostly one slot, sometimes a gang over several agents."""
     rng = random.Random(seed)
     sizes, weights = (1, 2, 4, 8, 16, 32), (50, 15, 12, 15, 5, 3)
     return tuple(
@@ -61,7 +64,7 @@ def pending(count: int, seed: int = 1, priorities: tuple[int, ...] = (42,)) -> t
 
 
 def running(num_agents: int, slots: int, priority: int = 42, seed: int = 2) -> tuple[Running, ...]:
-    """Every agent is full of allocations of this size."""
+    """Fills every agent with allocations of this size."""
     rng = random.Random(seed)
     works = []
     for n in range(num_agents):
@@ -89,14 +92,15 @@ def idle(num_agents: int, num_pending: int, policy: str = "priority") -> Snapsho
 
 
 def full(num_agents: int, num_pending: int, policy: str = "priority") -> Snapshot:
-    """Settled: everything is busy, everybody waits."""
+    """Builds a settled cluster: all slots are busy, and all requests wait."""
     return Snapshot(
         (PoolConfig(POOL, policy),), agents(num_agents, SLOTS), pending(num_pending), running(num_agents, 2)
     )
 
 
 def one_ended(num_agents: int, num_pending: int) -> Snapshot:
-    """Settled, and then one allocation has ended. The leader keeps the queue sorted between passes."""
+    """Builds a settled cluster in which one allocation has just ended. The leader keeps the queue sorted between
+    passes."""
     settled, queue = full(num_agents, num_pending), Queue()
     for request in settled.requests:
         queue.add(request)
@@ -106,7 +110,7 @@ def one_ended(num_agents: int, num_pending: int) -> Snapshot:
 
 
 def avoiding(num_agents: int, num_pending: int, share: float) -> Snapshot:
-    """As `one_ended`, where a share of the requests avoids one to three agents of its own, as after failed attempts."""
+    """Builds `one_ended` with a share of requests that avoid one to three agents each, as after failed attempts."""
     settled, rng, queue = one_ended(num_agents, num_pending), random.Random(3), Queue()
     for request in settled.requests:
         avoided = rng.sample(range(num_agents), rng.randint(1, 3)) if rng.random() < share else ()
@@ -115,7 +119,8 @@ def avoiding(num_agents: int, num_pending: int, share: float) -> Snapshot:
 
 
 def on_call(num_agents: int, num_pending: int) -> Snapshot:
-    """A gang as large as the cluster waits for one of those that run; all others have passed it. One has ended."""
+    """Builds a cluster in which a gang as large as the cluster waits for one running allocation, and all others have
+    passed it. One of these has ended."""
     settled = one_ended(num_agents, num_pending)
     gang = PendingRequest("0.1", "g", POOL, num_agents * SLOTS)
     first, *others = settled.running
@@ -125,7 +130,7 @@ def on_call(num_agents: int, num_pending: int) -> Snapshot:
 
 
 def urgent(num_agents: int, num_pending: int) -> Snapshot:
-    """Urgent requests for agents that are full of less urgent work: everything is preempted."""
+    """Builds urgent requests for agents that are full of less urgent work: all of that is preempted."""
     config = PoolConfig(POOL, is_preemption_on=True)
     requests = pending(num_pending, priorities=(1, 20, 42))
     return Snapshot((config,), agents(num_agents, SLOTS), requests, running(num_agents, 2, priority=60))
@@ -158,7 +163,8 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> tuple[list[float], list[float], list[float], Plan]:
-    """Seconds of processor and of wall-clock time for a pass, and of processor time to work all its reasons out."""
+    """Returns seconds of processor time and of wall-clock time for a pass, and of processor time to compute all its
+    reasons."""
     snapshot = case.make()
     processor, wall, reasons = [], [], []
     for _ in range(RUNS):
@@ -174,7 +180,7 @@ def measure(case: Case) -> tuple[list[float], list[float], list[float], Plan]:
 
 
 def print_growth() -> None:
-    """The exponent tells by what power of the size the cost grows: 1 is proportional."""
+    """Prints the growth of the cost. The exponent is the power of the size with which it grows: 1 is proportional."""
     print("\ngrowth (processor time of a pass; all slots busy, so that everybody is looked at and waits)")
     of_queue = _growth("pending", (1000, 3000, 10_000), lambda size: full(64, size))
     of_cluster = _growth("agents", (100, 1000, 10_000), lambda size: full(size, 1000))
@@ -186,7 +192,7 @@ def print_growth() -> None:
 
 
 def _growth(name: str, sizes: tuple[int, ...], make: Callable[[int], Snapshot]) -> float:
-    """The exponent between the smallest and the largest size."""
+    """Returns the exponent between the smallest and the largest size."""
     medians = [summarise(measure(Case("", partial(make, size)))[0]).p50 for size in sizes]
     print(
         f"  {name:<8}" + "   ".join(f"{size:,}: {cpu * 1e3:.1f} ms" for size, cpu in zip(sizes, medians, strict=True))
@@ -195,7 +201,7 @@ def _growth(name: str, sizes: tuple[int, ...], make: Callable[[int], Snapshot]) 
 
 
 def print_file(num_agents: int) -> None:
-    """A settled cluster as a file: from its text to the plan."""
+    """Measures a settled cluster as a file: from its text to the plan."""
     text = json.dumps(dump_simulation(full(num_agents, 10_000), POOL, NOW))
     load, planned = [], []
     for _ in range(RUNS):

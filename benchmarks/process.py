@@ -1,4 +1,4 @@
-"""How a benchmark ends a process that it started, and what a process has used."""
+"""Ends processes that a benchmark started, and measures what a process has used."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import psutil
 
 from gangline.local.identity import identify, stop
 
+# Time for an orderly end before SIGKILL.
 STOP_SECONDS = 10.0
 
 
 def processor_seconds(process: psutil.Process) -> float:
-    """What it has used so far, in the kernel too, without its children."""
+    """Returns the processor time that the process has used so far, in the kernel too, without its children."""
     return sum(process.cpu_times()[:2])
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Asks it, waits, then kills it; returns once it is reaped. Does nothing to one that has ended."""
+    """Asks the process to end, waits, then kills it; returns once it is reaped. Does nothing to one that has ended."""
     running = identify(process.pid)
     if running is not None:
         stop([running], STOP_SECONDS)

@@ -1,11 +1,11 @@
-"""How long after a kill -9 of one rank the training goes on, beside torchrun --max-restarts with its own checkpoint.
+"""Measures how long training stops after a kill -9 of one rank, beside torchrun --max-restarts with its own checkpoint.
 
-A small CNN under ddp on a cluster of two agents with two slots each, a checkpoint every 10 batches. The last rank is
-killed by its pid; the clock runs until every rank, all of them new processes, has finished a step, by the times that
-the ranks themselves write down. The peer trains the same model, saves with torch.save as often, and is killed in the
-same way; one after the other, five runs each, every run a training of its own. torchrun is told to open a new store at
-a restart: by default gloo's new ranks find the addresses of the dead ones in the old store, and fail. Run it with
-`python -m benchmarks.recovery`.
+Trains a small CNN under ddp on a cluster of two agents with two slots each, with a checkpoint every 10 batches. The
+last rank is killed by its pid. The clock runs until every rank, all of them new processes, has finished a step, by the
+times that the ranks record. The peer trains the same model, saves with torch.save as often, and is killed in the same
+way. The two alternate, five runs each, and every run is a training of its own. torchrun opens a new store at a restart,
+which an environment variable requests: by default gloo's new ranks find the addresses of the dead ones in the old
+store, and fail. Run it with `python -m benchmarks.recovery`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from benchmarks.process import end_process
 from benchmarks.statistic import summarise
 from gangline.client import Client
 
+# Most batches of a training; the benchmark always ends it before that.
 WORKLOAD = Path(__file__).parent / "workload"
+# The median must not exceed this.
 BAR_SECONDS = 2.0
 SAVE_EVERY = 10
+# Batches that every rank has done before the kill, about half way between two checkpoints.
 KILL_AFTER = 105
 MOST_BATCHES = 1_000_000
 BATCH_PER_RANK = 32
 WAIT_SECONDS = 60.0
+# Pause between two looks at the ranks' records; the times in these do not depend on it.
 LOOK_SECONDS = 0.02
 CONFIG = """
 name: benchmark-recovery
@@ -50,7 +54,7 @@ max_restarts: 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of a rank's record: its process, batches done over all attempts, seconds since 1970."""
+    """Represents one line of a rank's record: its process, batches done over all attempts, seconds since 1970."""
 
     pid: int
     batches: int
@@ -59,8 +63,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """seconds: from the kill to the first step that all ranks have finished; None when that never came. repeated:
-    batches that were trained once more."""
+    """Holds one result. seconds: from the kill to the first step that all ranks have finished; None when that never
+    happened. repeated: batches that were trained again."""
 
     seconds: float | None
     repeated: int = 0
@@ -114,7 +118,8 @@ def _recover_under_torchrun(ranks: int) -> Recovery:
 
 
 def _kill_and_wait(folder: Path, ranks: int, has_checkpoint: Callable[[], bool]) -> Recovery:
-    """Raises TimeoutError when the training does not get as far as the kill."""
+    """Kills the last rank and waits for the recovery. Raises TimeoutError when the training does not get as far as the
+    kill."""
 
     def may_kill() -> bool:
         return (
@@ -131,7 +136,8 @@ def _kill_and_wait(folder: Path, ranks: int, has_checkpoint: Callable[[], bool])
 
 
 def find_recovery(steps_by_rank: list[list[Step]], pids: list[int], killed_at: float) -> Recovery:
-    """pids: of the ranks when one of them was killed; a step of theirs is none of the recovery."""
+    """Computes the recovery so far. pids: of the ranks at the time of the kill; their steps do not count as
+    recovery."""
     firsts, newest = [], 0
     for steps, pid in zip(steps_by_rank, pids, strict=True):
         newest = max([newest, *(step.batches for step in steps if step.pid == pid)])
@@ -142,7 +148,7 @@ def find_recovery(steps_by_rank: list[list[Step]], pids: list[int], killed_at: f
 
 
 def load_steps(folder: Path, ranks: int) -> list[list[Step]]:
-    """What each rank has written so far, without a line that is not whole yet."""
+    """Returns the steps that each rank has recorded so far, without a line that is not complete yet."""
     return [_load_rank(folder / f"rank_{rank}.jsonl") for rank in range(ranks)]
 
 
@@ -152,7 +158,7 @@ def _load_rank(path: Path) -> list[Step]:
 
 
 def wait_true(condition: Callable[[], bool]) -> bool:
-    """Waits up to WAIT_SECONDS; whether the condition came true."""
+    """Waits up to WAIT_SECONDS; returns whether the condition became true."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         if time.monotonic() > deadline:
@@ -162,7 +168,7 @@ def wait_true(condition: Callable[[], bool]) -> bool:
 
 
 def print_row(name: str, runs: list[Recovery]) -> None:
-    """Minimum, median and maximum of the runs that recovered, and how many never did."""
+    """Prints minimum, median and maximum of the runs that recovered, and how many never did."""
     seconds = [run.seconds for run in runs if run.seconds is not None]
     never = f"  never stepped again: {len(runs) - len(seconds)} of {len(runs)}" if len(seconds) < len(runs) else ""
     if not seconds:

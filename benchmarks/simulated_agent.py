@@ -1,8 +1,8 @@
-"""An agent without a machine: it holds a real stream to the scheduler, accepts what it is given and ends it in time.
+"""Simulates an agent: it opens a real stream to the scheduler, accepts allocations and ends them in time.
 
-Owns the look at what the scheduler must never do: give a slot to two live allocations, command with an old epoch, start
-the same allocation twice. It runs nothing and keeps no journal on disk. Any number of them live on one event loop, each
-with a connection of its own, as real agents have.
+Owns the check for what the scheduler must never do: give a slot to two live allocations, command with an old epoch, or
+start the same allocation twice. It runs nothing and keeps no journal on disk. Any number of simulated agents share one
+event loop, each with a connection of its own, like real agents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gangline import rpc, wire
 from gangline.domain.resource import Agent
 from gangline.v1 import agent_pb2, agent_pb2_grpc, runner_pb2, types_pb2
 
-# Without this, channels of one process to one address share a connection.
+# Without this option, channels of one process to one address share a connection.
 OPTIONS = [*rpc.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
 RunSeconds = Callable[[runner_pb2.RunnerSpec], float]
@@ -26,9 +26,9 @@ RunSeconds = Callable[[runner_pb2.RunnerSpec], float]
 
 @dataclass
 class Book:
-    """What all agents of a run have seen. started_at: when the last member was started, by allocation id, for those of
-    which all members are. ended: allocations of which every member's end is on record. faults: what must not happen, in
-    words."""
+    """Records what all agents of a run have seen. started_at: by allocation id, when the last member was started, for
+    allocations with all members started. ended: allocations of which every member's end is on record. faults:
+    violations, as text."""
 
     started_at: dict[str, float] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
@@ -39,7 +39,7 @@ class Book:
     _forgotten: dict[str, set[str]] = field(default_factory=dict)
 
     def start(self, allocation: types_pb2.Allocation, agent_id: str, now: float) -> None:
-        """Called for each member."""
+        """Records the start of a member; called for each member."""
         started = self._started.setdefault(allocation.id, set())
         if agent_id in started:
             self.faults.append(f"{allocation.id} was started twice on {agent_id}")
@@ -49,7 +49,7 @@ class Book:
             self.started_at[allocation.id] = now
 
     def forget(self, allocation_id: str, agent_id: str) -> None:
-        """Called for each member."""
+        """Records that the scheduler has the end of a member on record; called for each member."""
         forgotten = self._forgotten.setdefault(allocation_id, set())
         forgotten.add(agent_id)
         if len(forgotten) == self._num_members.get(allocation_id):
@@ -57,7 +57,7 @@ class Book:
 
 
 class SimulatedAgent:
-    """run_seconds: how long an allocation takes here, by its spec."""
+    """Simulates one agent. run_seconds: returns how long an allocation runs here, by its spec."""
 
     def __init__(self, record: Agent, run_seconds: RunSeconds, book: Book) -> None:
         self._record = record
@@ -68,7 +68,7 @@ class SimulatedAgent:
         self._epoch = 0
 
     async def run(self, address: str, token: str) -> None:
-        """Until cancelled. Raises grpc.aio.AioRpcError when the scheduler ends the stream."""
+        """Runs until cancelled. Raises grpc.aio.AioRpcError when the scheduler ends the stream."""
         async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
             stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(channel)
             call = stub.Connect(self._requests(), metadata=rpc.token_metadata(token))

@@ -1,8 +1,9 @@
-"""A real Slurm on one machine, for comparison: a controller and several node daemons on loopback.
+"""Runs a real Slurm on one machine, for comparison: a controller and several node daemons on loopback.
 
-It lives in a temporary folder. Owns its configuration, its processes and what is asked of it through its own commands.
-Debian's slurm-wlm and munge are installed when they are missing, and it takes root: slurmd runs jobs as their users.
-Ports are free ones; every process carries a mark in its environment and is ended by its pid, jobs that are left too.
+It lives in a temporary folder. This module owns its configuration, its processes and the calls of its commands.
+Debian's slurm-wlm and munge are installed when they are missing. Root is required, because slurmd runs jobs as their
+users. Ports are free ones. Every process carries a mark in its environment and is ended by its pid, including remaining
+jobs.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from gangline.local.port import find_free_ports
 
 PACKAGES = ("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "munge")
 INSTALLER = Path(__file__).parent.parent / "scripts" / "install_debian_packages"
+# Variable in the environment of every process, which finds jobs that are left.
 MARK = "GANGLINE_BENCHMARK_SLURM"
 READY_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
+# States of jobs that have not ended.
 STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING"
 
-# What Slurm's own guide for high throughput advises for many short jobs, as far as 22.05 knows it.
+# The settings that Slurm's own guide for high throughput advises for many short jobs, as far as 22.05 knows them.
 HIGH_THROUGHPUT = (
     "batch_sched_delay=0,sched_min_interval=100000,default_queue_depth=1000,partition_job_depth=0,defer_batch,"
     "max_rpc_cnt=150,bf_interval=5,bf_max_job_test=2000,bf_continue"
@@ -40,12 +43,12 @@ HIGH_THROUGHPUT = (
 
 
 class SlurmMissing(Exception):
-    """Why there is no Slurm to compare with here."""
+    """Says why there is no Slurm to compare with here."""
 
 
 @dataclass
 class Slurm:
-    """A running one. Its commands may be called from several threads."""
+    """Represents a running Slurm. Its commands may be called from several threads."""
 
     folder: Path
     nodes: int
@@ -62,25 +65,25 @@ class Slurm:
         return self.run("sinfo", "--version")
 
     def run(self, *words: str) -> str:
-        """What a command prints. Raises subprocess.CalledProcessError, TimeoutExpired."""
+        """Runs a command and returns its output. Raises subprocess.CalledProcessError, TimeoutExpired."""
         done = subprocess.run(
             words, env=self.environment, capture_output=True, text=True, check=True, timeout=COMMAND_SECONDS
         )
         return done.stdout.strip()
 
     def submit(self, script: str, *options: str) -> str:
-        """The new job's id."""
+        """Submits a job and returns its id."""
         words = ("sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={script}")
         return self.run(*words).partition(";")[0]
 
     def jobs(self) -> list[tuple[str, str]]:
-        """Id and reason of every job that has not ended."""
+        """Returns id and reason of every job that has not ended."""
         lines = self.run("squeue", "--noheader", f"--states={STATES}", "--format=%i|%r").splitlines()
         return [(line.partition("|")[0], line.partition("|")[2]) for line in lines]
 
     def drain(self, seconds: float) -> int:
-        """Waits until nothing is left. A job that Slurm holds after a failed launch never leaves by itself: it is
-        canceled, and counted among those that are returned. Raises TimeoutError."""
+        """Waits until no job is left. A job that Slurm holds after a failed launch never leaves by itself: it is
+        canceled and counted. Returns the number of such jobs. Raises TimeoutError."""
         stranded: set[str] = set()
         deadline = time.monotonic() + seconds
         while jobs := self.jobs():
@@ -96,9 +99,11 @@ class Slurm:
 
 @contextmanager
 def running_slurm(nodes: int, slots: int, parameters: str = "") -> Iterator[Slurm]:
-    """slots: of each node, one processor each. parameters: its SchedulerParameters; none leaves it as it comes.
+    """Runs Slurm while the context lasts. slots: of each node, one processor each. parameters: its SchedulerParameters;
+    an empty text leaves the default.
 
-    Raises SlurmMissing."""
+    Raises SlurmMissing.
+    """
     _install()
     with tempfile.TemporaryDirectory(prefix="gl-slurm-") as name:
         slurm = Slurm(Path(name), nodes, slots, parameters)
@@ -135,7 +140,7 @@ def _start(slurm: Slurm) -> None:
 
 
 def _start_munge(slurm: Slurm) -> None:
-    """With a key and a socket of its own, as the user that its package made."""
+    """Starts munge with a key and a socket of its own, as the user that its package created."""
     user, folder = pwd.getpwnam("munge"), slurm.folder / "munge"
     key = folder / "key"
     key.write_bytes(secrets.token_bytes(64))
@@ -211,7 +216,7 @@ def _wait(is_done: Callable[[], bool], slurm: Slurm, what: str) -> None:
 
 
 def _stop(slurm: Slurm) -> None:
-    """Node daemons first; at last munge, by which the others know one another, and what jobs have left."""
+    """Ends node daemons first, then munge, by which the others authenticate, and then processes that jobs have left."""
     for process in reversed(slurm.processes):
         end_process(process)
     for left in psutil.process_iter():

@@ -1,8 +1,8 @@
-"""How long from `experiment create` to the first optimizer step, beside a cold torchrun of the same model.
+"""Measures the time from `experiment create` to the first optimizer step, beside a cold torchrun of the same model.
 
-20 starts of a small CNN on tensors at hand, 2 slots on one agent, each submitted after the one before has ended, and 5
-cold starts of each peer: `torchrun --nproc_per_node 2` of the plain loop in workload/bare.py. Run it with
-`python -m benchmarks.start`.
+Starts a small CNN on tensors in memory 20 times, on 2 slots of one agent, each submitted after the previous one has
+ended. The peer is started cold 5 times: `torchrun --nproc_per_node 2` of the plain loop in workload/bare.py. Run it
+with `python -m benchmarks.start`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _start_gangline(client: Client) -> tuple[float, list[float]]:
-    """Seconds from the return of create to the first step, and the seconds that each phase took."""
+    """Returns the seconds from the return of create to the first step, and the seconds of each phase."""
     created = client.create_experiment(CONFIG, WORKLOAD)
     returned_at = time.time()
     view = client.wait_experiment(created.experiment.id)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one set of samples, in the samples' unit."""
+    """Summarises one set of samples, in the samples' unit."""
 
     count: int
     minimum: float
@@ -21,7 +21,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A geometric mean of paired ratios with its 95 % interval."""
+    """Holds a geometric mean of paired ratios with its 95 % interval."""
 
     mean: float
     low: float
@@ -30,7 +30,7 @@ class Ratio:
 
     @property
     def half_width(self) -> float:
-        """Of the interval, relative to the mean."""
+        """Returns half the width of the interval, relative to the mean."""
         return (self.high - self.low) / 2 / self.mean
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Ratio:
 
 
 def summarise(samples: Sequence[float]) -> Summary:
-    """p95 is the nearest rank: a value that was measured."""
+    """Summarises samples. p95 is the nearest rank: a value that was measured."""
     ordered = sorted(samples)
     return Summary(
         count=len(ordered),
@@ -50,17 +50,17 @@ def summarise(samples: Sequence[float]) -> Summary:
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Ours over theirs, pair by pair, on the log scale; the interval is normal, so give it twenty pairs or more. One
-    pair alone says nothing of the spread: its interval is everything."""
+    """Returns ours over theirs, pair by pair, on the log scale. The interval is normal, so it needs twenty pairs or
+    more. One pair alone has no spread: its interval is infinite."""
     return _geometric_mean([math.log(a / b) for a, b in zip(ours, theirs, strict=True)], 1.96)
 
 
-# Student's t for 97.5 %, by degrees of freedom; beyond them the normal distribution's value is near enough.
+# Student's t for 97.5 %, by degrees of freedom; beyond these the value of the normal distribution is close enough.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 def mean_of_runs(ratios: Sequence[float]) -> Ratio:
-    """The geometric mean of one ratio from each of a few runs; the interval is Student's."""
+    """Returns the geometric mean of one ratio from each of a few runs; the interval is Student's."""
     freedom = len(ratios) - 1
     quantile = _STUDENT[freedom - 1] if 0 < freedom <= len(_STUDENT) else 1.96
     return _geometric_mean([math.log(ratio) for ratio in ratios], quantile)
@@ -73,5 +73,5 @@ def _geometric_mean(logs: Sequence[float], quantile: float) -> Ratio:
 
 
 def fastest(samples: Mapping[str, Sequence[float]]) -> str:
-    """The name of the samples with the smallest geometric mean; they are all above 0."""
+    """Returns the name of the samples with the smallest geometric mean; all samples are above 0."""
     return min(samples, key=lambda name: statistics.fmean(map(math.log, samples[name])))

@@ -1,12 +1,12 @@
-"""What a training step costs in the engine alone, beside bare DDP, HF Accelerate and Lightning Fabric.
+"""Measures the cost of a training step in the engine alone, beside bare DDP, HF Accelerate and Lightning Fabric.
 
-The same small CNN, data and global batch in all of them, two ranks each over gloo, started by torchrun or its like, no
-cluster. All four trainings are up at once and exactly one of them runs a block of 100 steps at a time, in random order
-within each round. Every run starts all of them anew (contest.py says why); as many runs as bring the 95 % interval of
-every ratio to the fastest within 2 %, five at least and --runs at most.
-pip brings the peers into a temporary environment; without them ours and bare DDP remain. Run it with
-`python -m benchmarks.step_time`; a larger --batch-per-rank makes longer steps. Our loader reads a TensorDataset a batch
-at a time; with --by-record all of them read the same data record by record, which leaves the loops alone.
+All four train the same small CNN with the same data and global batch, on two ranks each over gloo, started by torchrun
+or a similar launcher, without a cluster. All are up at once, and exactly one of them runs a block of 100 steps at a
+time, in random order within each round. Every run starts all of them anew (contest.py explains why). The number of runs
+is the one that brings the 95 % interval of every ratio to the fastest within 2 %, at least five and at most --runs. pip
+installs the peers into a temporary environment; without them ours and bare DDP remain. Run it with `python -m
+benchmarks.step_time`; a larger --batch-per-rank makes longer steps. Our loader reads a TensorDataset a batch at a time;
+with --by-record all of them read the same data record by record, so that only the loops differ.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from benchmarks.process import end_process
 from benchmarks.turnstile import Side, Turnstile
 
 WORKLOAD = Path(__file__).parent / "workload"
+# Our step time over the fastest one's must not exceed this.
 BAR = 1.02
 STEPS_PER_BLOCK = 100
+# More than any run takes: the benchmark ends the programs.
 MOST_BLOCKS = 10_000
 START_SECONDS = 120.0
+# The end of each program's output that is shown after a failure.
 SAID_CHARACTERS = 2000
 PEERS = {"accelerate": "accelerate==1.15.0", "fabric": "lightning-fabric==2.6.6"}
 
@@ -77,7 +80,7 @@ def _torchrun(python: Path) -> list[str]:
 
 @contextmanager
 def _running(commands: dict[str, list[str]], options: list[str]) -> Iterator[dict[str, Side]]:
-    """All programs, each in front of its first block; they are ended with the block."""
+    """Starts all programs, each waiting before its first block; they are ended with the context."""
     with tempfile.TemporaryDirectory(prefix="gl-step-") as folder:
         # The programs write their files into the folder in which they run.
         for file in WORKLOAD.glob("*.py"):

@@ -1,18 +1,19 @@
-"""How many trivial experiments go through in a second, and how many are submitted into a deep queue, beside Slurm.
+"""Measures how many trivial experiments complete in a second, and how many are submitted into a deep queue, beside
+Slurm.
 
-The cluster is whole and real: `gangline up` with etcd, scheduler, gateway, agents and, for every allocation, a trial
+The cluster is complete and real: `gangline up` with etcd, scheduler, gateway, agents and, for every allocation, a trial
 runner and its rank. Slurm is Debian's slurm-wlm with as many node daemons of as many processors, on the same machine,
-in turn with ours, set up as its own guide for high throughput advises (slurm_cluster.py), and once more as it comes.
-Every run starts both anew. Clusters of several sizes are measured one after another: with few slots the start of a job
-counts, with many its processor time.
+in turn with ours. It is set up as its own guide for high throughput advises (slurm_cluster.py), and once more with its
+defaults. Every run starts both anew. Clusters of several sizes are measured one after another: with few slots the start
+of a job counts, with many its processor time.
 
 1. `--jobs` experiments of one slot whose command is `true`, submitted by four clients at once: from the first submit to
-   the end of the last one. Nothing may be stranded.
+the end of the last one. No job may be stranded.
 2. All slots are taken; `--deep` experiments wait; then four clients submit as many more.
 
-A client of ours is a process that holds a connection and sends the configuration, the code having been uploaded once
-(clients.py); one of Slurm's is a thread that runs `sbatch` for each job, as its users do. What starting that program
-alone takes is printed too, so that nobody mistakes it for the controller's work.
+A client of ours is a process that holds a connection and sends the configuration; the code was uploaded once
+(clients.py). A client of Slurm's is a thread that runs `sbatch` for each job, as its users do. The time to start that
+program alone is printed too, so that it is not mistaken for the controller's work.
 
 Run it with `python -m benchmarks.throughput`, as root for Slurm's part; without it only our own figures are printed.
 """
@@ -38,18 +39,20 @@ from gangline.client import Client
 from gangline.client.packing import pack_code
 from gangline.domain.state import Outcome
 
+# The bar for experiments that complete in a second.
 JOBS_PER_SECOND = 60.0
-# Where there is no Slurm to compare with.
+# The bar where there is no Slurm to compare with.
 SUBMITS_PER_SECOND = 150.0
 DEADLINE_SECONDS = 100.0
 POLL_SECONDS = 0.2
+# Experiments in one listing.
 PAGE = 200
 SLEEP = "sleep 3600"
 
 
 @dataclass(frozen=True)
 class Load:
-    """nodes: agents, or node daemons. slots: of each."""
+    """Describes a load. nodes: agents, or node daemons. slots: of each node."""
 
     nodes: int
     slots: int
@@ -94,7 +97,7 @@ def _configs(name: str, count: int) -> list[str]:
 
 
 def _finish(client: Client, ids: list[int]) -> tuple[int, float]:
-    """Waits until nothing waits or runs. How many of these have not completed, and when the last one ended."""
+    """Waits until nothing waits or runs. Returns how many of these have not completed, and when the last one ended."""
 
     def is_quiet() -> bool:
         cluster = client.get_cluster()
@@ -132,7 +135,7 @@ def measure_slurm(load: Load, slurm: Slurm) -> Figures:
 
 
 def _program_seconds(slurm: Slurm) -> float:
-    """What sbatch takes without a word to the controller."""
+    """Returns the time that sbatch takes without contacting the controller."""
     began_at = time.perf_counter()
     for _ in range(20):
         slurm.run("sbatch", "--version")
@@ -140,7 +143,7 @@ def _program_seconds(slurm: Slurm) -> float:
 
 
 def _wait_until(is_done: Callable[[], bool], what: str) -> None:
-    """Raises SystemExit."""
+    """Waits for the condition. Raises SystemExit after DEADLINE_SECONDS."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not is_done():
         if time.monotonic() > deadline:
@@ -157,7 +160,7 @@ def _show(name: str, figures: Figures) -> None:
 
 
 def _try_slurm(load: Load, parameters: str, name: str) -> Figures | None:
-    """None when it could not be measured, which is printed."""
+    """Measures Slurm; None when that failed, which is printed."""
     try:
         with running_slurm(load.nodes, load.slots, parameters) as slurm:
             figures = measure_slurm(load, slurm)
@@ -171,7 +174,7 @@ def _try_slurm(load: Load, parameters: str, name: str) -> Figures | None:
 
 
 def _summarise(name: str, runs: Sequence[Figures]) -> Figures:
-    """Prints the medians, and returns them with the number of all that were stranded."""
+    """Prints the medians, and returns them with the sum of all stranded jobs."""
     jobs = summarise([figures.jobs_per_second for figures in runs])
     submits = summarise([figures.submits_per_second for figures in runs])
     stranded = sum(figures.stranded for figures in runs)
@@ -202,7 +205,7 @@ def main() -> int:
 
 
 def _measure_size(load: Load, num_runs: int, has_slurm: bool) -> bool:
-    """Prints what both do with so many slots; whether ours is what is wanted."""
+    """Prints the figures of both with so many slots; returns whether ours meet the targets."""
     size = f"{load.total_slots} slots"
     ours, theirs = list[Figures](), list[Figures]()
     for _ in range(num_runs):

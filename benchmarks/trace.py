@@ -1,12 +1,12 @@
-"""Plays synthetic traces in virtual time: what the planner makes of waits and makespan, beside two baselines.
+"""Plays synthetic traces in virtual time: waits and makespan under the planner, beside two baselines.
 
 Run as `python -m benchmarks.trace`. Both loads have 512 slots on 64 agents; every figure is the median over five seeds,
-with the smallest and the largest. The first column is a pool as it comes: work that passes the head of the queue is on
-call. Beside it are pools without preemption, with run times as a live scheduler knows them, from progress, and with run
-times that are known at the submission. The baselines play the same traces in the same run: strict submission
-order without backfill, and a restatement of Determined's documented priority rules (all requests of these loads have
-one priority, at which those rules preempt nothing). The run fails when backfill has
-moved the start of a head gang: when it would have fitted without what passed it, and nobody had that stopped at once.
+with the smallest and the largest. The first column is a pool with default settings: work that passes the head of the
+queue is on call. The next columns are pools without preemption, once with run times from progress, as a live scheduler
+knows them, and once with run times that are known at the submission. The baselines play the same traces in the same
+run: strict submission order without backfill, and a restatement of Determined's documented priority rules (all requests
+of these loads have one priority, at which those rules preempt nothing). The run fails when backfill has moved the start
+of a head gang: when the gang would have fitted without the work that passed it, and that work was not stopped at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from services.scheduler.simulator.figure_report import describe_stop
 from services.scheduler.simulator.load import LOADS, draw_load
 from services.scheduler.simulator.strategy import choose_strategies
 
+# Each seed is a trace of its own.
 SEEDS = range(1, 6)
+# Slots of each agent.
 AGENTS = [8] * 64
 INTENSITY = {"helios": 2.0, "llm-dev": 1.0}
 """helios alone hardly makes anybody wait on so many slots."""
@@ -62,7 +64,7 @@ def _p95(size: str) -> Measure:
 
 
 def _eta_error(one: Figures) -> float | None:
-    """When they first wait."""
+    """Returns the ETA error of requests when they first wait."""
     error = one.eta_errors[0].median if one.eta_errors else None
     return None if error is None else 100 * error
 
@@ -78,7 +80,7 @@ def play_all(load: str, seed: int, days: float) -> list[Figures]:
 
 
 def describe(samples: Sequence[float | None]) -> str:
-    """Of the seeds that have any: not in every trace somebody waits."""
+    """Summarises the seeds that have a value: not in every trace does a request wait."""
     known = [sample for sample in samples if sample is not None]
     if not known:
         return "-"

@@ -1,4 +1,4 @@
-"""Serves the turnstile at which training programs alternate, and collects what each block cost.
+"""Serves the turnstile at which training programs alternate, and collects the cost of each block.
 
 The other end is workload/turn.py. A side that has no more blocks closes its connection.
 """
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 @dataclass(slots=True)
 class Side:
-    """One program: its connection, the pids of its ranks, and the blocks it has reported."""
+    """Represents one program: its connection, the pids of its ranks, and the blocks that it has reported."""
 
     connection: socket.socket
     pids: list[int] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Side:
         self._lines = self.connection.makefile("r")
 
     def receive(self) -> dict[str, Any]:
-        """The next message. Raises ConnectionError when the program has gone."""
+        """Returns the next message. Raises ConnectionError when the program has disconnected."""
         line = self._lines.readline()
         if not line:
             raise ConnectionError("a training program left the turnstile early; its output says why")
@@ -42,12 +42,12 @@ class Side:
         assert self.receive() == {"ready": True}
 
     def close(self) -> None:
-        """Lets the program go on without further turns."""
+        """Lets the program continue without further turns."""
         self.connection.close()
 
 
 class Turnstile:
-    """A unix socket at `path`; the programs connect, each with its rank 0."""
+    """Listens on a unix socket at `path`; each program connects with its rank 0."""
 
     def __init__(self, path: Path, deadline_seconds: float) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class Turnstile:
         self._socket.listen()
 
     def admit(self) -> tuple[str, Side]:
-        """The next program that arrives, waiting in front of its first block. Raises TimeoutError."""
+        """Returns the next program that connects, waiting before its first block. Raises TimeoutError."""
         self._socket.settimeout(self._deadline_seconds)
         connection, _ = self._socket.accept()
         connection.settimeout(self._deadline_seconds)

@@ -1,7 +1,7 @@
-"""A slow link between two hosts on one machine: two network namespaces with workload/wire.c between them.
+"""Emulates a slow link between two hosts on one machine: two network namespaces with workload/wire.c between them.
 
-Needs root, a C compiler and /dev/net/tun. The wire runs at a real-time priority, and so should what is measured over
-it: on a machine with few cores a short sleep otherwise takes several times as long.
+Needs root, a C compiler and /dev/net/tun. The wire runs at a real-time priority, and so should the programs that are
+measured over it: on a machine with few cores a short sleep otherwise takes several times as long.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent / "workload" / "wire.c"
 INTERFACE = "wire0"
+# Above the priority of the measured programs.
 _WIRE_PRIORITY = 10
+# Fits a slot of wire.c, which has 9216 bytes.
 _MTU = 9000
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """command: what to put in front of a program that runs there."""
+    """Describes one end of a link. command: the words to put before a program that runs there."""
 
     address: str
     interface: str
@@ -32,7 +34,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """mbit: 0 for the loopback device of this machine. round_trip_ms: the delay of both directions together."""
+    """Describes a link. mbit: 0 for the loopback device of this machine. round_trip_ms: the delay of both directions
+    together."""
 
     name: str
     mbit: int = 0
@@ -40,13 +43,13 @@ class Link:
 
 
 def can_emulate() -> bool:
-    """Whether this process may make links."""
+    """Returns whether this process may create links."""
     return os.geteuid() == 0 and Path("/dev/net/tun").exists() and all(map(shutil.which, ("cc", "ip", "chrt")))
 
 
 @contextmanager
 def two_hosts(link: Link) -> Iterator[tuple[Host, Host]]:
-    """Two hosts at the ends of a link; at the end of the block nothing of them is left."""
+    """Creates two hosts at the ends of a link; the end of the context removes everything again."""
     if not link.mbit:
         here = Host("127.0.0.1", "lo", ())
         yield here, here
@@ -85,7 +88,8 @@ def _set_up(space: str, address: str) -> Host:
     _run(*inside, "ip", "link", "set", "lo", "up")
     _run(*inside, "ip", "address", "add", f"{address}/24", "dev", INTERFACE)
     _run(*inside, "ip", "link", "set", INTERFACE, "mtu", str(_MTU), "txqueuelen", "5000", "up")
-    # A connection between two hosts of a cluster has found its window; a fresh one would measure its slow start.
+    # A long-lived connection between two hosts of a cluster has found its window; a new one would measure its slow
+    # start.
     route = ("ip", "route", "change", "10.77.0.0/24", "dev", INTERFACE, "congctl", "cubic", "initcwnd", "20")
     _run(*inside, *route)
     return Host(address, INTERFACE, inside)

@@ -1,7 +1,7 @@
-"""All that can be checked without running the services: format, lint, types, layers, protos, size.
+"""Runs all checks that need no running services: format, lint, types, layers, protos, size.
 
-Each check is a list of commands; checks run two at a time, and only a failing one shows what it printed. Called by
-`make check`; names of checks as arguments run only those.
+Each check is a list of commands. Checks run two at a time, and only a failing one shows its output. Called by `make
+check`; names of checks as arguments run only those.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHECKS: dict[str, list[list[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """output holds only what failing commands printed."""
+    """Holds the result of a check. output: only the output of failing commands."""
 
     name: str
     seconds: float

@@ -1,7 +1,7 @@
-"""Checks the generated stubs: they are what the protos say, and they load beside protobuf 5, 6 and 7.
+"""Checks that the generated stubs match the protos, and that they load beside protobuf 5, 6 and 7.
 
 Each protobuf is installed once under .tools/ and put before the environment's own on the path of a new Python, which
-imports every stub and sends a message through bytes. Called by scripts/check.py.
+imports every stub and serialises and parses a message. Called by scripts/check.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PROTOBUF_VERSIONS = ["5.27.2", "6.33.0", "7.36.2"]  # the generator's own, and the majors that users have
 
+# Runs in a new Python, whose path begins with the protobuf to test.
 LOAD = """
 import importlib, pathlib, sys
 import google.protobuf

@@ -1,7 +1,7 @@
 """`make demo`: a cluster on this machine trains the digits example over two agents, and is taken down again.
 
-It types what a user would type, shows each command, and ends by saying what to type next. Its cluster lives in
-.gangline/demo and keeps its data from one run to the next; the user's own login is not touched.
+It runs the commands that a user would type, shows each one, and ends with the commands to type next. Its cluster lives
+in .gangline/demo and keeps its data from one run to the next; the user's own login is not touched.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FOLDER = ROOT / ".gangline" / "demo"
 GANGLINE = Path(sys.executable).with_name("gangline")
 EXAMPLE = Path("examples/digits")
 AGENTS, SLOTS = 2, 2
+# A lower accuracy means that the model did not learn; the demo then fails.
 EXPECTED_ACCURACY = 0.95
 
 
@@ -49,7 +50,7 @@ def main() -> int:
 
 
 def _tell(view: ExperimentView, places: dict[str, str], seconds: float) -> int:
-    """What was reached, where it lies and what comes next. 1 when the model did not learn."""
+    """Prints the result, its location and the next commands. Returns 1 when the model did not learn."""
     trial = view.trials[0]
     accuracy = trial.validation.metrics["accuracy"] if trial.validation else 0.0
     checkpoint = os.path.relpath(places[trial.trial.latest_checkpoint_id].removeprefix("file://"), ROOT)
@@ -72,7 +73,7 @@ def _tell(view: ExperimentView, places: dict[str, str], seconds: float) -> int:
 
 
 def _gangline(*arguments: str, is_quiet: bool = False) -> int:
-    """The exit status."""
+    """Runs a command and returns its exit status."""
     if not is_quiet:
         print(f"\n$ gangline {' '.join(arguments)}", flush=True)
     output = subprocess.DEVNULL if is_quiet else None
@@ -80,7 +81,7 @@ def _gangline(*arguments: str, is_quiet: bool = False) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """A SIGTERM takes the cluster down as Ctrl-C does."""
+    """Makes SIGTERM take the cluster down as Ctrl-C does."""
     raise KeyboardInterrupt
 
 

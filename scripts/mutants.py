@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.mutation import Mutation, find_mutations  # noqa: E402 - the folder of this file is not a package
 
-# The fast tests of each folder: no cluster, and of processes only those that a test of a rank needs.
+# The fast tests of each folder: without a cluster, and with no processes except those that a test of a rank needs.
 SUITES = {
     "services/scheduler/placement": (
         "tests/unit/scheduler",
@@ -53,13 +53,14 @@ SUITES = {
         "tests/property/test_manifest.py",
     ),
 }
+# A run with a defect may take this many times as long as one without, and at least so many seconds.
 LIMIT_RATIO, LEAST_LIMIT_SECONDS = 3.0, 60.0
 NOTICED, SURVIVED, TIMED_OUT = "noticed", "survived", "timed out"
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """path: of the file, relative to the tree."""
+    """Describes one defect in one file. path: of the file, relative to the tree."""
 
     path: str
     mutation: Mutation
@@ -108,7 +109,7 @@ def _at_least_one(text: str) -> int:
 
 
 def _covered(text: str) -> str:
-    """A file or folder of the tree for which a suite is known."""
+    """Returns a file or folder of the tree for which a suite is known. Raises argparse.ArgumentTypeError."""
     path = os.path.normpath(text)
     if not (ROOT / path).exists() or not any(_is_below(path, folder) for folder in SUITES):
         raise argparse.ArgumentTypeError(f"{text} is no file or folder in {', '.join(SUITES)}")
@@ -131,7 +132,7 @@ def _list_files(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def _copied_tree() -> Iterator[Path]:
-    """The files that git knows or would add, as they are now."""
+    """Copies the files that git knows or would add, in their present state."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -149,7 +150,7 @@ def _copied_tree() -> Iterator[Path]:
 
 
 def _measure(tree: Path, suites: set[str], num_jobs: int) -> dict[str, float] | None:
-    """The time limit of each suite, from its run without a defect; None when that fails already."""
+    """Returns the time limit of each suite, from its run without a defect; None when that run fails."""
     limits = {}
     for suite in sorted(suites):
         began_at = time.monotonic()
@@ -166,7 +167,7 @@ def _measure(tree: Path, suites: set[str], num_jobs: int) -> dict[str, float] | 
 def _try_all(
     chosen: Sequence[Mutant], trees: Sequence[Path], limits: dict[str, float], sources: dict[str, str]
 ) -> dict[Mutant, str]:
-    """Prints each survivor as soon as it is known."""
+    """Tries all defects and returns their outcomes. Prints each survivor as soon as it is known."""
     idle: SimpleQueue[Path] = SimpleQueue()
     for tree in trees:
         idle.put(tree)
@@ -207,13 +208,15 @@ def _try(mutant: Mutant, tree: Path, limit_seconds: float, source: str) -> str:
 
 
 def _write(file: Path, source: str) -> None:
-    """Byte code counts as fresh when time and size are equal, and two defects within a second may be equal in both."""
+    """Writes a source and removes its byte code, which counts as fresh when time and size are equal: two defects within
+    a second may be equal in both."""
     file.write_text(source)
     Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)
 
 
 def _nearest_first(tree: Path, path: str) -> list[str]:
-    """The test files of the suite; those that name the module of the defect come first, as they notice it soonest."""
+    """Returns the test files of the suite. Files that name the module of the defect come first, because they notice it
+    soonest."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     found = [tree / one for one in SUITES[_suite_of(path)]]
     files = [file for one in found for file in ([one] if one.is_file() else sorted(one.rglob("test_*.py")))]
@@ -225,7 +228,7 @@ _RUNNING: set[subprocess.Popen[str]] = set()
 
 
 def _run_tests(tree: Path, tests: Sequence[str], limit_seconds: float) -> tuple[int | None, str]:
-    """The exit code, None when the limit was reached, and what was printed. Leaves no process behind."""
+    """Returns the exit code (None when the limit was reached) and the output. Leaves no process behind."""
     options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
     command = [sys.executable, "scripts/run_and_reap.py", sys.executable, "-m", "pytest", *options, *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree)}

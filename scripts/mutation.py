@@ -1,8 +1,8 @@
 """PURE: the small defects that can be planted in a Python source.
 
 Owns the list of changes (a comparison, an operator, a constant, a condition, a statement that is left out) and where
-they apply. Leaves alone what has no effect on a decision: annotations, docstrings, messages, assertions and log lines.
-Called by scripts/mutants.py and its tests.
+they apply. It leaves alone code without an effect on a decision: annotations, docstrings, messages, assertions and log
+lines. Called by scripts/mutants.py and its tests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
+# Functions, and the ones that replace them.
 _CALLED = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "reversed": "list"}
+# Calls without an effect on a decision.
 _SILENT = {"_log", "warnings", "TypeVar"}
 
 Change = tuple[ast.expr | ast.stmt, str]
@@ -45,7 +47,8 @@ Change = tuple[ast.expr | ast.stmt, str]
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """start, end: the part of the source, in characters, that `text` takes the place of. line: where it starts."""
+    """Describes one change. start, end: the part of the source, in characters, that `text` replaces. line: where it
+    starts."""
 
     start: int
     end: int
@@ -57,7 +60,8 @@ class Mutation:
 
 
 def find_mutations(source: str) -> list[Mutation]:
-    """In the order of the source. Each gives a source that parses and differs in more than its layout."""
+    """Returns mutations in the order of the source. Each gives a source that parses and differs in more than its
+    layout."""
     tree = ast.parse(source)
     original = ast.dump(tree)
     starts = _starts_of_lines(source)
@@ -84,7 +88,7 @@ def _starts_of_lines(source: str) -> list[int]:
 
 
 def _characters(source: str, starts: list[int], line: int, num_bytes: int) -> int:
-    """The parser counts the bytes of a line in UTF-8."""
+    """Converts a position: the parser counts the bytes of a line in UTF-8."""
     text = source[starts[line - 1] : starts[line]]
     return len(text.encode()[:num_bytes].decode())
 
@@ -99,7 +103,7 @@ def _changes_below(node: ast.AST) -> Iterator[Change]:
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:
-    """Those that have no operator of their own, whose change says more."""
+    """Returns conditions without an operator of their own; where there is an operator, changing it tests more."""
     match node:
         case ast.If() | ast.IfExp():
             found = [node.test]
@@ -111,7 +115,7 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
 
 
 def _children(node: ast.AST) -> Iterable[ast.AST]:
-    """Those in which a change may have an effect."""
+    """Returns the child nodes in which a change may have an effect."""
     found: Iterable[ast.AST] = ast.iter_child_nodes(node)
     match node:
         # Before Python 3.12 the parser does not know where the parts of an f-string are.
@@ -131,7 +135,7 @@ def _children(node: ast.AST) -> Iterable[ast.AST]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """The first part of a dotted name."""
+    """Returns the first part of a dotted name."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""

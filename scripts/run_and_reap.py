@@ -1,7 +1,7 @@
-"""Runs a command and sees to it that none of its processes outlives it.
+"""Runs a command and makes sure that none of its processes outlives it.
 
-It becomes the parent of every orphan below it (PR_SET_CHILD_SUBREAPER), collects the ended ones at once, and when the
-command has ended it kills what still runs, names it on stderr and exits with 1. Called by scripts/test and .ci/run.
+It becomes the parent of every orphan below it (PR_SET_CHILD_SUBREAPER) and reaps ended ones at once. When the command
+has ended, it kills the remaining processes, names them on stderr and exits with 1. Called by scripts/test and .ci/run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-# What ends by itself when the command has may take so long: a spool's drainer leaves 30 s after its agent has.
+# Time for processes that end by themselves after the command: a spool's drainer exits 30 s after its agent.
 SETTLE_SECONDS = 45.0
 
 
@@ -33,7 +33,8 @@ def main(command: list[str]) -> int:
 
 
 def _wait_for(child_pid: int) -> int:
-    """The command's exit code, 128 plus the number when a signal ended it. Orphans that end meanwhile are collected."""
+    """Returns the command's exit code, or 128 plus the number of the signal that ended it. Reaps orphans that end
+    meanwhile."""
     while True:
         pid, status = os.wait()
         if pid == child_pid:
@@ -42,7 +43,7 @@ def _wait_for(child_pid: int) -> int:
 
 
 def _end_survivors(settle_seconds: float) -> list[str]:
-    """Kills all that is still there, until nothing is: a killed process leaves its children to us."""
+    """Kills all remaining processes, until none is left: a killed process leaves its children to this one."""
     deadline = time.monotonic() + settle_seconds
     killed: dict[int, str] = {}
     while True:
@@ -57,7 +58,7 @@ def _end_survivors(settle_seconds: float) -> list[str]:
 
 
 def _collect_ended() -> list[int]:
-    """The living children of this process, after the ended ones have been collected."""
+    """Reaps the ended children of this process and returns the pids of the living ones."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

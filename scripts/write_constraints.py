@@ -1,4 +1,4 @@
-"""Writes constraints.txt: the exact version of everything installed in the environment that runs it.
+"""Writes constraints.txt: the exact version of every package in the environment that runs it.
 
 Called by `make constraints`, after a dependency was added or raised by hand in .venv.
 """
@@ -14,6 +14,7 @@ HEADER = """\
 # of a tool breaks nothing here. Written by `make constraints`.
 # torch is pinned for one more reason: a bare "torch" may resolve to a build that brings several gigabytes of CUDA.
 """
+# The project itself, and the tools that install it.
 NOT_PINNED = {"gangline", "pip", "setuptools"}
 
 

@@ -1,5 +1,8 @@
-"""The peer: the same model and data in a plain DistributedDataParallel loop under torchrun, as PyTorch's own tutorial
-writes it. `start` prints when the first optimizer step ended; `overhead` takes turns with Gangline's trial."""
+"""The peer: the same model and data in a plain DistributedDataParallel loop under torchrun, as in PyTorch's own
+tutorial.
+
+`start` prints when the first optimizer step ended; `overhead` takes turns with Gangline's trial.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small CNN that the benchmarks train, on tensors made in memory: nothing heavier than torch is imported."""
+"""The small CNN that the benchmarks train, on tensors made in memory: it imports nothing heavier than torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_model() -> nn.Module:
 
 
 class Records(TensorDataset):
-    """Read one by one by every loader, as images in files would be."""
+    """Makes every loader read record by record, as it would read images in files."""
 
 
 def make_dataset(length: int, by_record: bool = False) -> TensorDataset:

@@ -1,7 +1,8 @@
-"""Models with real parameters whose computing is sleep, as an accelerator leaves the processor free for exchanges.
+"""Models with real parameters that sleep in place of computing, as an accelerator leaves the processor free for
+exchanges.
 
-Each layer has a time for its backward pass, half of which its forward pass takes; its gradients are constants. What is
-measured of the exchange of gradients is real.
+Each layer has a time for its backward pass; its forward pass takes half of that. Its gradients are constants. The
+measured exchange of gradients is real.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """shapes: of its parameters. seconds: of its backward pass."""
+    """Emulates one layer. shapes: of its parameters. seconds: of its backward pass."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], seconds: float) -> None:
         super().__init__()
@@ -42,8 +43,8 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers one after another; the last one may share the first one's parameters, as an output layer does with the
-    embedding. Their gradients then come last."""
+    """Runs layers one after another; the last one may share the first one's parameters, as an output layer does with
+    the embedding. The gradients of shared parameters then come last."""
 
     def __init__(self, layers: Sequence[Layer], tied_seconds: float = 0.0) -> None:
         super().__init__()
@@ -60,17 +61,17 @@ class Stack(nn.Module):
 
 
 def emlp() -> Stack:
-    """12 wide layers, 48 MiB, 180 ms."""
+    """Builds 12 wide layers, 48 MiB, 180 ms."""
     return Stack([Layer([(1024, 1024), (1024,)], 0.015) for _ in range(12)])
 
 
 def edeep() -> Stack:
-    """200 narrow layers, 7.1 MiB, 150 ms."""
+    """Builds 200 narrow layers, 7.1 MiB, 150 ms."""
     return Stack([Layer([(96, 96), (96,)], 0.00075) for _ in range(200)])
 
 
 def egpt() -> Stack:
-    """8 blocks of width 320 below a tied embedding, 99 tensors, 47.6 MiB, 220 ms."""
+    """Builds 8 blocks of width 320 below a tied embedding, 99 tensors, 47.6 MiB, 220 ms."""
     d, vocabulary = 320, 8192
     block: list[tuple[int, ...]] = [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,)]
     block += [(d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,)]
@@ -80,12 +81,12 @@ def egpt() -> Stack:
 
 
 def eone() -> Stack:
-    """One tensor of 16 MiB: nothing to divide."""
+    """Builds one tensor of 16 MiB, which cannot be divided."""
     return Stack([Layer([(2048, 2048)], 0.05)])
 
 
 def etail() -> Stack:
-    """Small layers, and 24 MiB whose gradients come last."""
+    """Builds small layers, and 24 MiB whose gradients come last."""
     return Stack([Layer([(2048, 3072)], 0.02), *(Layer([(128, 128), (128,)], 0.002) for _ in range(30))])
 
 

@@ -1,4 +1,4 @@
-"""One rank of a fusion benchmark: tunes an emulated model as a trial would, then measures its arms against one another.
+"""Runs one rank of a fusion benchmark: tunes an emulated model as a trial would, then compares its arms.
 
 Prints one line of JSON on rank 0. Run by benchmarks.fusion under the environment of torch.distributed.
 """
@@ -24,14 +24,17 @@ from gangline.pytorch.fusion.opening import Fusion, Untuned, open_fusion
 from gangline.pytorch.fusion.partition import DEFAULT_CAPS, MIB, partition_by_caps
 from gangline.pytorch.fusion.tuner import Tuner
 
+# Caps of the grid, in MiB.
 GRID_MIB = (0.25, 0.5, 1, 2, 4, 8, 16, 25, 50, 100, 200)
+# Tuning that takes more steps counts as a failure.
 _MOST_TUNING_STEPS = 80
+# So many steps are left, in the tuner's view, that tuning is worth its time.
 _TRIAL_STEPS = 20_000
 _RECALL_STEPS = 4
 
 
 class Bench:
-    """The model in training. step_seconds: of each optimizer step so far, on this rank."""
+    """Holds the model in training. step_seconds: of each optimizer step so far, on this rank."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext, model: nn.Module) -> None:
         self.context = context
@@ -98,12 +101,12 @@ def _tune(bench: Bench) -> dict[str, Any]:
 
 
 _PROBES: list[float] = []
-# How many steps there had been at each change of buckets.
+# The number of steps before each change of buckets.
 _SWITCHED_AFTER: list[int] = []
 
 
 def _time_switches(bench: Bench, switches: list[float]) -> None:
-    """Notes when each change of buckets happens, and how long it and each measurement of the link take."""
+    """Records when each change of buckets happens, and how long it and each measurement of the link take."""
     rewrap = _timed(BucketedModel.rewrap, switches)
 
     def noted(*arguments: Any, **options: Any) -> Any:
@@ -125,7 +128,7 @@ def _timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]
 
 
 def _recall(bench: Bench) -> dict[str, Any]:
-    """Begins anew with what is remembered, and looks at the buckets that torch really made."""
+    """Starts again with the stored record, and reads the buckets that torch really made."""
     num_steps = len(bench.step_seconds)
     _SWITCHED_AFTER.clear()
     bench.fusion = open_fusion(bench.context, _TRIAL_STEPS, batch_size=1, saved={})
@@ -145,7 +148,7 @@ def _recall(bench: Bench) -> dict[str, Any]:
 
 
 def _arms(bench: Bench, tuned: list[int], which: str) -> dict[str, list[int]]:
-    """Caps of each arm by its name; caps that make the same partition are one arm."""
+    """Returns the caps of each arm by its name; caps that make the same partition are one arm."""
     arms = {"default": list(DEFAULT_CAPS), "tuned": tuned or list(DEFAULT_CAPS)}
     model = bench.context.strategy.bucketed()
     if which == "default" or model is None:
@@ -160,7 +163,7 @@ def _arms(bench: Bench, tuned: list[int], which: str) -> dict[str, list[int]]:
 
 
 def _sweep(bench: Bench, arms: dict[str, list[int]], rounds: int, seed: int) -> dict[str, list[list[float]]]:
-    """Rounds in random order, in each one turn for each arm: one step thrown away, two kept."""
+    """Measures rounds in random order, in each one turn for each arm: one step is dropped, two are kept."""
     rng = random.Random(seed)
     model = bench.context.strategy.bucketed()
     seconds: dict[str, list[list[float]]] = {name: [] for name in arms}

@@ -1,6 +1,6 @@
-"""Small trainings for benchmarks/parity.py, run by torchrun on every rank: a transformer of four blocks on made-up
-tokens, through the trainer, in one strategy after another.
+"""Small trainings for benchmarks/parity.py, run by torchrun on every rank.
 
+Each trains a transformer of four blocks on synthetic tokens, through the trainer, in one strategy after another.
 Arguments: a folder for checkpoints and results, and a JSON list of cases.
 """
 
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
 
 class LayeredTrial(pytorch.PyTorchTrial):
-    """hyperparameters: optimizer (sgd or adamw), bits (32 or 64)."""
+    """Trains the transformer. hyperparameters: optimizer (sgd or adamw), bits (32 or 64)."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
@@ -111,7 +111,7 @@ def _text(count: int) -> TensorDataset:
 
 
 def train(case: dict[str, Any]) -> dict[str, Any]:
-    """case: strategy, optimizer, bits, seed, batches, and a checkpoint to go on from."""
+    """Trains one case. case: strategy, optimizer, bits, seed, batches, and a checkpoint to continue from."""
     configuration = {
         "parallelism": case["strategy"],
         "scheduling_unit": 1,

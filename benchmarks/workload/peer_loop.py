@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from turn import Turn
 
-# model, optimizer, loader, and what replaces loss.backward()
+# Model, optimizer, loader, and the replacement of loss.backward().
 Prepared = tuple[Any, Any, Any, Callable[[torch.Tensor], Any]]
 
 

@@ -1,4 +1,5 @@
-"""The trial of benchmarks/recovery.py: that of the other benchmarks, and each rank leaves a line for every step."""
+"""The trial of benchmarks/recovery.py: the other benchmarks' trial, in which each rank records a line for every
+step."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from gangline import pytorch
 
 
 class RecoveryTrial(BenchmarkTrial):
-    """hyperparameters: besides BenchmarkTrial's, `footprints`, a folder on this machine."""
+    """Records every step. hyperparameters: besides BenchmarkTrial's, `footprints`, a folder on this machine."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)

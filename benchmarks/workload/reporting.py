@@ -1,9 +1,10 @@
-"""The script of benchmarks/metrics_cost.py: one training in which blocks of steps with reports and blocks without take
-turns. The chief appends a line of JSON for each block that is over.
+"""The script of benchmarks/metrics_cost.py: one training in which blocks of steps with reports and blocks without
+alternate.
 
-Hyperparameters: those of BenchmarkTrial, and `blocks`, the file of these lines; `report_every`; `lead`, the steps at
-the beginning of a block that are not timed, as what the block before has left to send is still on its way; `timed`, the
-steps after them; `seed`, which decides which of two blocks comes first.
+The chief appends a line of JSON for each finished block. Hyperparameters, besides those of BenchmarkTrial:
+`blocks`: the file of these lines. `report_every`: steps between two reports.
+`lead`: steps at the beginning of a block that are not timed, because records of the block before are still being sent.
+`timed`: the steps after them. `seed`: decides the order of the two blocks of a pair.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from gangline import pytorch
 
 
 class Reports(Container[int]):
-    """After which batches there is a report: every so often, in one block of each pair, the same on all ranks."""
+    """Contains the batches after which there is a report: every so often, in one block of each pair, the same on all
+    ranks."""
 
     def __init__(self, hparams: dict[str, Any]) -> None:
         self.block = hparams["lead"] + hparams["timed"]

@@ -1,6 +1,9 @@
-"""The peer of benchmarks/recovery.py: the plain loop of bare.py with a checkpoint of its own, run by
-`torchrun --max-restarts`. The chief saves with torch.save beside the old one and renames; all ranks begin with what is
-there."""
+"""The peer of benchmarks/recovery.py: the plain loop of bare.py with its own checkpoint, run by `torchrun
+--max-restarts`.
+
+The chief saves with torch.save to a file beside the old checkpoint and renames it; all ranks begin with the checkpoint
+that exists.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def save(path: Path, state: dict[str, object]) -> None:
+    # A rename is atomic, so a kill leaves the old checkpoint or the new one.
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.replace(path)

@@ -1,8 +1,8 @@
 """Two ranks that train and save, for benchmarks/checkpoint.py, run by torchrun.
 
 Argument: a JSON mapping with folder, strategy, megabytes of state (parameters and Adam's two moments), runs, and steps.
-The chief prints one JSON line for each save: way, seconds of the call, seconds that the steps of a block took longer
-than those of the block before, and seconds until the checkpoint was complete.
+The chief prints one JSON line for each save: way, seconds of the call, seconds by which the steps of a block took
+longer than those of the block before, and seconds until the checkpoint was complete.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from gangline.pytorch.checkpoint.saver import Saver
 
 _WIDTH = 512
 _BATCH = 16
+# In fp32: the parameter and Adam's two moments, 4 bytes each.
 _BYTES_A_PARAMETER = 12
 
 
 class Bench:
-    """One model of the wanted size, with the ways to save it."""
+    """Holds one model of the wanted size, with the ways to save it."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext, state_mb: int) -> None:
         self.context = context
@@ -75,7 +76,7 @@ class Bench:
         self.pending = async_save(self._state(), storage_writer=FileSystemWriter(folder), process_group=self.group)
 
     def save_on_chief(self, folder: Path) -> None:
-        """What a plain script does: the others wait."""
+        """Saves as a plain script does: the other ranks wait for the chief."""
         if dist.get_rank() == 0:
             folder.mkdir(parents=True)
             with (folder / "state.pth").open("wb") as file:
@@ -108,14 +109,15 @@ def main() -> None:
         for run in range(wanted["runs"] + 1):
             for way, save in ways.items():
                 found = measure(bench, save, wanted["steps"])
-                # The first round makes files, buffers and groups that later ones find.
+                # The first round creates files, buffers and groups that later rounds reuse.
                 if dist.get_rank() == 0 and run:
                     print(json.dumps({"way": way, **found}), flush=True)
     dist.destroy_process_group()
 
 
 def measure(bench: Bench, save: Callable[[Path], None], steps: int) -> dict[str, float]:
-    """A block of steps without a save, then one that begins with a save and lasts at least as long as that."""
+    """Measures a block of steps without a save, then one that begins with a save and lasts at least as long as the
+    save."""
     folder = Path("other")
     dist.barrier()
     began = time.perf_counter()
@@ -130,7 +132,7 @@ def measure(bench: Bench, save: Callable[[Path], None], steps: int) -> dict[str,
     while done < steps or not complete:
         bench.step()
         done += 1
-        # All ranks leave at the same step.
+        # All ranks must leave the loop at the same step.
         is_saving = torch.tensor([int(bench.is_saving())])
         dist.all_reduce(is_saving, op=dist.ReduceOp.MAX)
         if not complete and not int(is_saving):

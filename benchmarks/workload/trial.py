@@ -14,8 +14,8 @@ from gangline import pytorch
 
 
 class BenchmarkTrial(pytorch.PyTorchTrial):
-    """hyperparameters: `turnstile`, the benchmark's socket (empty: run freely), `steps_per_block`, and `by_record` if
-    the data shall be read record by record."""
+    """Trains the CNN. hyperparameters: `turnstile`, the benchmark's socket (empty: run freely), `steps_per_block`, and
+    `by_record` if the data is read record by record."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context

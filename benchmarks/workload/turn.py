@@ -1,7 +1,7 @@
-"""Lets training programs take turns on one machine, block by block, and reports what each block cost.
+"""Lets training programs take turns on one machine, block by block, and reports the cost of each block.
 
-What `benchmarks/contest.py` compares imports it; `benchmarks/turnstile.py` is the other end. A block is a fixed number
-of training steps. Between two blocks all ranks wait, so that only one side uses the processors at any time.
+Programs that `benchmarks/contest.py` compares import it; `benchmarks/turnstile.py` is the other end. A block is a fixed
+number of training steps. Between two blocks all ranks wait, so that only one side uses the processors at any time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 
 class Turn:
-    """One side's place at the turnstile. Every rank makes one and calls `next_block` at the same steps.
+    """Represents one side at the turnstile. Every rank creates one and calls `next_block` at the same steps.
 
-    path: the benchmark's unix socket. side: which of the programs this is.
+    path: the benchmark's unix socket. side: the name of this program.
     """
 
     def __init__(self, path: str, side: str) -> None:

@@ -1,5 +1,8 @@
-"""One rank that trains a small net, with the tuner at work or without. Rank 0 writes everything that training changed,
-parameters and optimizer state, to a file, and prints how often the buckets changed as JSON."""
+"""Runs one rank that trains a small net, with the tuner or without.
+
+Rank 0 writes all that training changed, parameters and optimizer state, to a file, and prints the number of bucket
+changes as JSON.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gangline.pytorch.fusion.opening import open_fusion
 _STEPS = 80
 _WIDTH = 256
 _LAYERS = 24
-# So many steps are left that tuning is worth its time.
+# Enough remaining steps that tuning is worth its time.
 _TRIAL_STEPS = 20_000
 
 
@@ -36,7 +39,7 @@ def main() -> None:
 
 
 def _count_changes() -> list[None]:
-    """Grows by one with each change of the buckets."""
+    """Returns a list that grows by one with each change of the buckets."""
     changes: list[None] = []
     rewrap = BucketedModel.rewrap
 

@@ -1,8 +1,8 @@
 // A slow wire between two network namespaces, for kernels without netem: wire NAMESPACE NAMESPACE MBIT ONE_WAY_US
 //
-// Each namespace gets a TUN device "wire0". What is sent into one comes out of the other after it has passed a line of
-// the given rate (packets queue in front of it, 8 MB at most, what is more is dropped) and then the one-way delay. It
-// prints "ready" once both devices exist, and runs until it is killed.
+// Each namespace gets a TUN device "wire0". A packet sent into one leaves the other after it has passed a line of the
+// given rate and then the one-way delay. At most 8 MB of packets queue before the line; further ones are dropped. The
+// program prints "ready" once both devices exist, and runs until it is killed.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ struct packet {
   char bytes[SLOT_BYTES];
 };
 
-// A ring of packets on their way from one device to the other, in the order of their arrival.
+// A ring of packets between one device and the other, in the order of their arrival.
 struct direction {
   int from, to;
   int64_t line_free;
@@ -61,7 +61,7 @@ static int open_device(const char *space) {
   return device;
 }
 
-// Takes in what was sent; the line serves one packet after another.
+// Reads packets from the sending device; the line serves one packet after another.
 static void take(struct direction *d, double bytes_per_ns, int64_t delay) {
   for (int i = 0; i < BATCH; i++) {
     struct packet scratch, *p = d->tail - d->head < SLOTS ? &d->ring[d->tail % SLOTS] : &scratch;
@@ -76,7 +76,7 @@ static void take(struct direction *d, double bytes_per_ns, int64_t delay) {
   }
 }
 
-// Hands out what has arrived; returns when the next packet does.
+// Writes packets that are due to the receiving device; returns the time at which the next packet is due.
 static int64_t give(struct direction *d) {
   while (d->head != d->tail) {
     struct packet *p = &d->ring[d->head % SLOTS];

@@ -1,1 +1,1 @@
-"""Floor 2: what the four services share. Never imported by gangline/."""
+"""Floor 2: code that the four services share. Never imported by gangline/."""

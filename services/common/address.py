@@ -1,4 +1,5 @@
-"""Addresses of the form host:port: taking them apart, saying why one cannot be listened on, and what to tell others.
+"""Addresses of the form host:port: parsing them, explaining why one cannot be listened on, and choosing the advertised
+one.
 
 Used wherever a service listens. It opens no lasting socket; `server.py`, `telemetry.py` and the gateway do.
 """
@@ -14,7 +15,8 @@ _WILDCARDS = {"0.0.0.0", "::", ""}  # noqa: S104 - recognised here, not bound
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """ "127.0.0.1:0" and "[::1]:8082" alike; the host comes without brackets."""
+    """Splits "127.0.0.1:0" and "[::1]:8082" alike; the returned host has no brackets. Raises GanglineError
+    `server.bad_address`."""
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit() or int(port) > 65535:
         raise invalid("server.bad_address", f"{address!r} is not of the form host:port; port 0 takes a free one")
@@ -26,9 +28,9 @@ def join_address(host: str, port: int) -> str:
 
 
 def advertised_address(address: str, advertise_host: str | None) -> str:
-    """What others are told to connect to.
+    """Returns the address at which other machines connect.
 
-    advertise_host: what the operator set. Without it, a service that listens on every interface names the one that
+    advertise_host: set by the operator. Without it, a service that listens on every interface advertises the one that
     leads out of this machine.
     """
     host, port = split_address(address)
@@ -38,7 +40,7 @@ def advertised_address(address: str, advertise_host: str | None) -> str:
 
 
 def bind_error(listen: str, error: OSError, flag: str) -> GanglineError:
-    """Why a service cannot listen there, for a person."""
+    """Explains to the operator why a service cannot listen there."""
     if error.errno == errno.EADDRINUSE:
         return GanglineError(
             "server.port_in_use",
@@ -49,9 +51,10 @@ def bind_error(listen: str, error: OSError, flag: str) -> GanglineError:
 
 
 def _outward_host() -> str:
-    """The address that the kernel would use towards another network; nothing is sent."""
+    """Returns the address that the kernel would use towards another network; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
+            # 192.0.2.1 is reserved for documentation (RFC 5737); connecting a UDP socket only looks up the route.
             probe.connect(("192.0.2.1", 9))
         except OSError:
             return socket.gethostname()

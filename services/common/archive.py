@@ -1,8 +1,7 @@
 """Reads code archives: gzipped tars of plain files and folders, and of nothing else.
 
-Owns the rules that a member must keep and the limits of its headers, so that reading takes time and memory
-in proportion to the archive. Blocking. Gateways run it in a process of its own (`archive_judge`); trial runners unpack
-with it.
+Owns the rules for members and the limits of their headers, so that reading takes time and memory in proportion to the
+archive. The code blocks. Gateways run it in a process of its own (`archive_judge`); trial runners unpack with it.
 As a program, `python -m services.common.archive FILE`, it limits itself, judges the file and prints a verdict as JSON.
 """
 
@@ -22,13 +21,13 @@ from gangline.domain.code_limit import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PA
 from gangline.errors import GanglineError
 from services.common.tar import tarfile
 
-# Headers and padding come on top of the files, and a stream of nothing else must end as well.
+# Headers and padding add to the files, and a stream of nothing else must end as well.
 MAX_STREAM_BYTES = 2 * MAX_MB * MB
 MAX_ARCHIVE_BYTES = (MAX_MB + 5) * MB
-# Of a header that carries a long name or pax records. tarfile reads it whole, and its pattern for pax records takes
-# time that grows with the square of a header's length (CVE-2024-6232).
+# Limit for a header that carries a long name or pax records. tarfile reads it whole, and its pattern for pax records
+# takes time that grows with the square of a header's length (CVE-2024-6232).
 MAX_HEADER_BYTES = 16 << 10
-# What the program allows itself. The largest archive that is accepted takes 3 s and 60 MB.
+# Limits that the program sets for itself. The largest archive that is accepted takes 3 s and 60 MB.
 CPU_SECONDS = 15
 ADDRESS_SPACE_BYTES = 1 << 30
 
@@ -47,7 +46,8 @@ _UNREADABLE = (
 
 
 class BadArchive(GanglineError):
-    """why: without what is to be done, which differs between who packed the archive and whose trial it is of."""
+    """Refuses an archive. why: without the advice, which differs for the user who packs the archive and for the runner
+    of a trial."""
 
     def __init__(self, code: str, why: str, advice: str) -> None:
         super().__init__(code, f"{why}; {advice}")
@@ -64,15 +64,15 @@ def judge(path: Path) -> None:
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """An archive to be read once, from front to back. Raises GanglineError `code.corrupt`, `code.too_big` or
-    `code.unsafe_path`; OSError passes where the disk is the cause."""
+    """Opens an archive that is read once, from front to back. Raises GanglineError `code.corrupt`, `code.too_big` or
+    `code.unsafe_path`. OSError passes through where the disk is the cause."""
     try:
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as unzipped:
             stream = _Bounded(unzipped)
-            # In stream mode tarfile calls nothing but read.
+            # In stream mode tarfile calls only read.
             with tarfile.open(fileobj=cast("BinaryIO", stream), mode="r|", tarinfo=_Member) as archive:
                 yield archive
-            # What follows the last member is read as well, because gzip's checksum comes at the very end.
+            # The rest after the last member is read as well, because gzip's checksum is at the very end.
             while stream.read(MB):
                 pass
     except OSError as failure:
@@ -84,12 +84,12 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def checked_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Each member, as soon as it keeps the rules. Raises GanglineError."""
+    """Yields each member as soon as it has passed the rules. Raises GanglineError."""
     num_bytes = num_files = 0
     files: set[str] = set()
     folders: set[str] = set()
     for member in archive:
-        # tarfile collects them, which is only of use to a reader that goes back.
+        # tarfile collects members, which helps only a reader that seeks back; clearing the list bounds the memory.
         archive.members = []  # type: ignore[attr-defined]  # the stubs lack it
         path = _check_path(member)
         if member.size < 0:
@@ -108,7 +108,7 @@ def checked_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 class _Member(tarfile.TarInfo):
-    """Refuses a member by its header, before tarfile reads what the header announces."""
+    """Refuses a member by its header, before tarfile reads the data that the header announces."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.size < 0:
@@ -132,7 +132,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _Bounded:
-    """A readable that ends with an error instead of unpacking without end."""
+    """Reads a stream, and raises an error instead of unpacking without end."""
 
     def __init__(self, source: gzip.GzipFile) -> None:
         self._source = source
@@ -189,9 +189,10 @@ def corrupt(why: str) -> BadArchive:
 
 
 def _main() -> None:
-    """Ended by SIGXCPU when it takes too long."""
+    """Judges the file named on the command line. SIGXCPU ends the process when it takes too long."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    # A core file of a hostile archive's reader would only fill the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     found: BadArchive | None = None
     try:

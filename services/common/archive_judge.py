@@ -1,4 +1,4 @@
-"""Has a code archive judged in a process of its own, which is limited in time and memory.
+"""Judges a code archive in a process of its own, which is limited in time and memory.
 
 The rules are in `archive`. Whatever an archive does to its reader, the caller goes on: the reader is ended, and the
 archive refused. Called by gateways before they store an archive, and by trial runners before they keep one.
@@ -18,9 +18,9 @@ from pathlib import Path
 from gangline.errors import unavailable
 from services.common.archive import CPU_SECONDS, BadArchive, too_slow
 
-# A busy machine takes longer for the same computing.
+# Wall-clock limit of the reader: a busy machine takes longer for the same computation.
 _WALL_SECONDS = 4 * CPU_SECONDS
-# Readers at a time in this process; other archives wait for them.
+# Readers that run at once in this process; other archives wait for them.
 _NUM_READERS = 2
 _PROGRAM = "services.common.archive"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ _readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="archive-judge")
 
 
 async def judge_archive(path: Path) -> None:
-    """Raises BadArchive, and GanglineError `code.not_judged` where the machine is the cause."""
+    """Judges an archive. Raises BadArchive, and GanglineError `code.not_judged` where the machine is the cause."""
     await asyncio.get_running_loop().run_in_executor(_readers, _judge, path)
 
 

@@ -1,4 +1,5 @@
-"""Small files that are written whole or not at all, and renames that last. Knows nothing of what it writes."""
+"""Small files that are written whole or not at all, and renames that survive a power cut. It does not know the
+contents."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
-    """The file holds either what it held before or all of `text`.
+    """Writes a file atomically: it contains either its former content or all of `text`.
 
-    is_durable: also after a power cut, for which it waits; without it, after a crash of this process only.
+    is_durable: holds after a power cut too, for which the call waits for the disk; without it, after a crash of this
+    process only.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -23,7 +25,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, is_durable: bool =
                 os.fsync(file.fileno())
         draft.replace(path)
     except OSError:
-        # On a full disk it would only take up room.
+        # On a full disk the draft would only take up room.
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
@@ -41,7 +43,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def move_aside(path: Path, suffix: str) -> Path:
-    """Renames to the first free "<name>.<suffix>-<n>" beside it and returns where it is now; nothing is lost."""
+    """Renames to the first free "<name>.<suffix>-<n>" beside it and returns the new path; nothing is lost."""
     number = 1
     while (target := path.with_name(f"{path.name}.{suffix}-{number}")).exists():
         number += 1

@@ -1,7 +1,7 @@
-"""Faults of the disk below a service's own folders: which errors tell of one, and a check that finds one.
+"""Faults of the disk below a service's own folders: which errors mean one, and a check that finds one.
 
-Agent and trial runner use it for the agent's state directory, which is theirs alone: a user's code that finds another
-disk full answers for that itself.
+Agent and trial runner use it for the agent's state directory, which only they write. If a user's code finds another
+disk full, that is the user's own failure.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from contextlib import suppress
 from pathlib import Path
 
 _ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT)
-# As Python and torch's C++ print them. The path comes only with errors of opening a file.
+# As Python and torch's C++ print the errors. Only errors of opening a file carry a path.
 _ERROR = re.compile(
     rf"\[Errno (?:{'|'.join(str(int(number)) for number in _ERRNOS)})\][^:']*(?:: '(?P<path>[^']*)')?"
     rf"|{'|'.join(re.escape(os.strerror(number)) for number in _ERRNOS)}"
 )
-# Enough that the files of a start have some room, little enough to be written every few seconds.
+# Large enough that the files of a start still find room, small enough to be written every few seconds.
 _CHECK_BYTES = 64 << 10
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files there have mode 0600, and their owner is checked
 
 
 def is_disk_fault(error: BaseException | None) -> bool:
-    """Also where another error was raised from one."""
+    """Returns whether the error, or an error that caused it, is a fault of the disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _ERRNOS:
             return True
@@ -36,8 +36,8 @@ def is_disk_fault(error: BaseException | None) -> bool:
 
 
 def names_disk_fault(message: str, folder: Path) -> bool:
-    """Whether an error message tells of a fault of the disk below this folder. Where it has no absolute path, the
-    folder is checked: an error of writing names no file."""
+    """Returns whether an error message reports a fault of the disk below this folder. A message without an absolute
+    path leads to a check of the folder, because an error of writing names no file."""
     match = _ERROR.search(message)
     if match is None:
         return False
@@ -46,7 +46,7 @@ def names_disk_fault(message: str, folder: Path) -> bool:
 
 
 def check_folder(folder: Path) -> str:
-    """Writes a file there and removes it. Why that does not work, with the remedy; empty when all is well."""
+    """Writes a file there and removes it. Returns why that does not work, with the remedy; empty when all is well."""
     path = folder / f".check.{os.getpid()}"
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -64,15 +64,15 @@ def check_folder(folder: Path) -> str:
 
 
 def spare_path(path: Path) -> Path:
-    """Where a file is written that does not get into its own place: in shared memory, which is no disk. The same for
-    all processes of a user on this machine."""
+    """Returns where a file is written if its own place takes no writes: in shared memory, which is no disk. The path is
+    the same for all processes of a user on this machine."""
     name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
     folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
     return folder / f"gangline-{os.geteuid()}-{name}"
 
 
 def write_spare(path: Path, text: str) -> None:
-    """Takes the place of an older one. Raises OSError."""
+    """Writes the spare file and replaces an older one. Raises OSError."""
     spare_path(path).unlink(missing_ok=True)
     fd = os.open(spare_path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -80,7 +80,8 @@ def write_spare(path: Path, text: str) -> None:
 
 
 def has_spare(path: Path) -> bool:
-    """Whether there is one of this user. Other users may put anything under its name."""
+    """Returns whether this user has a spare file. Other users may put anything under its name, so the owner is
+    checked."""
     try:
         return _is_own(spare_path(path).lstat())
     except OSError:
@@ -88,10 +89,11 @@ def has_spare(path: Path) -> bool:
 
 
 def read_spare(path: Path) -> str | None:
-    """None where there is none of this user. Raises OSError."""
+    """Returns the spare file's text; None where this user has none. Raises OSError."""
     if not has_spare(path):
         return None
-    # Between the two looks another user cannot replace it: the folder is sticky. A pipe would block without O_NONBLOCK.
+    # Between the check and the opening another user cannot replace it: the folder is sticky. A pipe would block without
+    # O_NONBLOCK.
     fd = os.open(spare_path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd) as file:
         return file.read() if _is_own(os.fstat(fd)) else None

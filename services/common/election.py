@@ -1,9 +1,9 @@
-"""Which scheduler leads, and the only way for it to write.
+"""The election of the leading scheduler, and the only way for it to write.
 
-Owns the leader key: one transaction creates it under the winner's lease, and its create revision is the fencing token
-(epoch) that every write compares, so a leader that was paused past its lease cannot change anything. Owns fail-over
-that is faster than the lease as well: a standby deposes a leader whose process has died (`tether.py`). What is written
-is the scheduler's business.
+Owns the leader key. One transaction creates it under the winner's lease; its create revision is the fencing token
+(epoch) that every write compares, so a leader that was paused past its lease cannot change anything. Also owns a
+fail-over that is faster than the lease: a standby deposes a leader whose process has died (`tether.py`). The contents
+of the writes are the scheduler's business.
 """
 
 from __future__ import annotations
@@ -35,18 +35,23 @@ from services.common.tether import leader_died
 
 _log = structlog.get_logger(__name__)
 
+# A host that falls silent is replaced after this time; a process that dies, at once (see tether.py).
 LEASE_SECONDS = 5.0
+# Heartbeats of the lease: several may be missed before it ends.
 BEAT_SECONDS = 1.0
+# Pause of a campaign after an error of etcd.
 _RETRY_SECONDS = 0.5
+# A resignation takes no longer, because it runs while the scheduler stops.
 _RESIGN_SECONDS = 2.0
 
 
 class Deposed(Exception):
-    """Somebody else leads, or nobody does. Stop; nothing that this leader still writes is accepted."""
+    """Reports that this leader's term is over. The caller stops; etcd accepts none of this leader's further writes."""
 
 
 class Refused(Exception):
-    """A guard of the caller did not hold, and nothing was written. found: the guards' keys as they are."""
+    """Reports that a guard of the caller did not hold, and that nothing was written. found: the current values of the
+    guards' keys."""
 
     def __init__(self, found: tuple[KeyValue, ...]) -> None:
         super().__init__("a guard did not hold: " + ", ".join(f"{item.key}@{item.create_revision}" for item in found))
@@ -54,7 +59,7 @@ class Refused(Exception):
 
 
 class Leadership:
-    """One term of one leader. epoch: its fencing token, larger than those of all earlier terms.
+    """Represents one term of one leader. epoch: its fencing token, larger than those of all earlier terms.
 
     lost: set once, when this leader finds out that it no longer leads, by its lease, the key, or a refused write.
     is_unsettled: it is open whether the last commit that failed was written.
@@ -75,16 +80,18 @@ class Leadership:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether a beat of the lease was answered within its TTL. While it was not: start nothing new."""
+        """Returns whether a heartbeat of the lease was answered within its TTL. While it was not, the leader starts
+        nothing new."""
         return not self.lost.is_set() and self._lease.is_fresh
 
     @property
     def silent_seconds(self) -> float:
-        """For how long etcd has answered no beat of the lease."""
+        """Returns for how long etcd has answered no heartbeat of the lease."""
         return self._lease.silent_seconds
 
     async def is_heard(self, seconds: float) -> bool:
-        """Whether etcd answers: it missed no two beats in a row, or it answers one within so many seconds."""
+        """Returns whether etcd answers: it has not missed two heartbeats in a row, or it answers one within so many
+        seconds."""
         give_up_at = time.monotonic() + seconds
         while self._lease.silent_seconds > 2 * self._lease.beat_seconds:
             self._lease.beaten_again.clear()
@@ -96,23 +103,24 @@ class Leadership:
         return True
 
     async def explain_silence(self) -> str:
-        """In one sentence why etcd takes no write; empty when it answers. Takes 1.5 s at most. Callers that come
-        meanwhile share one examination."""
+        """Returns in one sentence why etcd takes no write; empty when it answers. Takes 1.5 s at most. Concurrent
+        callers share one examination."""
         if self._examining is None or self._examining.done():
             self._examining = asyncio.create_task(self._client.examine(), name="etcd examination")
         return (await asyncio.shield(self._examining)).problem
 
     async def commit(self, operations: Sequence[Put | Delete], guards: Sequence[Guard] = ()) -> int:
-        """Writes all of it in one transaction, if this leader still leads, and returns the revision.
+        """Writes all operations in one transaction, if this leader still leads, and returns the revision.
 
-        Raises Deposed, Refused when one of `guards` did not hold, or GanglineError `etcd.unreachable`: then it is open
-        whether it was written, and the next commit settles that first. Concurrent calls must not touch the same key.
+        Raises Deposed; Refused when one of `guards` did not hold; or GanglineError `etcd.unreachable`. In the last case
+        it is open whether the write was applied, and the next commit settles that first. Concurrent calls must not
+        touch the same key.
         """
         deadline = time.monotonic() + self._client.settings.deadline_seconds
         try_seconds = self._client.settings.try_seconds
         while not self.lost.is_set():
             if self.is_unsettled:
-                # An earlier commit could not settle. Its try may be applied any time, over what this one writes.
+                # An earlier commit could not settle. Its try may be applied at any time, over what this one writes.
                 revision = await self._settle(operations)
                 if revision is not None:
                     return revision
@@ -134,10 +142,11 @@ class Leadership:
         raise self._deposed()
 
     async def _settle(self, operations: Sequence[Put | Delete]) -> int | None:
-        """The revision of a write whose answer was lost, None when it was not applied and never will be.
+        """Returns the revision of a write whose answer was lost; None when it was not applied and never will be.
 
         A try that hangs in a stopped member may still be applied minutes later, over newer values. Writing the leader
-        key anew moves its mod revision, which that try compares: from then on it is refused. Only then is looked.
+        key anew moves its mod revision, which that try compares: from then on etcd refuses it. Only then does this
+        method read the store.
         """
         result = await self._client.commit([self._leader], [Guard(self._leader.key, self.epoch)])
         if not result.is_committed:
@@ -147,7 +156,8 @@ class Leadership:
         return await self._client.find_applied(operations)
 
     def _read_refusal(self, result: Committed, fence: Guard) -> None:
-        """Returns when only the fence revision was old, and the same may be tried again with the one found."""
+        """Returns normally when only the fence revision was old, so that the caller retries with the one found. Raises
+        Deposed or Refused otherwise."""
         leader = next((item for item in result.found if item.key == self._leader.key), None)
         if leader is None or leader.create_revision != self.epoch:
             raise self._deposed()
@@ -160,7 +170,7 @@ class Leadership:
         return Deposed(f"leadership {self.epoch} is over: the leader key is another's or gone")
 
     async def close(self) -> None:
-        """Ends the term: deletes the key, if it is still ours, and the lease. May be called twice."""
+        """Ends the term: deletes the key, if it is still this leader's, and the lease. May be called twice."""
         self._lose("closed")
         self._watching.cancel()
         await asyncio.wait({self._watching})
@@ -188,10 +198,11 @@ class Leadership:
 
 
 class Election:
-    """instance: who this candidate is; its grpc_address is what standbys watch and others connect to.
+    """Takes part in the election as one candidate. instance: this candidate; standbys watch its grpc_address, and other
+    services connect to it.
 
-    is_connected: set while this candidate stands by and is connected to the leader, so that it notices at once when
-    the leader's process dies.
+    is_connected: set while this candidate stands by and is connected to the leader, so that it notices at once when the
+    leader's process dies.
     """
 
     def __init__(self, client: EtcdClient, instance: ServiceInstance, lease_seconds: float = LEASE_SECONDS) -> None:
@@ -201,7 +212,8 @@ class Election:
         self._lease_seconds = lease_seconds
 
     async def campaign(self) -> Leadership:
-        """Waits until this candidate leads; outages of etcd only make it wait longer. Cancel it to withdraw."""
+        """Waits until this candidate leads; outages of etcd only make it wait longer. Cancelling it withdraws the
+        candidate."""
         while True:
             try:
                 leader = await self._client.get(keys.LEADER)
@@ -216,7 +228,8 @@ class Election:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def resign(self, leadership: Leadership) -> None:
-        """Ends the term at once, so that a standby need not wait for the lease. Also after it was lost."""
+        """Ends the term at once, so that a standby need not wait for the lease. May also be called after the term was
+        lost."""
         await leadership.close()
 
     async def find_leader(self) -> ServiceInstance | None:
@@ -227,6 +240,7 @@ class Election:
             beat_seconds = min(BEAT_SECONDS, self._lease_seconds / 3)
             lease = await stack.enter_async_context(self._client.keep_lease(self._lease_seconds, beat_seconds))
             put = Put(keys.LEADER, wire.encode(self._instance), lease.id)
+            # Only one candidate finds the key absent; its create revision becomes the epoch.
             result = await self._client.commit([put], [Guard(keys.LEADER, 0)])
             if not result.is_committed:
                 return None
@@ -234,7 +248,7 @@ class Election:
             return Leadership(self._client, put, result.revision, lease, stack.pop_all())
 
     async def _stand_by(self, leader: KeyValue) -> None:
-        """Returns when the leader key is gone, deleting it when the leader's process has died."""
+        """Returns when the leader key is gone; deletes it when the leader's process has died."""
         instance = wire.decode(ServiceInstance, leader.value)
         if self._has_replaced(instance):
             await self._depose(leader, instance)
@@ -255,25 +269,25 @@ class Election:
             await asyncio.wait({gone, died})
 
     def _has_replaced(self, leader: ServiceInstance) -> bool:
-        """Whether the leader was an earlier process of this candidate: under its id, or at its address, on which this
-        candidate listens now.
+        """Returns whether the leader was an earlier process of this candidate: under its id, or at its address, on
+        which this candidate listens now.
 
-        Only the younger process may conclude this: two schedulers that have one id or one address by mistake would
-        otherwise depose each other for ever.
+        Only the younger process may conclude this. Otherwise two schedulers that share an id or an address by mistake
+        would depose each other for ever.
         """
         own = self._instance
         is_own = leader.id == own.id or leader.grpc_address == own.grpc_address
         return is_own and leader.started_at < own.started_at
 
     async def _depose(self, leader: KeyValue, instance: ServiceInstance) -> None:
-        """Deletes the key of a leader whose process has died. Should that process live after all, the guard of its
-        next write tells it: two leaders never both write."""
+        """Deletes the key of a leader whose process has died. If that process is alive after all, the guard of its next
+        write fails: two leaders never both write."""
         _log.warning("leader's process is gone, not waiting for its lease", leader=instance.id)
         await self._client.commit([Delete(keys.LEADER)], [Guard(keys.LEADER, leader.create_revision)])
 
 
 async def find_leader(client: EtcdClient) -> ServiceInstance | None:
-    """Who leads now; None while nobody does."""
+    """Returns the current leader; None while there is none."""
     found = await client.get(keys.LEADER)
     return wire.decode(ServiceInstance, found.value) if found else None
 

@@ -1,8 +1,8 @@
-"""What happens around every grpc call that a service answers.
+"""The steps around every grpc call that a service answers.
 
-Owns the order: admit the caller, read the request, run the handler, count it, turn what it raised into a grpc status. A
-caller that is not admitted is answered before any of the request's body is read. It knows neither tokens nor services.
-Installed by `server.py`.
+Owns their order: admit the caller, read the request, run the handler, count the call, turn an exception into a grpc
+status. A caller that is not admitted is answered before any of the request's body is read. It knows neither tokens nor
+services. Installed by `server.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Context = Any
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """admit: given method and token, returns or raises GanglineError. It runs in the task of the handler, so what it
-    puts into a context variable the handler finds there. limits: the most bytes of one message by method, where that is
-    not MAX_MESSAGE_BYTES."""
+    """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
+    handler, so the handler finds the context variables that it sets. limits: by method, the most bytes of one message,
+    where that is not MAX_MESSAGE_BYTES."""
 
     def __init__(self, admit: Admit, limits: Mapping[str, int] = MappingProxyType({})) -> None:
         self._admit = admit
@@ -60,13 +60,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 @dataclass(frozen=True, slots=True)
 class _Unreadable:
-    """Takes the place of a request: grpc answers what a deserializer raises without a word of why."""
+    """Replaces a request that cannot be read. If a deserializer raised instead, grpc would answer without a reason."""
 
     error: GanglineError
 
 
 class _Requests:
-    """The requests of a stream, up to the first that cannot be read."""
+    """Yields the requests of a stream, up to the first that cannot be read."""
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
         self._requests = aiter(requests)
@@ -85,14 +85,15 @@ def _check(request: Any) -> Any:
 
 
 class _Call:
-    """One call on its way through the handler."""
+    """Handles one call on its way through the handler."""
 
     def __init__(self, method: str, max_bytes: int) -> None:
         self._method = method
         self._max_bytes = max_bytes
 
     def refuse(self, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
-        """As a stream, whatever the method is: of other requests grpc reads the body before it calls the handler."""
+        """Answers with an error, as a stream whatever the method is. For other kinds grpc reads the request's body
+        before it calls the handler."""
 
         async def run(_requests: Any, context: Context) -> AsyncIterator[Any]:
             if error:

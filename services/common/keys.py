@@ -50,7 +50,7 @@ def agent(agent_id: str) -> str:
 
 
 def experiment(experiment_id: int) -> str:
-    """Padded, so that etcd lists experiments by age."""
+    """Returns the key with the id padded, so that etcd lists experiments by age."""
     return f"{EXPERIMENTS}{experiment_id:010d}"
 
 

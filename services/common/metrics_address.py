@@ -1,8 +1,8 @@
 """PURE: the address at which Prometheus scrapes a trial runner.
 
-A runner reports its address, and a trial can report in its runner's name. The report therefore decides on the port
-alone: the host comes from the record of the agent that the runner belongs to. Otherwise a trial could have Prometheus
-call any server that Prometheus reaches.
+A runner reports its address, and a trial can report in its runner's name. So the report decides only on the port, and
+the host comes from the record of the runner's agent. Otherwise a trial could make Prometheus call any server within its
+reach.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from gangline.domain.resource import Agent
 
 
 def runner_metrics_address(agent: Agent | None, reported: str) -> str:
-    """ "host:port"; empty where the agent is not known or the report has no usable port.
+    """Returns "host:port"; empty where the agent is not known or the report has no usable port.
 
-    The host is that of the agent's own /metrics. An agent that serves none has only its interfaces on record: the
+    The host is that of the agent's own /metrics. For an agent without /metrics only its interfaces are on record: the
     reported host counts if it is the address of one, else the first interface does. Loopback comes last, because it
     names another machine for a Prometheus elsewhere.
     """
@@ -28,7 +28,7 @@ def runner_metrics_address(agent: Agent | None, reported: str) -> str:
 
 
 def _split(address: str) -> tuple[str, int]:
-    """Port 0: there is none."""
+    """Splits an address. Port 0 means that it has none."""
     host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
     return host, int(port) if is_port else 0

@@ -1,4 +1,4 @@
-"""PURE: the answer of a scheduler that does not lead, which names the leader for people and for programs."""
+"""PURE: the answer of a scheduler that does not lead. It names the leader for users and for programs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ NOT_LEADER_CODE = "scheduler.not_leader"
 
 
 def not_leader(address: str = "", effect: Effect = Effect.NONE) -> GanglineError:
-    """The error of a standby, and of a leader whose term is over. The schedulers raise it; agents, trial runners and
-    gateways go on with the address in its `leader_address`.
+    """Builds the error of a standby, and of a leader whose term is over. The schedulers raise it; agents, trial runners
+    and gateways continue with the address in its `leader_address`.
 
     address: "host:port" of the leader; empty when the caller knows none. effect: of the change that was asked for.
     """

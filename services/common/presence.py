@@ -1,7 +1,7 @@
-"""Says in etcd that a service is alive, for as long as it is.
+"""Registers a service in etcd under a lease and keeps the lease alive.
 
-Owns one key `alive/<kind>/<id>` under a lease of its own, put again whenever etcd has ended the lease. The gateway
-reads these keys to list services and what Prometheus shall scrape. It decides nothing: who leads is `election.py`'s.
+Owns one key `alive/<kind>/<id>` under a lease of its own, written again whenever etcd has ended the lease. The gateway
+reads these keys to list services and the targets of Prometheus. It decides nothing: `election.py` elects the leader.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from services.common.etcd import EtcdClient, Put
 
 _log = structlog.get_logger(__name__)
 
+# A service that died without revoking its lease stays listed for at most this time.
 TTL_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 
@@ -28,7 +29,8 @@ _RETRY_SECONDS = 1.0
 async def announce(
     client: EtcdClient, instance: ServiceInstance, ttl_seconds: float = TTL_SECONDS
 ) -> AsyncIterator[None]:
-    """The key is there when the context begins and gone when it has ended. Raises when etcd is away at the start."""
+    """Registers the service: the key exists when the context begins and is gone when it has ended. Raises when etcd is
+    away at the start."""
     is_announced = asyncio.Event()
     announcing = asyncio.create_task(_announce(client, instance, ttl_seconds, is_announced), name="presence")
     waiting = asyncio.create_task(is_announced.wait())
@@ -54,6 +56,7 @@ async def _announce(
                 is_announced.set()
                 await lease.lost.wait()
         except GanglineError as error:
+            # At the start the service must learn that etcd is away; later it retries.
             if not is_announced.is_set():
                 raise
             _log.warning("cannot announce again yet", key=key, reason=error.message)

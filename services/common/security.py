@@ -1,7 +1,8 @@
 """Tokens: the cluster's, the users', and one for each allocation.
 
-Owns how tokens are made, hashed and checked. An allocation's token is derived from the cluster token, so nobody stores
-it: whoever holds the cluster token can check it, and its holder can speak for this one allocation only. Never logs one.
+Owns how tokens are made, hashed and checked. An allocation's token is derived from the cluster token, so it is stored
+nowhere. Every holder of the cluster token can check it, and its own holder can act for this one allocation only. Never
+logs a token.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ _MIN_TOKEN_LENGTH = 16
 
 
 def new_token() -> str:
-    """A fresh secret, 256 bits, safe in URLs and headers."""
+    """Returns a new secret of 256 bits, safe in URLs and headers."""
     return secrets.token_urlsafe(32)
 
 
 def load_token(path: Path | str) -> str:
-    """The token in a file, without the white space around it."""
+    """Reads the token in a file, without the white space around it. Raises GanglineError `security.no_token_file` or
+    `security.bad_token_file`."""
     try:
         token = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -38,27 +40,27 @@ def load_token(path: Path | str) -> str:
 
 
 def hash_token(token: str) -> str:
-    """What is stored of a user's token. Tokens are random, so a plain hash is not to be guessed."""
+    """Returns the stored form of a user's token. Tokens are random, so a plain hash cannot be reversed by guessing."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def is_same_token(left: str, right: str) -> bool:
-    """Compares in a time that does not tell how much is equal."""
+    """Compares in a time that does not depend on how much is equal."""
     return hmac.compare_digest(left.encode(), right.encode())
 
 
 def allocation_token(cluster_token: str, allocation_id: str) -> str:
-    """What the runners of an allocation show to the scheduler and the gateway."""
+    """Returns the token that the runners of an allocation present to the scheduler and the gateway."""
     return f"{_ALLOCATION_PREFIX}:{allocation_id}:{_sign(cluster_token, allocation_id)}"
 
 
 def is_allocation_token(token: str) -> bool:
-    """Whether it claims to be one; `check_allocation_token` says whether it is."""
+    """Returns whether the token claims to be an allocation's; `check_allocation_token` verifies the claim."""
     return token.startswith(_ALLOCATION_PREFIX + ":")
 
 
 def check_allocation_token(cluster_token: str, token: str) -> str:
-    """The allocation id that the token speaks for. Raises GanglineError `security.bad_allocation_token`."""
+    """Returns the allocation id that the token belongs to. Raises GanglineError `security.bad_allocation_token`."""
     prefix, _, rest = token.partition(":")
     allocation_id, _, signature = rest.rpartition(":")
     is_ours = is_same_token(signature, _sign(cluster_token, allocation_id))

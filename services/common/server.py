@@ -1,7 +1,7 @@
-"""A grpc.aio server as every service runs it.
+"""The grpc.aio server of every service.
 
-Owns listening, authentication of every call, and the mapping of exceptions to grpc status: handlers just raise
-GanglineError and ask `current_principal()`. It knows no service and no token; the caller brings both. Handlers must be
+Owns listening, the authentication of every call, and the mapping of exceptions to grpc status: handlers just raise
+GanglineError and call `current_principal()`. It knows no service and no token; the caller brings both. Handlers must be
 coroutines or async generators.
 """
 
@@ -26,14 +26,16 @@ from services.common.interceptor import CallInterceptor
 
 _log = structlog.get_logger(__name__)
 
-# At a time, of all callers together: agents and runners hold one or two each. More are refused with RESOURCE_EXHAUSTED.
+# Concurrent calls of all callers together: agents and runners hold one or two each. Further calls are refused with
+# RESOURCE_EXHAUSTED.
 MAX_CALLS = 8192
+# Each connection is one open file, so the limit follows from the number of callers.
 MAX_OPEN_FILES = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls. name: the user's name, the allocation's id, or "cluster"."""
+    """Identifies the caller. name: the user's name, the allocation's id, or "cluster"."""
 
     kind: Literal["cluster", "user", "allocation"]
     name: str
@@ -42,7 +44,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """client_ca_file: when set, only clients with a certificate from it may connect."""
+    """Names the files for TLS. client_ca_file: when set, only clients with a certificate from it may connect."""
 
     cert_file: Path
     key_file: Path
@@ -55,19 +57,19 @@ _principal: ContextVar[Principal] = ContextVar("principal")
 
 
 def current_principal() -> Principal:
-    """Who made the call that this handler serves. A bug outside of a handler."""
+    """Returns the caller of the call that this handler serves. A call outside of a handler is a bug."""
     return _principal.get()
 
 
 class Server:
-    """address: "host:port" with the real port."""
+    """Represents a running server. address: "host:port" with the real port."""
 
     def __init__(self, server: grpc.aio.Server, address: str) -> None:
         self.address = address
         self._server = server
 
     async def stop(self, grace_seconds: float = 1.0) -> None:
-        """Refuses new calls at once, cancels those that still run after the grace. May be called twice."""
+        """Refuses new calls at once and cancels those that still run after the grace. May be called twice."""
         await self._server.stop(grace_seconds)
 
 
@@ -82,21 +84,22 @@ async def serve(
 ) -> Server:
     """Serves until stopped.
 
-    authenticate: given the method's full name and the bearer token, says who calls or raises GanglineError. It is asked
-    before any of the request is read. limit_by_method: the most bytes of one request message, for methods that take
-    more than MAX_MESSAGE_BYTES. flag: the command line's name of `listen`, for messages.
+    authenticate: receives the method's full name and the bearer token; returns the caller or raises GanglineError. It
+    is called before any of the request is read. limit_by_method: the most bytes of one request message, for methods
+    that take more than MAX_MESSAGE_BYTES. flag: the command line's name of `listen`, for messages.
 
     Raises GanglineError `server.port_in_use`.
     """
     _allow_open_files()
     limits = limit_by_method or {}
     host, port = split_address(listen)
+    # Another process may take the port in between; then grpc's own error is reported.
     _check_free(listen, host, port, flag)
 
     async def admit(method: str, token: str | None) -> None:
         _principal.set(await authenticate(method, token))
 
-    # grpc has one limit for all methods of a server; the interceptor keeps that of each.
+    # grpc has one limit for all methods of a server; the interceptor applies the limit of each.
     largest = max([MAX_MESSAGE_BYTES, *limits.values()])
     options = [*(dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": largest}).items()]
     interceptor = CallInterceptor(admit, limits)
@@ -118,7 +121,8 @@ async def serve(
 
 
 def _allow_open_files() -> None:
-    """As many as the operator allows: each connection is one, and shells start programs with 1024 by default."""
+    """Raises the limit of open files as far as the operator allows: each connection is one, and shells start programs
+    with 1024 by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -126,7 +130,8 @@ def _allow_open_files() -> None:
 
 
 def _check_free(listen: str, host: str, port: int, flag: str) -> None:
-    """grpc only says "failed to bind"; the kernel says why."""
+    """Checks that the port is free, because grpc only answers "failed to bind" while the kernel's error has the
+    reason."""
     if port == 0:
         return
     try:

@@ -1,4 +1,4 @@
-"""PURE: turns a refused setting into one line for a person: which key, from where, and the nearest known one.
+"""PURE: turns a refused setting into one line for the user: which key, from where, and the nearest known one.
 
 Owns the wording only. Called by `settings.py`.
 """
@@ -19,20 +19,20 @@ Path = Sequence[int | str]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Settings of one origin; name as a person calls it."""
+    """Holds the settings of one origin. name: the origin as a user would call it."""
 
     name: str
     values: Mapping[str, Any]
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known word that this one was probably meant to be."""
+    """Returns the known word that this one was probably meant to be."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
 def explain(model: type[BaseModel], error: ValidationError, layers: Sequence[Layer]) -> GanglineError:
-    """The first problem of a validation; one at a time is what a person mends."""
+    """Describes the first problem of a validation, because users fix one at a time."""
     problem = error.errors()[0]
     path = problem["loc"]
     key = ".".join(str(part) for part in path)
@@ -53,7 +53,7 @@ def _unknown_key(model: type[BaseModel], path: Path, key: str, origin: str) -> G
 
 
 def _known_keys(model: Any, path: Path) -> list[str]:
-    """The field names at this place of the model; mappings and sequences of models are walked through."""
+    """Returns the field names at this place of the model. The walk passes through mappings and sequences of models."""
     for part in path:
         models = [item for item in _models(model) if isinstance(part, str) and part in item.model_fields]
         model = models[0].model_fields[str(part)].annotation if models else model

@@ -1,7 +1,7 @@
 """Command-line flags and environment texts for the fields of a settings model.
 
-Owns the names (`etcd.endpoints` is `--etcd-endpoints`) and the reading of texts: lists as a,b and mappings as k=v,k=v.
-Fields that are neither, as tables of pools, are set in the file only. Called by `settings.py`.
+Owns the names (`etcd.endpoints` is `--etcd-endpoints`) and the parsing of texts: lists as a,b and mappings as k=v,k=v.
+Lists and mappings of models, such as tables of pools, can be set in the file only. Called by `settings.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.common.setting_error import Layer, nearest
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """path: the field's place in the model. shape: "list", "map", "bool" or "text"."""
+    """Describes one flag. path: the field's place in the model. shape: "list", "map", "bool" or "text"."""
 
     path: tuple[str, ...]
     shape: str
@@ -32,7 +32,7 @@ class Flag:
         return "--" + "-".join(self.path).replace("_", "-")
 
     def parse(self, text: str, origin: str) -> Any:
-        """Texts of lists and mappings taken apart; everything else is left to the model."""
+        """Splits texts of lists and mappings; the model parses everything else."""
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if self.shape == "list":
             return parts
@@ -44,7 +44,7 @@ class Flag:
 
 
 def flags_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Flag]:
-    """Every field that a text can set, nested models unfolded."""
+    """Yields every field that a text can set, with nested models unfolded."""
     for name, field in model.model_fields.items():
         annotation = _without_none(field.annotation)
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -56,7 +56,7 @@ def flags_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Fla
 
 
 def parse_flags(model: type[BaseModel], program: str, arguments: Sequence[str]) -> tuple[Layer, Path | None]:
-    """The flags that were given, and the file that `--settings` names."""
+    """Returns the given flags, and the file that `--settings` names."""
     parser = _Parser(prog=program, allow_abbrev=False)
     parser.add_argument("--settings", type=Path, metavar="FILE", help="TOML file with settings")
     flags = {flag.name: flag for flag in flags_of(model)}

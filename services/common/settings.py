@@ -1,7 +1,7 @@
-"""The settings that every service has, and where settings come from.
+"""The settings that every service has, and their sources.
 
-Owns the precedence (flags, then GANGLINE_* variables, then the TOML file, then defaults) and the refusal of keys that
-nobody knows, with the nearest known one. A service derives its own class from ServiceSettings and calls `load` in its
+Owns the precedence (flags, then GANGLINE_* variables, then the TOML file, then defaults) and the refusal of unknown
+keys, with the nearest known one. A service derives its own class from ServiceSettings and calls `load` in its
 `__main__`. It reads files and the environment; it opens nothing.
 """
 
@@ -27,12 +27,13 @@ from services.common.setting_flag import flags_of, parse_flags, value_at
 from services.common.telemetry import LogFormat
 
 _ENVIRONMENT_PREFIX = "GANGLINE_"
-# Read by other programs of Gangline, and near enough to a setting's name to be taken for a misspelling of it.
+# Read by other programs of Gangline, and so close to a setting's name that it would count as a misspelling of it.
 _OTHER_VARIABLES = {"GANGLINE_ETCD"}
 
 
 class ServiceSettings(BaseSettings):
-    """What all services take. `[etcd]` in the file is `--etcd-...` as flags, GANGLINE_ETCD_... as variables."""
+    """Holds the settings of all services. `[etcd]` in the file is `--etcd-...` as flags and GANGLINE_ETCD_... as
+    variables."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
 
@@ -55,12 +56,14 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` passes: the sources are merged there, where each value's origin is still known."""
+        """Keeps only the values that `load` passes: it merges the sources itself, while each value's origin is still
+        known."""
         return (init_settings,)
 
     @classmethod
     def load(cls, arguments: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> Self:
-        """arguments: without the program's name; sys.argv's when None. Raises GanglineError `settings.*`."""
+        """Loads the settings. arguments: without the program's name; sys.argv's when None. Raises GanglineError
+        `settings.*`."""
         program = f"gangline-{cls.service.replace('_', '-')}"
         flags, file = parse_flags(cls, program, sys.argv[1:] if arguments is None else arguments)
         layers = [flags, _read_environment(cls, os.environ if environment is None else environment)]
@@ -74,12 +77,12 @@ class ServiceSettings(BaseSettings):
             raise explain(cls, error, layers) from error
 
     def advertised(self, address: str) -> str:
-        """What others are told to connect to, for an address that this service listens on."""
+        """Returns the address at which other machines reach an address that this service listens on."""
         return advertised_address(address, self.advertise_host)
 
 
 def check_names(names: Iterable[str]) -> None:
-    """For names that users see. Raises ValueError where one has a control character."""
+    """Checks names that users see. Raises ValueError where one has a control character."""
     for name in names:
         letter = find_unprintable(name)
         if letter is not None:
@@ -87,7 +90,8 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_own_storage(url: str) -> None:
-    """For the cluster's storage, which may have any protocol of fsspec. Raises ValueError for a chain."""
+    """Checks the cluster's storage, which may have any protocol of fsspec. Raises ValueError for a chain of
+    protocols."""
     try:
         check_storage_url(url, url)
     except GanglineError as error:
@@ -95,7 +99,8 @@ def check_own_storage(url: str) -> None:
 
 
 def _read_environment(model: type[BaseSettings], environment: Mapping[str, str]) -> Layer:
-    """Variables that set nothing here belong to other programs; one that looks like a misspelling is refused."""
+    """Reads the variables. Variables that set nothing here belong to other programs; one that looks like a misspelling
+    is refused."""
     known = {_ENVIRONMENT_PREFIX + "_".join(flag.path).upper(): flag for flag in flags_of(model)}
     values: dict[str, Any] = {}
     for name, text in environment.items():

@@ -1,5 +1,5 @@
-"""The standard library's tarfile. Python has its extraction filters since 3.11.4; before that their backport stands in,
-as on Debian 12."""
+"""The standard library's tarfile, with extraction filters. Python has these since 3.11.4; with older versions, as on
+Debian 12, their backport is used."""
 
 from __future__ import annotations
 

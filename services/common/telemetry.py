@@ -1,4 +1,4 @@
-"""What a service tells about itself: logs, metrics, and that it is ready.
+"""Logs, metrics and the ready file of a service.
 
 Owns the configuration of structlog (and of the standard logging module, so that libraries log in the same form), the
 Prometheus endpoint and the ready file. Called from a service's `__main__` only; libraries just use
@@ -25,7 +25,7 @@ LogFormat = Literal["json", "text"]
 
 
 def configure_logging(service: str, format: LogFormat = "json", level: str = "info") -> None:
-    """One line an event on stderr, each with time, level and service."""
+    """Configures logs of one line an event on stderr, each with time, level and service."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -42,7 +42,8 @@ def configure_logging(service: str, format: LogFormat = "json", level: str = "in
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    # Nothing of it is shown; leaving it out is what the logging module's own documentation advises (Optimization).
+    # None of these fields is shown; skipping them is the advice of the logging module's own documentation
+    # (Optimization).
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
@@ -53,7 +54,7 @@ def configure_logging(service: str, format: LogFormat = "json", level: str = "in
 
 
 def serve_metrics(listen: str) -> str:
-    """Serves /metrics from a thread of its own until the process ends; "host:port" as it really is."""
+    """Serves /metrics from a thread of its own until the process ends. Returns "host:port" with the real port."""
     host, port = split_address(listen)
     try:
         server, _ = prometheus_client.start_http_server(port, addr=host)
@@ -64,7 +65,7 @@ def serve_metrics(listen: str) -> str:
 
 
 def write_ready_file(path: Path | str | None, **addresses: str | None) -> None:
-    """Says that the service serves, and where. Written whole or not at all; None writes nothing.
+    """Records that the service serves, and where. The file is written whole or not at all; path None writes nothing.
 
     addresses: `grpc`, `http`, `metrics`, each "host:port" or None when there is none.
     """

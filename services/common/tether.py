@@ -1,8 +1,8 @@
 """Notices within milliseconds that a process on another machine has died.
 
-When a process dies its kernel closes its sockets at once. So a standby holds a plain TCP connection to the leader's
-grpc port: when it closes and a new one is refused, nothing listens there any more. A host that is gone closes nothing;
-that case is left to the lease. Decides nothing; `election.py` does.
+When a process dies its kernel closes its sockets at once. So a standby keeps a plain TCP connection to the leader's
+grpc port: when it closes and a new one is refused, no process listens there any more. A host that is gone closes
+nothing; that case is left to the lease. This module decides nothing; `election.py` does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from services.common.address import split_address
 
 _log = structlog.get_logger(__name__)
 
+# Limit for opening a connection.
 _DIAL_SECONDS = 2.0
+# Pause after an address that refused or was not reachable.
 _REDIAL_SECONDS = 1.0
+# Pause after a connection that was reset while it was opened.
 _RESET_SECONDS = 0.05
 
 
@@ -26,8 +29,8 @@ async def leader_died(address: str, on_connected: Callable[[], None] = lambda: N
     """Returns when a connection to this address was open, was closed, and the next one is refused.
 
     on_connected: called whenever a connection is open; from then on a death is noticed.
-    An address that refuses from the start proves nothing, it may only mean something on the leader's own machine; this
-    then never returns, and neither does it when a host just falls silent.
+    An address that refuses from the start proves nothing, because it may only mean something on the leader's own
+    machine. This function then never returns; nor does it when a host just stops answering.
     """
     host, port = split_address(address)
     was_connected = False
@@ -39,17 +42,17 @@ async def leader_died(address: str, on_connected: Callable[[], None] = lambda: N
             if was_connected:
                 return
         except ConnectionError:
-            # Somebody listened when it was dialled and was gone before it was open: a process that is just ending.
+            # The listener accepted the dial and was gone before the connection was open: its process is just ending.
             await asyncio.sleep(_RESET_SECONDS)
             continue
         except (OSError, TimeoutError):
-            # Unreachable is not dead: the network may be at fault. The lease decides.
+            # Unreachable does not mean dead: the network may be at fault. The lease decides.
             was_connected = False
         else:
             was_connected = True
             on_connected()
             await _wait_until_closed(reader, writer)
-            # A grpc server closes a connection that never speaks after two minutes; then the next dial succeeds.
+            # A grpc server closes a connection that sends nothing after two minutes; then the next dial succeeds.
             continue
         await asyncio.sleep(_REDIAL_SECONDS)
 

@@ -1,1 +1,2 @@
-"""The gateway: what users reach by gRPC and HTTP, and where trial runners leave their logs and metrics."""
+"""The gateway: the service that users reach by gRPC and HTTP, and to which trial runners deliver their logs and
+metrics."""

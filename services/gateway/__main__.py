@@ -17,7 +17,8 @@ log = structlog.get_logger(__name__)
 
 
 def main() -> None:
-    """Exit code 2: what the operator gave cannot work. 1: something the gateway needs is not there."""
+    """Runs the gateway. Exit code 2: the operator's input cannot work. Exit code 1: something that the gateway needs is
+    missing."""
     try:
         settings = GatewaySettings.load()
         configure_logging("gateway", settings.log_format, settings.log_level)

@@ -1,7 +1,7 @@
-"""Who a token belongs to, and what that principal may call.
+"""Maps a token to a principal, and decides what that principal may call.
 
-A token is one of three: a user's (its sha256 is in the mirror), the cluster's own (services and operators) or one of
-an allocation (for its trial runners). Tokens are compared in constant time and never logged.
+A token is one of three: a user's (its sha256 is in the mirror), the cluster's own (services and operators) or one of an
+allocation (for its trial runners). Tokens are compared in constant time and never logged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Authenticator:
         self._cluster_token = cluster_token
 
     async def authenticate(self, _: str, token: str | None) -> Principal:
-        """For the gRPC server, which asks this for every method."""
+        """Authenticates a call for the gRPC server, which calls this for every method."""
         return self.identify(token)
 
     def identify(self, token: str | None) -> Principal:
-        """Raises GanglineError `auth.*`."""
+        """Returns the principal of a token. Raises GanglineError `auth.*`."""
         if not token:
             raise unauthenticated(
                 "auth.no_token",
@@ -41,11 +41,13 @@ class Authenticator:
     def _identify_user(self, token_sha256: str) -> Principal:
         found: Principal | None = None
         users = self._mirror.state.users
+        # The loop goes on after a match, so that its time does not depend on which user calls.
         for user in users.all():
             if is_same_token(user.token_sha256, token_sha256):
                 found = Principal(kind="user", name=user.name, is_admin=user.is_admin)
         if found is not None:
             return found
+        # The first leader creates the first users.
         if not len(users):
             raise unavailable(
                 "auth.no_users",
@@ -56,7 +58,7 @@ class Authenticator:
 
 
 def check_user(principal: Principal) -> None:
-    """For calls that people and their tools make. Raises GanglineError `auth.forbidden`."""
+    """Admits calls of users and their tools. Raises GanglineError `auth.forbidden`."""
     if principal.kind == "allocation":
         raise GanglineError(
             "auth.forbidden", "the token of an allocation may only deliver its trial's records", ErrorKind.FORBIDDEN
@@ -64,7 +66,7 @@ def check_user(principal: Principal) -> None:
 
 
 def check_admin(principal: Principal, action: str) -> None:
-    """For what concerns everybody's work. action: what was tried. Raises GanglineError `auth.not_admin`."""
+    """Admits calls that affect all users' work. action: the attempted change. Raises GanglineError `auth.not_admin`."""
     check_user(principal)
     if not principal.is_admin:
         raise GanglineError(
@@ -75,7 +77,7 @@ def check_admin(principal: Principal, action: str) -> None:
 
 
 def check_trial(principal: Principal, trial_id: str, allocation_id: str) -> None:
-    """For what trial runners deliver: each for its own allocation only. Raises GanglineError `auth.forbidden`."""
+    """Admits deliveries of trial runners, each for its own allocation only. Raises GanglineError `auth.forbidden`."""
     is_own = (
         principal.kind == "allocation"
         and principal.name == allocation_id

@@ -1,7 +1,7 @@
-"""Wakes those who wait for news of something, by its key.
+"""Wakes listeners by key when something changes.
 
-A listener clears its bell *before* it reads what it is interested in and waits afterwards, so a change between the two
-rings again and nothing is missed. Bells carry no data. Everything happens on the event loop's thread.
+A listener clears its bell *before* it reads the state and waits afterwards, so a change between the two rings again and
+none is missed. Bells carry no data. Everything happens on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 class Bell:
-    """One waker: an event that several keys may set."""
+    """Wakes one listener: an event that several keys may set."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -25,7 +25,7 @@ class Bell:
         self._event.clear()
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """True when it rang, False when so much time went by first. None waits without an end."""
+        """Returns True when it rang, False when so much time passed first. None waits without a limit."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()
@@ -35,14 +35,15 @@ class Bell:
 
 
 class BellBoard:
-    """Which bells hang at which key."""
+    """Keeps the bells of each key."""
 
     def __init__(self) -> None:
         self._bells: defaultdict[Hashable, set[Bell]] = defaultdict(set)
 
     @contextmanager
     def listen(self, *keys: Hashable, bell: Bell | None = None) -> Iterator[Bell]:
-        """A bell that rings for each of these keys while the block lasts: a new one, or one from another board."""
+        """Yields a bell that rings for each of these keys while the block lasts: a new one, or one from another
+        board."""
         bell = bell or Bell()
         for key in keys:
             self._bells[key].add(bell)

@@ -1,11 +1,12 @@
-"""Deletes from the storage what the scheduler says nobody needs.
+"""Deletes files from the storage that the scheduler no longer needs.
 
-Two things are its word, both in the mirrored state: the mark on a checkpoint's record, and the end of an attempt, whose
-unfinished files go with it. Either is final, so a mirror that is behind only makes this late. Every gateway does all of
-it: deleting what is gone already changes nothing. It never decides what may go, and the record of a checkpoint goes
-only when the leader has heard that its files are gone; so whatever is cut short is found again. One task of this
-module lives as long as the gateway; what blocks runs in threads of its own, few enough to leave the storage to others,
-and with a deadline, so that a storage that hangs keeps only what it hangs on.
+Two facts in the mirrored state decide that: the mark on a checkpoint's record, and the end of an attempt, whose
+unfinished files go with it. Both are final, so a mirror that is behind only delays a deletion. Every gateway does all
+of it: deleting what is gone already changes nothing. It never decides what may go. The record of a checkpoint goes only
+after the leader has received that its files are gone; so an interrupted deletion is found again.
+
+One task of this module lives as long as the gateway. Blocking calls run in threads of their own, few enough to leave
+the storage to others. Each has a deadline, so that a storage that hangs affects only the files on which it hangs.
 """
 
 from __future__ import annotations
@@ -32,19 +33,23 @@ from services.gateway.mirror import CLEANUP_BELL, Watched
 from services.gateway.storage import Storage
 
 FOLDER = "checkpoints"
+# Deletions at a time.
 NUM_THREADS = 4
-# For one checkpoint or one listing, so that a storage that hangs does not keep the other checkpoints for ever. What
-# takes longer goes on in its thread, and the next try finds it done.
+# For one checkpoint or one listing, so that a storage that hangs does not block the other checkpoints for ever. A
+# longer deletion continues in its thread, and the next try finds it done.
 DELETE_SECONDS = 120.0
+# With so many hung calls, further ones are refused at once (see deadline.py).
 MOST_HUNG = 8
-# Told to the leader together; and how long to wait where none could be told.
+# Deletions in one report to the leader; and the pause after a report that failed.
 MAX_TOGETHER = 64
 TELL_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 300.0
-# Looking for what ended attempts have left lists the whole folder.
+# Least time between two sweeps: a sweep for files of ended attempts lists the whole folder.
 SWEEP_SECONDS = 10.0
+# Pause when nothing is due.
 IDLE_SECONDS = 3600.0
+# How long a report waits until the mirror shows its effect.
 MIRROR_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
@@ -54,7 +59,7 @@ Tell = Callable[[scheduler_pb2.ChangeCheckpointsRequest], Awaitable[scheduler_pb
 
 
 class Result(Enum):
-    """HUNG: the storage has not answered in time."""
+    """States how a call to the storage ended. HUNG: the storage has not answered in time."""
 
     DONE = auto()
     FAILED = auto()
@@ -63,13 +68,14 @@ class Result(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """The last one to delete a checkpoint, by the event loop's clock."""
+    """Records the last try to delete a checkpoint, by the event loop's clock."""
 
     again_at: float = 0.0
     num_failures: int = 0
 
     def failed(self, now: float, is_hung: bool = False) -> Try:
-        """is_hung: an earlier call may still be at work, so the next one waits as long as any does."""
+        """Returns the record after another failed try. is_hung: an earlier call may still run, so the next one waits
+        for the longest back-off."""
         if is_hung:
             return Try(now + LONGEST_BACKOFF_SECONDS, self.num_failures + 1)
         seconds = FIRST_BACKOFF_SECONDS * 2 ** min(self.num_failures, 16)
@@ -80,7 +86,8 @@ NO_TRY = Try()
 
 
 class Cleanup:
-    """`start` and `stop` once each. tell: the leading scheduler what is deleted."""
+    """Deletes files in the background. Call `start` and `stop` once each. tell: reports deletions to the leading
+    scheduler."""
 
     def __init__(self, mirror: Watched, tell: Tell, storage: Storage) -> None:
         self._mirror = mirror
@@ -96,7 +103,7 @@ class Cleanup:
         self._task = asyncio.create_task(self._run(), name="cleanup")
 
     async def stop(self) -> None:
-        """A thread that is deleting goes on until it has finished or the process ends."""
+        """Stops the task. A thread that is deleting continues until it has finished or the process ends."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -112,19 +119,20 @@ class Cleanup:
                     await self._sweep()
                     seconds = self._seconds_to_next()
                 except Exception:
-                    # The top of a long-lived task: a bug here must not fill the disk for good.
+                    # The top of a long-lived task: a bug here must not let the disk fill up for good.
                     metric.CLEANUP_FAILURES.inc()
                     log.exception("cleaning up failed")
                 await bell.wait(seconds)
 
     async def _delete_marked(self) -> None:
+        # At most MAX_TOGETHER at a time, until none is due.
         while due := self._due()[:MAX_TOGETHER]:
             results = await asyncio.gather(*(self._in_thread(bind(self._erase, one)) for one in due))
             gone = [checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.DONE]
             hung = {checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.HUNG}
             is_told = await self._tell(gone) if gone else True
             now = asyncio.get_running_loop().time()
-            # What is told needs no other try, unless its record does not go for long.
+            # A reported checkpoint needs no other try, unless its record stays for long.
             told = Try(now + (LONGEST_BACKOFF_SECONDS if is_told else TELL_SECONDS))
             for checkpoint in due:
                 failed = self._tries.get(checkpoint.id, NO_TRY).failed(now, checkpoint.id in hung)
@@ -133,8 +141,8 @@ class Cleanup:
         self._tries = {id_: last for id_, last in self._tries.items() if id_ in marked}
 
     def _due(self) -> list[Checkpoint]:
-        """Those with the fewest failures first: where calls hang, few are let through, and they must not always be for
-        the same files."""
+        """Returns the checkpoints that are due, those with the fewest failures first. Where calls hang, few are let
+        through, and they must not always be for the same files."""
         now = asyncio.get_running_loop().time()
         due = [one for one in self._mirror.state.marked.values() if self._tries.get(one.id, NO_TRY).again_at <= now]
         return sorted(due, key=lambda one: self._tries.get(one.id, NO_TRY).num_failures)
@@ -153,7 +161,8 @@ class Cleanup:
         return True
 
     def _erase(self, checkpoint: Checkpoint) -> None:
-        """Blocking. Trials name their folders, so only the one that carries the checkpoint's id is deleted."""
+        """Deletes a checkpoint's files; blocks. Trials choose the names of their folders, so only the folder with the
+        checkpoint's id is deleted."""
         try:
             path = self._storage.locate(checkpoint.url)
         except GanglineError as error:
@@ -165,7 +174,8 @@ class Cleanup:
         self._storage.remove_folder(path, f"{FOLDER}/{REMOVED_PREFIX}{checkpoint.id}", METADATA_FILE)
 
     async def _sweep(self) -> None:
-        """When an attempt has ended since the last time, and at the start."""
+        """Deletes unfinished files of ended attempts, at the start and whenever an attempt has ended since the last
+        sweep."""
         state = self._mirror.state
         ended = (id(state), state.num_ended_allocations)
         if ended == self._swept or asyncio.get_running_loop().time() < self._sweep_at:
@@ -189,7 +199,7 @@ class Cleanup:
             self._sweep_at = asyncio.get_running_loop().time() + LONGEST_BACKOFF_SECONDS
 
     def _is_ended(self, writer: Writer) -> bool:
-        """An attempt that its trial has had, and whose record is gone, stays ended."""
+        """Returns whether an attempt has ended. One that its trial has had, and whose record is gone, stays ended."""
         state = self._mirror.state
         if state.cluster is None or writer.cluster_id != state.cluster.id:
             return False
@@ -217,13 +227,14 @@ class Cleanup:
 
 
 def clear(storage: Storage, partial: Partial) -> None:
-    """Blocking. Removes what an ended attempt has not committed; gangline.core.storage has the writer's side."""
+    """Removes the files that an ended attempt has not committed; blocks. The writer's side is in
+    gangline.core.storage."""
     condemned = f"{FOLDER}/{removed_name(partial)}"
     unfinished = f"{FOLDER}/{partial_name(partial.writer, partial.storage_id)}"
     if storage.renames:
         storage.remove_folder(unfinished, condemned)
         return
-    # Ranks that outlive their attempt may commit at this moment: they look for this mark when the manifest is written.
+    # Ranks that outlive their attempt may commit at this moment: they check for this mark when they write the manifest.
     storage.mark(condemned)
     if not storage.has(f"{FOLDER}/{partial.storage_id}/{METADATA_FILE}"):
         storage.remove_folder(f"{FOLDER}/{partial.storage_id}")

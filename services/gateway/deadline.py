@@ -1,8 +1,8 @@
 """Runs blocking calls to the storage in threads, each with a deadline.
 
-No thread can be ended from outside. A call that misses its deadline is left behind: its caller goes on, and the thread
-counts as hung until the call returns. Threads are daemons, so that a hung one does not keep the gateway from ending.
-Used by the cleanup, whose calls may be repeated at any time.
+A thread cannot be ended from outside. A call that misses its deadline is left behind: its caller continues, and the
+thread counts as hung until the call returns. Threads are daemons, so that a hung one does not prevent the gateway from
+ending. Used by the cleanup, whose calls may be repeated at any time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ HUNG = "storage.hung"
 
 
 class DeadlinedCalls:
-    """num_threads: calls at a time, hung ones left out. most_hung: with so many, one call each `pause_seconds` finds
-    out whether the storage answers again; all others are refused at once."""
+    """Limits calls. num_threads: concurrent calls, without hung ones. most_hung: with so many hung calls, one call each
+    `pause_seconds` tests whether the storage answers again; all others are refused at once."""
 
     def __init__(self, num_threads: int, seconds: float, most_hung: int, pause_seconds: float) -> None:
         self._slots = asyncio.Semaphore(num_threads)
@@ -31,9 +31,11 @@ class DeadlinedCalls:
         self._closed_until = 0.0
 
     async def run(self, work: Callable[[], object]) -> None:
-        """Raises what the work raises, TimeoutError after the deadline, and GanglineError `storage.hung`."""
+        """Runs the work. Raises what the work raises, TimeoutError after the deadline, and GanglineError
+        `storage.hung`."""
         async with self._slots:
             now = asyncio.get_running_loop().time()
+            # The storage hangs: only one call is let through, to test it.
             if self._num_hung >= self._most_hung:
                 if now < self._closed_until:
                     raise unavailable(HUNG, f"{self._num_hung} earlier calls to the storage have not returned")
@@ -72,7 +74,7 @@ class DeadlinedCalls:
 
 
 def _start(work: Callable[[], object], finish: Callable[[BaseException | None], None]) -> None:
-    """finish: called on the event loop with what the work raised."""
+    """Starts the work in a thread. finish: called on the event loop with the exception of the work, or None."""
     loop = asyncio.get_running_loop()
 
     def run() -> None:
@@ -81,7 +83,7 @@ def _start(work: Callable[[], object], finish: Callable[[BaseException | None], 
             work()
         except Exception as error:  # noqa: BLE001  a storage raises whatever its library raises; the caller gets it
             failure = error
-        # A loop that has ended waits for nothing.
+        # The loop may have ended; then no call waits for this result.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(finish, failure)
 

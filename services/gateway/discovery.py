@@ -1,6 +1,6 @@
-"""PURE: what Prometheus scrapes, as its HTTP service discovery wants it: every service, agent and trial runner.
+"""PURE: the targets of Prometheus, in the form of its HTTP service discovery: every service, agent and trial runner.
 
-The labels are the ones of the dashboards in deploy/: `service` is a closed set, the ids tell whose numbers they are.
+The labels are the ones of the dashboards in deploy/: `service` is a closed set, the ids name the source of the numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from services.common.metrics_address import runner_metrics_address
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One address to scrape, "host:port", and the labels that its series get."""
+    """Describes one address to scrape, "host:port", and the labels of its series."""
 
     address: str
     labels: dict[str, str]
@@ -25,7 +25,7 @@ class Target:
 def list_targets(
     instances: Iterable[ServiceInstance], agents: Iterable[Agent], allocations: Iterable[Allocation]
 ) -> list[Target]:
-    """In a stable order. Whatever serves no metrics is left out."""
+    """Returns the targets in a stable order. Services without metrics are left out."""
     agent_by_id = {agent.id: agent for agent in agents}
     runners = _of_runners(allocations, agent_by_id)
     found = [*_of_instances(instances), *_of_agents(agent_by_id.values()), *runners]
@@ -49,7 +49,8 @@ def _of_agents(agents: Iterable[Agent]) -> Iterator[Target]:
 
 
 def _of_runners(allocations: Iterable[Allocation], agent_by_id: Mapping[str, Agent]) -> Iterator[Target]:
-    """The record may come from a version that stored the reported host, so only its port counts here as well."""
+    """Yields the runners' targets. The record may come from a version that stored the reported host, so only its port
+    counts here as well."""
     for allocation in allocations:
         if allocation.state is not State.TERMINAL:
             for member in allocation.members:

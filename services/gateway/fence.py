@@ -1,6 +1,6 @@
-"""PURE: which attempts of a trial may still deliver, and what is left out of what a superseded one delivers.
+"""PURE: which attempts of a trial may still deliver, and which records of a superseded one are left out.
 
-The mirror may lag behind etcd. An attempt that it does not know yet is taken for a live one: the leader has issued its
+The mirror may lag behind etcd. An attempt that it does not know yet counts as live, because the leader has issued its
 token.
 """
 
@@ -11,8 +11,8 @@ from services.common import keys
 from services.gateway.record import IngestRecord, LogLine
 from services.gateway.state import ClusterState
 
-# The last lines of an attempt say why it ended, and its host's clock may be ahead of the leader's. A metric of that
-# time would stand beside the same batch's of the next attempt.
+# The last lines of an attempt explain why it ended, and its host's clock may be ahead of the leader's. A metric of that
+# time would appear beside the same batch's metric of the next attempt.
 LOG_LINGER_SECONDS = 60.0
 
 
@@ -28,8 +28,8 @@ def why_over(state: ClusterState, allocation_id: str) -> str:
 
 
 def admitted(state: ClusterState, allocation_id: str, records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
-    """Returns the records that are to be stored: all of them, unless a later attempt of the trial has begun. What this
-    attempt recorded after that begin would stand beside the later attempt's own records."""
+    """Returns the records to store: all of them, unless a later attempt of the trial has begun. Records that this
+    attempt made after that begin would appear beside the later attempt's own records."""
     trial_id, attempt = parse_allocation_id(allocation_id)
     trial = state.trials.find(keys.trial(trial_id))
     if trial is None or trial.attempts <= attempt:

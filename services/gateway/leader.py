@@ -1,9 +1,9 @@
-"""Calls of the gateway to the scheduler that leads.
+"""Calls of the gateway to the leading scheduler.
 
-Who leads comes from the mirror. Every call here is idempotent (a request id or an end that changes nothing twice), so
-one that fails because leadership moves is repeated against the next leader until its patience ends. The error of a call
-that failed in the end says whether any of its tries may have changed something. It keeps one channel, to the newest
-leader, and changes no state by itself.
+The mirror names the leader. Every call here is idempotent (a request id, or an end that changes nothing twice). So a
+call that fails because leadership moves is retried against the next leader until its patience ends. The final error
+says whether any of the tries may have changed something. It keeps one channel, to the newest leader, and changes no
+state by itself.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from services.gateway.mirror import LEADER_BELL, Watched
 if TYPE_CHECKING:
     from gangline.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
 
+# Time limit of one try.
 TRY_SECONDS = 5.0
+# Pause before the next try at a leader that does not answer.
 REDIAL_SECONDS = 0.25
-# What a leader answers that etcd lets write nothing.
+# The error of a leader that cannot write to etcd.
 UNWRITABLE_CODE = "state.unwritable"
-# Failures that say less than etcd's own trouble does, while it has one.
+# Errors that say less than etcd's own problem does, while it has one.
 _VAGUE_CODES = frozenset({"rpc.timeout", "rpc.unreachable", "gateway.no_leader", NOT_LEADER_CODE})
 
 Q = TypeVar("Q")
@@ -37,9 +39,10 @@ Choose = Callable[["SchedulerServiceAsyncStub"], "grpc.aio.UnaryUnaryMultiCallab
 
 
 class Leader:
-    """patience_seconds: for how long a change may wait for a leader that answers. Longer than a fail-over by lease.
+    """Calls the leader. patience_seconds: for how long a change may wait for a leader that answers. Longer than a
+    fail-over by lease.
 
-    etcd_problem: one sentence while etcd can be seen not to work, else empty.
+    etcd_problem: returns one sentence while etcd is known not to work, else an empty text.
     """
 
     def __init__(
@@ -58,17 +61,17 @@ class Leader:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def call(self, choose: Choose[Q, A], request: Q) -> A:
-        """The answer of whoever leads, as in `call(lambda scheduler: scheduler.EndTrial, request)`. Tried again, also
-        with the next leader, as long as its failure may pass. Raises GanglineError."""
+        """Returns the leader's answer, as in `call(lambda scheduler: scheduler.EndTrial, request)`. Retries, also with
+        the next leader, as long as the failure may pass. Raises GanglineError."""
         clock = asyncio.get_running_loop().time
-        # Who asks long after the last leader went is told so at once.
+        # A caller that arrives long after the last leader went gets the error at once.
         give_up_at = clock() + self._patience_seconds - min(self._patience_seconds, self._mirror.leaderless_seconds())
         effect = Effect.NONE
         with self._mirror.changes.listen(LEADER_BELL) as leader_changed:
             while True:
                 leader_changed.clear()
                 try:
-                    # A shorter last try would leave open what a leader could still have said for certain.
+                    # A shorter last try would leave open a result that a leader could still report for certain.
                     return await self._call_while_leading(choose, request, TRY_SECONDS)
                 except GanglineError as error:
                     if not _may_pass(error):
@@ -79,11 +82,13 @@ class Leader:
                     is_futile = error.code == UNWRITABLE_CODE and bool(self._etcd_problem())
                     if is_futile or left <= 0:
                         raise self._final(error, effect) from error
-                # Without a leader only a change helps; with one that does not answer, dialling again may.
+                # Without a leader only a new one helps; if one does not answer, dialling again may help.
                 await leader_changed.wait(min(REDIAL_SECONDS, left) if self._mirror.state.leader else left)
 
     async def _call_while_leading(self, choose: Choose[Q, A], request: Q, seconds: float) -> A:
-        """As `call_once`; raises at once when another scheduler leads meanwhile: a paused one would not answer."""
+        """Calls like `call_once`, but raises at once when another scheduler leads meanwhile: a paused one would not
+        answer."""
+        # Both are tasks, so that the first to finish can cancel the other.
         calling = asyncio.ensure_future(self.call_once(choose, request, seconds))
         changing = asyncio.ensure_future(self._wait_for_other_leader(self._mirror.state.leader))
         try:
@@ -103,7 +108,8 @@ class Leader:
                 leader_changed.clear()
 
     async def call_once(self, choose: Choose[Q, A], request: Q, seconds: float) -> A:
-        """One try: what only explains must not hold up what it explains. Raises GanglineError."""
+        """Makes one try. For calls that only explain something, a retry would delay what they explain. Raises
+        GanglineError."""
         leader = self._mirror.state.leader
         if leader is None:
             raise no_leader()
@@ -114,11 +120,11 @@ class Leader:
             raise rpc.error_of(failure, f"the leading scheduler at {leader.grpc_address}") from failure
 
     def _final(self, error: GanglineError, effect: Effect) -> GanglineError:
-        """The error of the last try, with the effect of all of them."""
+        """Returns the error of the last try, with the effect of all of them."""
         problem = self._etcd_problem() if error.code in _VAGUE_CODES else ""
         if problem:
             return unavailable("gateway.no_etcd", f"{problem} ({error.message})", effect)
-        # A scheduler that did not lead is no conflict with what was asked: the next leader may take it.
+        # That a scheduler did not lead is no conflict with the request: the next leader may accept it.
         kind = ErrorKind.UNAVAILABLE if error.kind is ErrorKind.CONFLICT else error.kind
         return GanglineError(error.code, error.message, kind, effect)
 
@@ -130,7 +136,7 @@ class Leader:
     def _dial(self, address: str) -> grpc.aio.Channel:
         if self._channel is None or address != self._address:
             if self._channel is not None:
-                # Calls that are under way to the old leader may still be answered.
+                # Calls that are in progress at the old leader may still be answered.
                 closing = asyncio.create_task(self._channel.close(TRY_SECONDS))
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
@@ -149,7 +155,7 @@ def no_leader() -> GanglineError:
 
 
 def _may_pass(error: GanglineError) -> bool:
-    """Whether the same call may succeed a moment later: the leader is away, slow, or has just been replaced."""
+    """Returns whether the same call may succeed a moment later: the leader is away, slow, or has just been replaced."""
     if error.kind is ErrorKind.CONFLICT:
         return error.code == NOT_LEADER_CODE
     return error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)

@@ -1,7 +1,7 @@
-"""Keeps ClusterState equal to etcd by list and watch, and tells who waits for a change.
+"""Keeps ClusterState equal to etcd by list and watch, and wakes the listeners of a change.
 
-Reads of the gateway are served from here, so they work without a scheduler and while etcd is away (then they are as
-old as the last revision seen). It writes nothing. One task of this module lives as long as the gateway.
+Reads of the gateway are served from here, so they work without a scheduler and while etcd is away (then they are as old
+as the last revision seen). It writes nothing. One task of this module lives as long as the gateway.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from services.gateway import metric
 from services.gateway.bell import BellBoard
 from services.gateway.state import ClusterState
 
+# Keys of the bells.
 LEADER_BELL = "leader"
 CLEANUP_BELL = "cleanup"
+# Pause after a watch that failed.
 BACKOFF_SECONDS = 1.0
 LISTED = "listed"
 ADVANCED = "advanced"
@@ -29,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 class Watched(Protocol):
-    """What the readers of the mirror need of it; tests give a filled state instead of an etcd."""
+    """Lists what the readers of the mirror need; tests provide a filled state instead of an etcd."""
 
     @property
     def state(self) -> ClusterState: ...
@@ -43,7 +45,7 @@ class Watched(Protocol):
 
 
 class Mirror:
-    """`state` is replaced as a whole after a compaction: read it anew after every await.
+    """Mirrors etcd. `state` is replaced as a whole after a compaction: read it anew after every await.
 
     `changes` rings an experiment's id when its view changed, LEADER_BELL when another scheduler leads or none, and
     CLEANUP_BELL when files may have become superfluous.
@@ -77,7 +79,7 @@ class Mirror:
                 await self._task
 
     async def wait_for_revision(self, revision: int, seconds: float) -> bool:
-        """True once everything up to this revision is in `state`; False when it took longer."""
+        """Returns True once everything up to this revision is in `state`; False when it took longer."""
         with self._revisions.listen(ADVANCED) as advanced:
             try:
                 async with asyncio.timeout(seconds):
@@ -89,7 +91,7 @@ class Mirror:
         return True
 
     def leaderless_seconds(self) -> float:
-        """For how long nobody has led; 0 while somebody does."""
+        """Returns for how long there has been no leader; 0 while there is one."""
         if self._leaderless_at is None:
             return 0.0
         return asyncio.get_running_loop().time() - self._leaderless_at

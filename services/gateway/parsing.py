@@ -1,7 +1,7 @@
-"""Runs what reads a caller's text beside the event loop.
+"""Parses callers' texts outside of the event loop.
 
-Its threads are few and its own, so that texts which take long to read neither stop the gateway's answers nor take the
-threads that storage works in. A small text is read where it is: that takes less than handing it to a thread and back.
+It has few threads of its own, so that texts which take long to parse neither stop the gateway's answers nor take the
+storage's threads. A small text is parsed on the event loop, because that takes less time than a thread hand-over.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from gangline.config.bound import is_small
 
+# Parsing holds Python's global lock most of the time, so more threads would not be faster.
 NUM_THREADS = 2
 
 T = TypeVar("T")
@@ -21,10 +22,10 @@ _threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="parsing")
 
 
 async def read_text(work: Callable[[str], T], text: str) -> T:
-    """As `off_loop`, for work that reads a text."""
+    """Runs work that parses a text like `off_loop`, or at once for a small text."""
     return work(text) if is_small(text) else await off_loop(work, text)
 
 
 async def off_loop(work: Callable[..., T], *arguments: object) -> T:
-    """What the work returns or raises. Others' work may have to end first."""
+    """Returns what the work returns, or raises what it raises. The call may wait until a thread is free."""
     return await asyncio.get_running_loop().run_in_executor(_threads, work, *arguments)

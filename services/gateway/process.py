@@ -1,7 +1,7 @@
 """Builds a gateway out of its parts, runs it, and takes it apart in the reverse order.
 
-Called by __main__ and by tests, which run several in one process. Everything shares one event loop; what blocks
-(database, storage) runs in threads.
+Called by __main__ and by tests, which run several in one process. Everything shares one event loop; blocking parts
+(database, storage) run in threads.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ from services.gateway.storage import Storage
 from services.gateway.usecase.bundle import History, UseCases, assemble
 from services.gateway.usecase.following import Following
 
+# How long the start waits for the first full listing of etcd.
 MIRROR_SECONDS = 30.0
-# A record of metrics comes from a rank, whose frames have up to 16 MiB. One that no gateway takes would hold up its
-# runner's spool.
+# A record of metrics comes from a rank, whose frames have up to 16 MiB. A record that no gateway accepts would block
+# its runner's spool.
 MESSAGE_LIMITS = {"/gangline.v1.IngestService/Ingest": 20 << 20}
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """ "host:port" as they really are; metrics is None when they are on the HTTP port only."""
+    """Holds "host:port" with the real ports; metrics is None when they are on the HTTP port only."""
 
     grpc: str
     http: str
@@ -58,7 +59,7 @@ class Addresses:
 
 @asynccontextmanager
 async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
-    """It serves while the context lasts. Raises GanglineError when something it needs is not there."""
+    """Serves while the context lasts. Raises GanglineError when something that it needs is missing."""
     token = _load_cluster_token(settings)
     async with AsyncExitStack() as parts:
         storage = await asyncio.to_thread(_open_storage, settings.storage_url)
@@ -79,7 +80,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         cleanup.start()
         parts.push_async_callback(cleanup.stop)
         addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token))
-        # Undone first: the servers only wait for a moment for those who follow something.
+        # Undone first, because the servers wait only for a moment for calls that follow something.
         parts.callback(following.close)
         await parts.enter_async_context(announce(client, _instance(settings, addresses)))
         yield addresses

@@ -1,7 +1,7 @@
-"""PURE: what the gateway knows beside the domain: history (logs, metrics, progress) and the joined views of it.
+"""PURE: the gateway's records beside the domain: history (logs, metrics, progress) and the joined views of it.
 
-The fields mirror gateway.proto and ingest.proto. Use cases return these records; rpc/mapping.py makes messages of them
-and http/model.py makes JSON of them.
+The fields mirror gateway.proto and ingest.proto. Use cases return these records; rpc/mapping.py maps them to messages
+and http/model.py to JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from services.common.etcd.record import EtcdHealth
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """rank: None for lines of the trial runner itself. stream: "stdout", "stderr" or "runner"."""
+    """Holds a line of a log. rank: None for lines of the trial runner itself. stream: "stdout", "stderr" or
+    "runner"."""
 
     rank: int | None
     agent_id: str
@@ -28,7 +29,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class MetricsPoint:
-    """group: "training", "validation", or any other name that a trial reports under."""
+    """Holds metrics of one batch. group: "training", "validation", or any other name that a trial reports under."""
 
     group: str
     batches_completed: int
@@ -37,7 +38,7 @@ class MetricsPoint:
 
 @dataclass(frozen=True, slots=True)
 class ProgressPoint:
-    """batches_total: 0 when unknown."""
+    """Holds a report of progress. batches_total: 0 when unknown."""
 
     batches_completed: int
     batches_total: int
@@ -46,7 +47,7 @@ class ProgressPoint:
 
 @dataclass(frozen=True, slots=True)
 class IngestRecord:
-    """sequence: counts from 1 within its spool."""
+    """Holds one record of a spool. sequence: counts from 1 within its spool."""
 
     sequence: int
     at: float
@@ -55,8 +56,8 @@ class IngestRecord:
 
 @dataclass(frozen=True, slots=True)
 class IngestBatch:
-    """Records of one spool in the order of their sequence numbers. last_sequence: everything up to it is settled with
-    this batch, also what was left out of it; 0 for the last record's number."""
+    """Holds records of one spool in the order of their sequence numbers. last_sequence: everything up to it is settled
+    with this batch, including records that were left out; 0 for the last record's number."""
 
     spool_id: str
     experiment_id: int
@@ -67,7 +68,7 @@ class IngestBatch:
 
 @dataclass(frozen=True, slots=True)
 class StoredLog:
-    """id: grows with the order in which rows became visible."""
+    """Holds a stored log line. id: grows with the order in which rows became visible."""
 
     id: int
     trial_id: str
@@ -85,7 +86,7 @@ class StoredMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose history is asked for. trial_id: empty for all trials. group: empty for all metrics."""
+    """Names the history that a caller asks for. trial_id: empty for all trials. group: empty for all metrics."""
 
     experiment_id: int
     trial_id: str = ""
@@ -94,7 +95,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest history of one trial."""
+    """Holds the newest history of one trial."""
 
     progress: ProgressPoint | None = None
     training: MetricsPoint | None = None
@@ -103,7 +104,8 @@ class Newest:
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """allocation: the live one. reason: why it waits; None unless it is queued and a scheduler leads."""
+    """Joins a trial with what the gateway knows of it. allocation: the live one. reason: why it waits; None unless it
+    is queued and a scheduler leads."""
 
     trial: Trial
     allocation: Allocation | None
@@ -113,7 +115,8 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentView:
-    """search: None for experiments of older versions. reason: why no further trial starts, None when there is none."""
+    """Joins an experiment with its trials. search: None for experiments of older versions. reason: why no further trial
+    starts; None when there is none."""
 
     experiment: Experiment
     trials: tuple[TrialView, ...]
@@ -123,7 +126,7 @@ class ExperimentView:
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """allocation_id_by_slot_id: free slots are absent."""
+    """Joins an agent with its allocations. allocation_id_by_slot_id: free slots are absent."""
 
     agent: Agent
     allocation_id_by_slot_id: Mapping[str, str]
@@ -131,7 +134,7 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """leader: None when no scheduler leads."""
+    """Describes the cluster. leader: None when no scheduler leads."""
 
     cluster: Cluster | None
     version: str
@@ -146,7 +149,8 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """revision: the newest one of etcd that is mirrored. problem: why nothing can be changed now; empty when it can."""
+    """Describes the gateway's health. revision: the newest one of etcd that is mirrored. problem: why nothing can be
+    changed now; empty when it can."""
 
     status: str
     has_leader: bool

@@ -1,4 +1,4 @@
-"""The settings of a gateway. Where they come from is in services/common/settings.py."""
+"""The settings of a gateway. Their sources are described in services/common/settings.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from services.common.settings import ServiceSettings, check_own_storage
 
 
 class GatewaySettings(ServiceSettings):
-    """storage_url: an fsspec URL or a folder, the same as the schedulers'. database_url: SQLite for one gateway,
-    PostgreSQL for several that share their history."""
+    """Holds the settings of a gateway. storage_url: an fsspec URL or a folder, the same as the schedulers'.
+    database_url: SQLite for one gateway, PostgreSQL for several that share their history."""
 
     service: ClassVar[str] = "gateway"
 

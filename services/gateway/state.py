@@ -1,4 +1,4 @@
-"""The cluster's state as the gateway last saw it: etcd's keys as domain records, indexed the way the views ask.
+"""The cluster's state as the gateway last saw it: etcd's keys as domain records, indexed for the views.
 
 It applies what it is given and knows neither etcd's client nor time; mirror.py feeds it. A value that cannot be read
 (written by a newer version, or damaged) leaves the record as it was and is counted, so one bad key hides nothing else.
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Shelf(Generic[T]):
-    """The records under one prefix, by key and by group. group_of: None when nobody asks by group."""
+    """Holds the records under one prefix, by key and by group. group_of: None when no view asks by group."""
 
     def __init__(self, prefix: str, record_type: type[T], group_of: Callable[[T], Hashable] | None = None) -> None:
         self.prefix = prefix
@@ -37,7 +37,7 @@ class Shelf(Generic[T]):
         return self._by_key.get(key)
 
     def all(self) -> Iterable[T]:
-        """In no particular order."""
+        """Returns all records in no particular order."""
         return self._by_key.values()
 
     def of(self, group: Hashable) -> Iterable[T]:
@@ -47,7 +47,7 @@ class Shelf(Generic[T]):
         return len(self._by_key)
 
     def put(self, key: str, value: bytes) -> tuple[T | None, T]:
-        """What was there before, and what is there now. Raises when the value cannot be read."""
+        """Stores a record; returns the one before and the new one. Raises when the value cannot be read."""
         record = wire.decode(self._record_type, value)
         before = self.remove(key)
         self._by_key[key] = record
@@ -67,7 +67,8 @@ class Shelf(Generic[T]):
 
 
 class ClusterState:
-    """Every shelf. Readers on the event loop see all of a transaction or none: a batch is applied without awaiting.
+    """Holds every shelf. Readers on the event loop see all of a transaction or none: a batch is applied without
+    awaiting.
 
     marked: the checkpoints whose files are to be deleted, by key. num_ended_allocations: since this state was made.
     """
@@ -103,7 +104,7 @@ class ClusterState:
         return self._cluster.find(keys.CLUSTER)
 
     def apply(self, key: str, value: bytes | None) -> set[int]:
-        """Takes over one key (None: deleted). Returns the ids of the experiments whose view it changes."""
+        """Applies one key (value None: deleted). Returns the ids of the experiments whose view it changes."""
         shelf = next((shelf for shelf in self._shelves if key.startswith(shelf.prefix)), None)
         if shelf is None:
             return set()
@@ -112,6 +113,7 @@ class ClusterState:
             self.num_ended_allocations += shelf is self.allocations
             return _experiment_ids((shelf.remove(key),))
         try:
+            # Nothing is changed before the value has been decoded.
             before, record = shelf.put(key, value)
         except (DecodeError, ValueError):
             self.num_unreadable += 1
@@ -121,7 +123,7 @@ class ClusterState:
         return _experiment_ids((before, record))
 
     def live_allocation(self, trial_id: str) -> Allocation | None:
-        """The newest one that has not ended."""
+        """Returns the newest allocation of the trial that has not ended."""
         live = (allocation for allocation in self.allocations.of(trial_id) if allocation.state is not State.TERMINAL)
         return max(live, key=lambda allocation: allocation.attempt, default=None)
 
@@ -136,7 +138,7 @@ class ClusterState:
 
 
 def _experiment_ids(records: Iterable[object]) -> set[int]:
-    """Those that these records belong to."""
+    """Returns the ids of the experiments that these records belong to."""
     found: set[int] = set()
     for record in records:
         if isinstance(record, Experiment):

@@ -1,7 +1,7 @@
-"""The storage that code archives and checkpoints live in, by fsspec URL. Blocking: called in threads only.
+"""The storage of code archives and checkpoints, by fsspec URL. It blocks, so it is called in threads only.
 
-It knows paths below its root and nothing of what the files mean. Files appear whole: on a local disk by renaming, on
-an object store because that is how it works.
+It knows paths below its root and nothing of the meaning of the files. A file appears whole or not at all: on a local
+disk by renaming, on an object store by the store's own semantics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from gangline.rpc import CHUNK_BYTES
 
 
 class Storage:
-    """root: without the protocol. Raises GanglineError `storage.*` for a URL that nobody can open."""
+    """Accesses one storage. root: without the protocol. Raises GanglineError `storage.*` for a URL that cannot be
+    opened."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -51,9 +52,10 @@ class Storage:
         return bool(self._files.exists(self._path(path)))
 
     def put(self, source: Path, path: str) -> None:
-        """Stores a local file. On failure nothing is left under that path."""
+        """Stores a local file. A failure leaves nothing under that path."""
         target = self._path(path)
         self._make_parent(path)
+        # Only a local disk shows a file that is being written; object stores show it when it is complete.
         partial = f"{target}.{uuid.uuid4().hex}.partial" if self._is_local else target
         try:
             with source.open("rb") as reading, self._files.open(partial, "wb") as writing:
@@ -68,18 +70,18 @@ class Storage:
             raise unavailable("storage.not_written", text, Effect.NONE) from failure
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Raises FileNotFoundError before the first chunk."""
+        """Yields the chunks of a file. Raises FileNotFoundError before the first chunk."""
         with self._files.open(self._path(path), "rb") as reading:
             while chunk := reading.read(CHUNK_BYTES):
                 yield chunk
 
     def locate(self, url: str) -> str:
-        """The path below the root of what this URL names. Raises GanglineError `storage.elsewhere`, `storage.chain` or
+        """Returns the path below the root for this URL. Raises GanglineError `storage.elsewhere`, `storage.chain` or
         `storage.protocol`.
 
-        Trials name the folders of their checkpoints, and the gateway may read more than their users may: what lies
-        outside of the storage is not handed out, through links neither. A URL of another protocol is refused before
-        fsspec sees it, because some file systems connect to a server as soon as they are made.
+        Trials choose the folders of their checkpoints, and the gateway may read more than their users may. So nothing
+        outside of the storage is handed out, not through links either. A URL of another protocol is refused before
+        fsspec sees it, because some file systems connect to a server as soon as they are created.
         """
         check_same_protocol(url, self.url)
         try:
@@ -96,11 +98,11 @@ class Storage:
 
     @property
     def renames(self) -> bool:
-        """Whether a whole folder gets another name at once."""
+        """Returns whether the storage renames a whole folder in one step."""
         return self._is_local
 
     def names(self, path: str) -> list[str]:
-        """Of what lies in a folder; none where there is no folder."""
+        """Returns the names in a folder; none if the folder does not exist."""
         place = self._path(path)
         self._files.invalidate_cache(place)
         try:
@@ -110,20 +112,21 @@ class Storage:
         return [posixpath.basename(str(name).rstrip("/")) for name in found]
 
     def mark(self, path: str) -> None:
-        """An empty file."""
+        """Creates an empty file."""
         self._make_parent(path)
         self._files.pipe_file(self._path(path), b"")
 
     def remove_file(self, path: str) -> None:
-        """Removing what is not there changes nothing."""
+        """Removes a file. If there is none, nothing changes."""
         with suppress(FileNotFoundError):
             self._files.rm_file(self._path(path))
 
     def remove_folder(self, path: str, aside: str = "", first: str = "") -> None:
-        """Removes a folder with all in it, also one that others remove at the same time, or have removed.
+        """Removes a folder with all in it, also one that other gateways remove at the same time, or have removed.
 
-        aside: its name meanwhile where storage renames, so that a reader finds all of it or nothing; what an earlier
-        try has left there is removed as well. first: elsewhere, the file without which the rest counts for nothing.
+        aside: the name that the folder gets first where the storage renames, so that a reader finds all of it or
+        nothing; remains of an earlier try under that name are removed as well. first: on other storages, the file to
+        remove first, because the rest counts for nothing without it.
         """
         place = self._path(path)
         if self._is_local and aside:
@@ -151,7 +154,7 @@ class Storage:
 
 
 def _remove_tree(path: Path) -> None:
-    """Others may remove the same at the same time."""
+    """Removes a tree. Other gateways may remove the same one at the same time."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
         return
@@ -164,7 +167,7 @@ def _pass_over_what_is_gone(_: object, __: str, failure: tuple[type[BaseExceptio
 
 
 def _sync(path: Path) -> None:
-    """What the caller acknowledges after this survives a power cut."""
+    """Flushes a file to disk, so that what the caller acknowledges afterwards survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

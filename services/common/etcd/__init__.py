@@ -1,6 +1,6 @@
-"""The one client of etcd: what services import.
+"""The one client of etcd: the names that services import.
 
-See `client.py` for the calls and `record.py` for what they exchange. Owns no code.
+The calls are in `client.py`, the records that they exchange in `record.py`. This module owns no code.
 """
 
 from services.common.etcd.client import EtcdClient

@@ -1,7 +1,7 @@
 """The one client of etcd.
 
 Owns the calls that services make: get, list, commit, watch, leases, and the check of etcd's version when it connects.
-Rotation, retries, tokens and streams are in the modules beside it. It knows no key and no schema, which are in
+The modules beside it own rotation, retries, tokens and streams. It knows no key and no schema, which are in
 `services.common.keys`. Open it with `async with EtcdClient(settings) as client`.
 """
 
@@ -59,7 +59,8 @@ PAGE_KEYS = 5000
 
 
 class EtcdClient:
-    """Every method raises GanglineError `etcd.unreachable` when no endpoint answers within the deadline."""
+    """Talks to etcd. Every method raises GanglineError `etcd.unreachable` when no endpoint answers within the
+    deadline."""
 
     def __init__(self, settings: EtcdSettings) -> None:
         self.settings = settings
@@ -80,12 +81,12 @@ class EtcdClient:
         await self._session.rotation.close()
 
     async def get(self, key: str) -> KeyValue | None:
-        """Linearizable: it sees every write that was acknowledged before."""
+        """Reads a key. The read is linearizable: it sees every write that was acknowledged before."""
         answer = await self._session.call(Operation.RANGE, messages.RangeRequest(key=key.encode()))
         return next((key_value(item) for item in answer.message.kvs), None)
 
     async def list(self, prefix: str) -> Listing:
-        """Everything under the prefix, sorted by key, in pages that all show one revision."""
+        """Lists everything under the prefix, sorted by key, in pages that all show one revision."""
         while True:
             try:
                 return await self._list(prefix)
@@ -93,10 +94,10 @@ class EtcdClient:
                 _log.info("compacted while listing, starting over", prefix=prefix)
 
     async def commit(self, operations: Sequence[Put | Delete], guards: Sequence[Guard] = ()) -> Committed:
-        """All operations in one transaction, if every guard holds.
+        """Applies all operations in one transaction, if every guard holds.
 
-        When the answer to a try was lost, the next one may be refused because of the first one's own effect. Then the
-        store is read: if it holds what we wanted, from one revision, it was us.
+        When the answer to a try was lost, the next try may be refused because of the first one's own effect. Then the
+        client reads the store: if it holds the wanted values, from one revision, the first try was applied.
         """
         answer = await self._session.call(Operation.TXN, transaction_request(operations, guards))
         result = transaction_answer(answer.message)
@@ -108,7 +109,7 @@ class EtcdClient:
     async def commit_once(
         self, operations: Sequence[Put | Delete], guards: Sequence[Guard], try_seconds: float | None = None
     ) -> Committed:
-        """As `commit` with a single try. Raises Unsure when it is open whether etcd applied it."""
+        """Commits with a single try. Raises Unsure when it is open whether etcd applied the transaction."""
         request = transaction_request(operations, guards)
         try:
             message = await self._session.try_once(Operation.TXN, request, try_seconds or self.settings.try_seconds)
@@ -117,37 +118,40 @@ class EtcdClient:
         return transaction_answer(message)
 
     async def find_applied(self, operations: Sequence[Put | Delete]) -> int | None:
-        """The revision that applied exactly these operations, None when the store does not show one."""
+        """Returns the revision that applied exactly these operations; None when the store does not show one."""
         answer = await self._session.call(Operation.TXN, evidence_request(operations))
         return applied_revision(operations, answer.message)
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Every change from that revision on, one batch a revision. Resumes by itself; raises Compacted."""
+        """Yields every change from that revision on, one batch for each revision. Resumes by itself after a lost
+        stream. Raises Compacted."""
         watch = Watch(self._session, prefix, from_revision, answers_progress_requests(self._version))
         return watch.batches()
 
     def list_watch(self, prefix: str) -> AsyncGenerator[Listing | WatchBatch, None]:
-        """A Listing, then a WatchBatch for every change; a new Listing, to replace everything, after a compaction."""
+        """Yields a Listing, then a WatchBatch for every change. After a compaction it yields a new Listing, which
+        replaces everything."""
         return list_watch(lambda: self.list(prefix), lambda revision: self.watch(prefix, revision))
 
     def keep_lease(
         self, ttl_seconds: float, beat_seconds: float | None = None
     ) -> contextlib.AbstractAsyncContextManager[Lease]:
-        """A lease beaten every third of its TTL, or as given, and revoked at the end of the context."""
+        """Keeps a lease with a heartbeat every third of its TTL, or as given, and revokes it at the end of the
+        context."""
         return keep_lease(self._session, ttl_seconds, beat_seconds)
 
     async def compact(self, revision: int) -> None:
-        """Makes etcd forget the history before this revision."""
+        """Makes etcd drop the history before this revision."""
         await self._session.call(Operation.COMPACT, messages.CompactionRequest(revision=revision, physical=True))
 
     async def read_status(self) -> Status:
-        """The member in use about itself."""
+        """Returns the status of the member in use."""
         answer = (await self._session.call(Operation.STATUS, messages.StatusRequest())).message
         is_leader = answer.leader == answer.header.member_id
         return Status(answer.version, is_leader, answer.dbSize, answer.dbSizeInUse)
 
     async def examine(self) -> EtcdHealth:
-        """Whether etcd can be written to, and why not; within 1.5 s."""
+        """Returns whether etcd can be written to, and why not, within 1.5 s."""
         return await examine(self._session)
 
     async def _list(self, prefix: str) -> Listing:
@@ -178,7 +182,7 @@ class EtcdClient:
         _log.warning("etcd older than is safe for a cluster", version=status.version, num_members=num_members)
 
     async def _count_members(self) -> int:
-        """A user without the right to ask is told as many as it has endpoints."""
+        """Returns the number of members. A user without the right to ask gets the number of configured endpoints."""
         try:
             answer = await self._session.call(Operation.MEMBERS, messages.MemberListRequest())
         except GanglineError as error:

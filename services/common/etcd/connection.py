@@ -1,8 +1,8 @@
-"""One grpc channel for each etcd endpoint, and which of them is in use.
+"""One grpc channel for each etcd endpoint, and the choice of the one in use.
 
 A member that lost its quorum keeps its TCP connections and answers, so grpc's own balancing never leaves it. Instead
 every call and every open stream uses one endpoint, and the first failure moves all of them to the next. Owns channels,
-TLS and rotation; knows nothing of what is asked. Used by `session.py` only.
+TLS and rotation; knows nothing of the requests. Used by `session.py` only.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from services.common.etcd.stub import Operation, methods_of
 
 _log = structlog.get_logger(__name__)
 
-# etcd closes a connection that pings more often than every 5 s, or that pings at all while no call is open: a ping at
-# exactly 5 s is early every second time. A list of 5000 values may exceed any limit worth naming; etcd itself bounds
-# what it stores.
+# etcd closes a connection that pings more often than every 5 s, or that pings at all while no call is open. A ping at
+# exactly 5 s is early every second time, hence 7 s. A list of 5000 values may exceed any useful limit on a message;
+# etcd itself bounds what it stores.
 _OWN_OPTIONS = {
     "grpc.keepalive_time_ms": 7000,
     "grpc.keepalive_permit_without_calls": 0,
     "grpc.max_receive_message_length": -1,
 }
-# A socket of this machine, which its mode and its folder protect: no TLS there.
+# A socket of this machine, protected by its mode and its folder, needs no TLS.
 _UNIX = "unix:"
 _OPTIONS = [*(dict(CHANNEL_OPTIONS) | _OWN_OPTIONS).items()]
 
 
 class Connection:
-    """A channel to one endpoint, with the streams that are open on it."""
+    """Holds a channel to one endpoint, with the streams that are open on it."""
 
     def __init__(self, endpoint: str, channel: grpc.aio.Channel) -> None:
         self.endpoint = endpoint
@@ -46,13 +46,14 @@ class Connection:
         self.streams: set[Any] = set()
 
     def cancel_streams(self) -> None:
-        """Their readers see a cancellation that nobody asked their task for, and reopen elsewhere."""
+        """Cancels the open streams. Their readers see a cancellation that did not come from their own task, and reopen
+        elsewhere."""
         for stream in tuple(self.streams):
             stream.cancel()
 
 
 class Rotation:
-    """All endpoints, in the order in which they are tried. Channels open when first needed."""
+    """Holds all endpoints, in the order in which they are tried. Channels open on first use."""
 
     def __init__(self, settings: EtcdSettings) -> None:
         self._credentials = _load_credentials(settings)
@@ -69,11 +70,12 @@ class Rotation:
         return self._at(self._position)
 
     def all(self) -> list[Connection]:
-        """One for each endpoint, in the order of the settings."""
+        """Returns one connection for each endpoint, in the order of the settings."""
         return [self._at(position) for position in range(self.num_endpoints)]
 
     def rotate(self, failed: Connection, reason: str) -> None:
-        """Moves on from `failed`, unless somebody else already did. With one endpoint there is nowhere to go."""
+        """Moves on from `failed`, unless another call already did. With a single endpoint it does nothing."""
+        # Another call may have seen the same failure first; a second rotation would skip a healthy endpoint.
         if self.num_endpoints == 1 or failed is not self.current:
             return
         self._position = (self._position + 1) % self.num_endpoints

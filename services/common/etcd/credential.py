@@ -1,7 +1,7 @@
 """The token that etcd gives for a user and password.
 
-Owns the password file and the token, which ends after five minutes, with every restart of a member, and whenever
-somebody changes users; then `session.py` calls `forget` and the next call logs in again. Never logs either.
+Owns the password file and the token. The token ends after five minutes, with every restart of a member, and with every
+change of users; then `session.py` calls `forget` and the next call logs in again. Never logs password or token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.common.etcd.connection import Connection
 from services.common.etcd.settings import EtcdSettings
 from services.common.etcd.stub import Operation, messages
 
-# Without it a member that lost its quorum hangs for 7 s before it fails a call, and its watches are silent for ever.
+# Without it a member that lost its quorum hangs for 7 s before it fails a call, and its watches stay silent for ever.
 _NEEDS_LEADER = ("hasleader", "true")
 
 Metadata = tuple[tuple[str, str], ...]
@@ -40,7 +40,7 @@ class Credential:
             self._token = None
 
     async def metadata(self, connection: Connection) -> Metadata:
-        """What every call carries. Logs in first when there is no token; raises what grpc raises."""
+        """Returns the metadata of every call. Logs in first when there is no token; raises what grpc raises."""
         if not self.has_user:
             return (_NEEDS_LEADER,)
         async with self._lock:

@@ -1,7 +1,7 @@
-"""What a failed call to etcd means: try elsewhere, log in again, or tell somebody.
+"""Classifies a failed call to etcd: move to another endpoint, log in again, wait, or report an error.
 
-Owns the reading of grpc's status and of etcd's own texts. It decides nothing about time and tries nothing again;
-`session.py` and `stream.py` act on what it says.
+Owns the reading of grpc's status and of etcd's own texts. It decides nothing about time and retries nothing;
+`session.py` and `stream.py` act on the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _RETRIED_STATUS = {
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.UNKNOWN,
 }
+# Texts of etcd that mean that the token must be renewed.
 _TOKEN_TEXTS = ("invalid auth token", "revision of auth store is old", "user name is empty")
+# Texts of etcd that no retry can cure, each with the error code and message for the operator.
 _PEOPLE = (
     (
         "database space exceeded",
@@ -37,7 +39,7 @@ _PEOPLE = (
 
 
 class Remedy(Enum):
-    """What to do about a failure that may go away."""
+    """Names the action for a failure that may go away."""
 
     MOVE = "move"
     LOGIN = "login"
@@ -45,7 +47,7 @@ class Remedy(Enum):
 
 
 class TryFailed(Exception):
-    """One try failed and another one may work."""
+    """Reports that one try failed and that another one may work."""
 
     def __init__(self, remedy: Remedy, reason: str) -> None:
         super().__init__(reason)
@@ -54,12 +56,12 @@ class TryFailed(Exception):
 
 
 def read_failure(error: grpc.RpcError, endpoint: str) -> Exception:
-    """TryFailed when another try may work, else what the caller must be told."""
+    """Returns TryFailed when another try may work, else the error for the caller."""
     return read_status(error.code(), error.details() or "", endpoint)
 
 
 def read_status(status: grpc.StatusCode, details: str, endpoint: str) -> Exception:
-    """As `read_failure`, for a status and its text; also for the cancel_reason of a watch."""
+    """Classifies a status and its text like `read_failure`; also used for the cancel_reason of a watch."""
     reason = f"{endpoint}: {status.name}: {details}"
     if any(text in details for text in _TOKEN_TEXTS):
         return TryFailed(Remedy.LOGIN, reason)
@@ -76,6 +78,6 @@ def read_status(status: grpc.StatusCode, details: str, endpoint: str) -> Excepti
 
 
 def read_cancel_reason(text: str, endpoint: str) -> Exception:
-    """What a canceled watch means. The text carries a whole status: "rpc error: code = X desc = Y"."""
+    """Classifies a cancelled watch. The text carries a whole status: "rpc error: code = X desc = Y"."""
     match = re.search(r"desc = (.*)", text)
     return read_status(grpc.StatusCode.UNAVAILABLE, match[1] if match else text, endpoint)

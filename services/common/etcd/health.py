@@ -1,7 +1,7 @@
-"""Whether etcd can be written to, and in one sentence why not.
+"""Finds out whether etcd can be written to, and says in one sentence why not.
 
-Owns the examination: a linearizable read proves a quorum; while none is answered, every member is asked for its own
-status. It rotates no endpoint and repeats nothing. Used through `EtcdClient.examine` and `HealthWatch`.
+Owns the examination: a linearizable read proves a quorum; when none is answered, every member is asked for its own
+status. It rotates no endpoint and retries nothing. Used through `EtcdClient.examine` and `HealthWatch`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from services.common.etcd.stub import Operation, messages
 
 _log = structlog.get_logger(__name__)
 
+# Time limit of each of the two rounds of an examination.
 PROBE_SECONDS = 0.75
+# Pause between two examinations of HealthWatch.
 WATCH_SECONDS = 1.0
-# Never written. It lies where a user of etcd that is restricted to Gangline's keys may read.
+# Never written. It has a prefix that a user of etcd who is restricted to Gangline's keys may read.
 _PROBE_KEY = b"/gangline/v1/probe"
 
 
 async def examine(session: Session, seconds: float = PROBE_SECONDS) -> EtcdHealth:
-    """Takes at most twice `seconds`."""
+    """Examines etcd. Takes at most twice `seconds`."""
     connections = session.rotation.all()
     if await _reads(session, session.rotation.current, seconds):
         return EtcdHealth(num_members=len(connections), num_answering=len(connections))
@@ -43,7 +45,7 @@ async def examine(session: Session, seconds: float = PROBE_SECONDS) -> EtcdHealt
 
 
 def word_problem(endpoints: list[str], num_answering: int) -> str:
-    """One sentence for an etcd that answers no linearizable read."""
+    """Returns one sentence for an etcd that answers no linearizable read."""
     count, quorum = len(endpoints), len(endpoints) // 2 + 1
     ending = "nothing can be submitted or changed"
     if not num_answering:
@@ -62,14 +64,14 @@ def _some(quorum: int, count: int) -> str:
 
 
 class HealthWatch:
-    """Examines etcd once a second. health: what the newest examination found."""
+    """Examines etcd once a second. health: the result of the newest examination."""
 
     def __init__(self, examine_etcd: Callable[[], Awaitable[EtcdHealth]]) -> None:
         self.health = EtcdHealth()
         self._examine = examine_etcd
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             self._take(await self._examine())
             await asyncio.sleep(WATCH_SECONDS)
@@ -85,7 +87,8 @@ class HealthWatch:
 
 
 async def _reads(session: Session, connection: Connection, seconds: float) -> bool:
-    """Whether a linearizable read works. etcd checks permissions after it has confirmed its quorum."""
+    """Returns whether a linearizable read works. etcd checks permissions only after it has confirmed its quorum, so a
+    denied read works too."""
     request = messages.RangeRequest(key=_PROBE_KEY, keys_only=True)
     try:
         async with asyncio.timeout(seconds):
@@ -98,7 +101,8 @@ async def _reads(session: Session, connection: Connection, seconds: float) -> bo
 
 
 async def _answers(connection: Connection, seconds: float) -> bool:
-    """Whether the member says anything. The call carries no metadata: with "hasleader" a member would refuse it."""
+    """Returns whether the member answers at all. The call carries no metadata: with "hasleader" a member without a
+    leader would refuse it."""
     try:
         await connection.methods[Operation.STATUS](messages.StatusRequest(), timeout=seconds)
     except grpc.RpcError as failure:

@@ -1,8 +1,9 @@
 """A lease that is kept alive while a context is open.
 
-Owns the beats. A lease counts from when a beat was *sent*: that is the earliest moment from which etcd counts it.
-Missing beats alone do not end it, because etcd extends leases while its own members elect; only etcd's word does
-(TTL 0). Between the two `is_fresh` is False, and who holds the lease starts nothing new. Used by election and presence.
+Owns the heartbeats. A lease counts from the time at which a heartbeat was *sent*: etcd cannot count it from an earlier
+moment. Missed heartbeats alone do not end it, because etcd extends leases while its own members hold an election; only
+an answer of etcd does (TTL 0). Between the two `is_fresh` is False, and the holder of the lease starts nothing new.
+Used by election and presence.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from services.common.etcd.stub import Operation, messages
 
 _log = structlog.get_logger(__name__)
 
+# A revocation takes no longer, because it runs while a service stops.
 _REVOKE_SECONDS = 2.0
 
 
 class LeaseLost(Exception):
-    """etcd has ended the lease, with every key that was tied to it."""
+    """Reports that etcd has ended the lease, with every key that was tied to it."""
 
 
 class Lease:
-    """A living lease. id: what `Put.lease` takes. lost: set once, when etcd says that the lease has ended.
+    """Represents a live lease. id: the value for `Put.lease`. lost: set once, when etcd answers that the lease has
+    ended.
 
-    beaten_again: set with every beat that etcd has answered; a waiter clears it first.
+    beaten_again: set with every heartbeat that etcd has answered; a waiter clears it first.
     """
 
     def __init__(self, lease_id: int, ttl_seconds: float, beat_seconds: float, sent_at: float) -> None:
@@ -46,12 +49,12 @@ class Lease:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether etcd certainly still holds it: a beat sent less than a TTL ago was answered."""
+        """Returns whether etcd certainly still keeps the lease: a heartbeat sent less than a TTL ago was answered."""
         return not self.lost.is_set() and time.monotonic() < self._sent_at + self.ttl_seconds
 
     @property
     def silent_seconds(self) -> float:
-        """Since the newest beat that etcd has answered was sent."""
+        """Returns the time since the newest answered heartbeat was sent."""
         return time.monotonic() - self._sent_at
 
     def beaten(self, sent_at: float) -> None:
@@ -62,7 +65,7 @@ class Lease:
 
 @contextlib.asynccontextmanager
 async def keep_lease(session: Session, ttl_seconds: float, beat_seconds: float | None) -> AsyncIterator[Lease]:
-    """Grants a lease, beats it until the context ends, then revokes it, which deletes its keys."""
+    """Grants a lease, sends heartbeats until the context ends, then revokes the lease, which deletes its keys."""
     lease = await _grant(session, ttl_seconds, beat_seconds)
     beating = asyncio.create_task(_beat(session, lease), name=f"lease-{lease.id:x}")
     try:
@@ -82,7 +85,7 @@ async def _grant(session: Session, ttl_seconds: float, beat_seconds: float | Non
 
 
 async def _revoke(session: Session, lease: Lease) -> None:
-    """Without it the keys only last until the lease runs out, so a failure here is no more than that."""
+    """Revokes the lease. If that fails, the keys only stay until the lease expires, so the failure is just logged."""
     request = messages.LeaseRevokeRequest(ID=lease.id)
     try:
         await session.call(Operation.LEASE_REVOKE, request, deadline_seconds=_REVOKE_SECONDS)

@@ -1,7 +1,8 @@
-"""A prefix as it is, and then every change to it, for ever.
+"""Yields the state of a prefix, and then every change to it, for ever.
 
-Owns the step from a listing to the watch after it, and listing again when etcd has forgotten too much. A reader
-replaces all it holds when a Listing comes and applies the events of a WatchBatch. Used through `EtcdClient.list_watch`.
+Owns the step from a listing to the watch after it, and the new listing when etcd has compacted too much. A reader
+replaces all it holds when a Listing arrives and applies the events of a WatchBatch. Used through
+`EtcdClient.list_watch`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ async def list_watch(
     list_prefix: Callable[[], Awaitable[Listing]],
     watch_from: Callable[[int], AsyncGenerator[WatchBatch, None]],
 ) -> AsyncGenerator[Listing | WatchBatch, None]:
-    """The first listing raises when etcd is away; afterwards an outage only makes the reader wait."""
+    """Lists and watches. The first listing raises when etcd is away; later outages only make the reader wait."""
     listing = await list_prefix()
     while True:
         yield listing

@@ -1,5 +1,7 @@
-"""What the etcd client counts about itself. Owns the metrics' names and buckets; every module of this package adds to
-them, `services.common.telemetry` serves them."""
+"""The metrics of the etcd client.
+
+Owns the metrics' names and buckets. Every module of this package updates them; `services.common.telemetry` serves them.
+"""
 
 from __future__ import annotations
 

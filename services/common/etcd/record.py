@@ -1,7 +1,7 @@
 """PURE: what goes into etcd and what comes out of it, as typed records.
 
-Owns the records of the one etcd client and the exceptions that its callers handle. It knows neither grpc nor etcd's
-own messages; `transaction.py` maps between the two. Everybody who reads or writes state imports these names from
+Owns the records of the one etcd client and the exceptions that its callers handle. It knows neither grpc nor etcd's own
+messages; `transaction.py` maps between the two. Every module that reads or writes state imports these names from
 `services.common.etcd`.
 """
 
@@ -20,9 +20,9 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A whole new value; never a change relative to the old one, because a put may be applied twice.
+    """Writes a whole new value, never a change relative to the old one, because a put may be applied twice.
 
-    lease: the id of the lease that the key dies with, 0 for none.
+    lease: the id of the lease that the key is deleted with; 0 for none.
     """
 
     key: str
@@ -37,10 +37,10 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What must hold for a transaction to be applied.
+    """States what must hold for a transaction to be applied.
 
-    create_revision: the revision that created the key, 0 when it must be absent. mod_revision: the revision that wrote
-    it last, None when any will do.
+    create_revision: the revision that created the key; 0 when the key must be absent. mod_revision: the revision that
+    wrote it last; None when any will do.
     """
 
     key: str
@@ -50,10 +50,10 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The answer to a transaction.
+    """Answers a transaction.
 
-    revision: the store's revision after it. found: when refused, the guards' keys as they are instead (absent ones
-    left out); empty when committed.
+    revision: the store's revision after it. found: when refused, the current values of the guards' keys, without absent
+    ones; empty when committed.
     """
 
     is_committed: bool
@@ -63,7 +63,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Everything under a prefix, all at one revision; a watch goes on from `revision + 1`."""
+    """Holds everything under a prefix, all at one revision; a watch continues from `revision + 1`."""
 
     items: tuple[KeyValue, ...]
     revision: int
@@ -71,7 +71,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """value: None when the key was deleted. create_revision: 0 for a deletion."""
+    """Reports a change of one key. value: None when the key was deleted. create_revision: 0 for a deletion."""
 
     key: str
     value: bytes | None
@@ -81,7 +81,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """All that one transaction changed under the watched prefix."""
+    """Holds all that one transaction changed under the watched prefix."""
 
     revision: int
     events: tuple[Event, ...]
@@ -89,7 +89,7 @@ class WatchBatch:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One member about itself."""
+    """Describes one member, as it reports itself."""
 
     version: str
     is_leader: bool
@@ -99,9 +99,11 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class EtcdHealth:
-    """is_available: a linearizable read was answered. num_members: of the configured endpoints.
+    """Describes whether etcd works. is_available: a linearizable read was answered. num_members: number of configured
+    endpoints.
 
-    problem: one sentence while it is not available. since: wall-clock time at which this state began, 0 for the start.
+    problem: one sentence while etcd is not available. since: wall-clock time at which this state began; 0 for the
+    start.
     """
 
     is_available: bool = True
@@ -112,7 +114,7 @@ class EtcdHealth:
 
 
 class Compacted(Exception):
-    """A watch cannot go on: etcd has forgotten what happened before `revision`. List again."""
+    """Reports that a watch cannot continue: etcd has dropped the history before `revision`. The caller lists again."""
 
     def __init__(self, revision: int) -> None:
         super().__init__(f"etcd keeps no history before revision {revision}")
@@ -120,4 +122,4 @@ class Compacted(Exception):
 
 
 class Unsure(Exception):
-    """A single try failed in a way that leaves open whether etcd applied it."""
+    """Reports that a single try failed in a way that leaves open whether etcd applied it."""

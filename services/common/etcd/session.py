@@ -1,8 +1,8 @@
 """One call to etcd: its tries, its deadline, its token.
 
-Owns the rule that a call has 1.5 s at one member and then goes to the next, until its overall deadline. Everything
-Gangline asks may be applied twice without harm, so every call is tried again; who must know that it was (transactions)
-reads `Answer.is_retried`. Used by the modules of this package only.
+Owns the rule that a call has 1.5 s at one member and then goes to the next, until its overall deadline. Every request
+of Gangline may be applied twice without harm, so every call is retried. A caller that must know about a retry
+(transactions) reads `Answer.is_retried`. Used by the modules of this package only.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from services.common.etcd.stub import Operation
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """is_retried: an earlier try of the same call failed, and etcd may have applied it all the same."""
+    """Holds the answer to a call. is_retried: an earlier try of the same call failed, and etcd may have applied it all
+    the same."""
 
     message: Any
     is_retried: bool
 
 
 class Session:
-    """What all calls of one client share."""
+    """Holds what all calls of one client share."""
 
     def __init__(self, settings: EtcdSettings) -> None:
         self.settings = settings
@@ -42,7 +43,8 @@ class Session:
         self._credential = Credential(settings)
 
     async def call(self, operation: Operation, request: Any, deadline_seconds: float | None = None) -> Answer:
-        """Tries until it works. Raises GanglineError `etcd.unreachable` at the deadline, or what etcd refuses for."""
+        """Retries until a try works. Raises GanglineError `etcd.unreachable` at the deadline, or the error of a
+        refusal."""
         seconds = self.settings.deadline_seconds if deadline_seconds is None else deadline_seconds
         deadline = time.monotonic() + seconds
         num_tries = 0
@@ -55,12 +57,13 @@ class Session:
                 except TryFailed as failure:
                     num_tries += 1
                     pause = pause_seconds(num_tries)
+                    # No try fits into the rest of the time.
                     if time.monotonic() + pause >= deadline:
                         raise self._unreachable(seconds, failure) from failure
                 await asyncio.sleep(pause)
 
     async def try_once(self, operation: Operation, request: Any, try_seconds: float) -> Any:
-        """One try at the endpoint in use. Raises TryFailed after having made way for the next try."""
+        """Makes one try at the endpoint in use. Raises TryFailed after it has prepared the next try."""
         connection = self.rotation.current
         metadata: Metadata = ()
         try:
@@ -71,7 +74,7 @@ class Session:
             raise self.make_way(connection, metadata, read_failure(error, connection.endpoint)) from error
 
     async def ask(self, connection: Connection, operation: Operation, request: Any, seconds: float) -> Any:
-        """One try at this endpoint, whichever is in use. Its failure rotates nothing. Raises grpc.RpcError."""
+        """Makes one try at this endpoint, whichever is in use. A failure rotates nothing. Raises grpc.RpcError."""
         metadata = await self._credential.metadata(connection)
         try:
             return await connection.methods[operation](request, metadata=metadata, timeout=seconds)
@@ -82,7 +85,7 @@ class Session:
             raise
 
     async def open(self, operation: Operation) -> Stream:
-        """A stream at the endpoint in use. Raises as `try_once`."""
+        """Opens a stream at the endpoint in use. Raises like `try_once`."""
         connection = self.rotation.current
         metadata: Metadata = ()
         try:
@@ -93,7 +96,7 @@ class Session:
         return Stream(call, connection, lambda failure: self.make_way(connection, metadata, failure))
 
     def make_way(self, connection: Connection, metadata: Metadata, failure: Exception) -> Exception:
-        """Does what a failure asks for before the next try, and gives the failure back."""
+        """Does what a failure requires before the next try, and returns the failure."""
         if isinstance(failure, TryFailed):
             if failure.remedy is Remedy.MOVE:
                 self.rotation.rotate(connection, failure.reason)
@@ -104,7 +107,8 @@ class Session:
         return failure
 
     def _try_seconds(self, num_tries: int) -> float:
-        """Doubled for each round of all endpoints, so that a store that is only slow still gets to answer."""
+        """Returns the time limit of a try. It doubles with each round of all endpoints, so that a slow store still gets
+        to answer."""
         return self.settings.try_seconds * float(2 ** min(num_tries // self.rotation.num_endpoints, 6))
 
     def _unreachable(self, seconds: float, failure: TryFailed) -> Exception:
@@ -117,5 +121,6 @@ class Session:
 
 
 def pause_seconds(num_tries: int) -> float:
-    """How long to wait before the next try: 20 ms at first, half a second at most, and never twice the same."""
+    """Returns the back-off before the next try: 20 ms to at most half a second, random so that clients do not retry in
+    step."""
     return random.uniform(0.02, min(0.5, 0.05 * 2**num_tries))  # noqa: S311 - spreads load, keeps no secret

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class EtcdSettings(BaseModel):
-    """How the client reaches etcd.
+    """Configures how the client reaches etcd.
 
-    endpoints: `host:port` each; `https://host:port` asks for TLS, as do ca_file and cert_file for all of them. A unix
-    socket of this machine is `unix:path`, without TLS.
-    try_seconds: how long one member has to answer one call before the next one is asked. deadline_seconds: how long
+    endpoints: `host:port` each; `https://host:port` asks for TLS, and ca_file or cert_file ask for it on all of them. A
+    unix socket of this machine is `unix:path`, without TLS.
+    try_seconds: how long one member has to answer one call before the next member is asked. deadline_seconds: how long
     all tries of a call may take together.
     """
 

@@ -1,8 +1,8 @@
 """One open stream to etcd, for watches and leases.
 
-Owns reading with a time limit and the translation of everything that can end a stream into one exception. Reads and
-writes run in tasks of their own: so a stream that a rotation cancels is told apart from a caller who is cancelled, and
-a read may outlast its time limit and be awaited again. Opened by `session.py`.
+Owns reading with a time limit, and the translation of everything that can end a stream into one exception. Reads and
+writes run in tasks of their own. So the cancellation of a stream by a rotation differs from that of the caller, and a
+read may outlast its time limit and be awaited again. Opened by `session.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Stream:
             self._take(self._reading)
 
     async def write(self, message: Any, seconds: float) -> None:
-        """Raises TryFailed when it cannot be sent within so many seconds."""
+        """Sends a message. Raises TryFailed when it cannot be sent within so many seconds."""
         writing = asyncio.ensure_future(_as_coroutine(self._call.write(message)))
         await asyncio.wait({writing}, timeout=seconds)
         if not writing.done():
@@ -51,7 +51,8 @@ class Stream:
         self._result_of(writing)
 
     async def read(self, seconds: float | None = None) -> Any | None:
-        """The next message, None when there was none for so many seconds. Raises TryFailed when the stream broke."""
+        """Returns the next message; None when none arrived for so many seconds. Raises TryFailed when the stream
+        broke."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(_as_coroutine(self._call.read()))
         await asyncio.wait({self._reading}, timeout=seconds)
@@ -64,11 +65,11 @@ class Stream:
         return message
 
     def fail(self, reason: str) -> Exception:
-        """The failure of a stream that its reader gives up on; moves calls and streams to the next endpoint."""
+        """Returns the failure of a stream that its reader gives up; moves calls and streams to the next endpoint."""
         return self._on_failure(TryFailed(Remedy.MOVE, f"{self.endpoint}: {reason}"))
 
     def refuse(self, failure: Exception) -> Exception:
-        """As `fail`, for a failure that etcd put into a message."""
+        """Returns a failure like `fail`, for one that etcd put into a message."""
         return self._on_failure(failure)
 
     def _result_of(self, task: asyncio.Task[Any]) -> Any:
@@ -85,7 +86,7 @@ class Stream:
 
     @staticmethod
     def _take(task: asyncio.Task[Any]) -> None:
-        """Looks at a result that nobody wants, so that asyncio does not report it as forgotten."""
+        """Reads a result that is not needed, so that asyncio does not log it as never retrieved."""
         if not task.cancelled():
             task.exception()
 

@@ -1,7 +1,7 @@
-"""The one place that imports etcd's generated messages and stubs.
+"""The only module that imports etcd's generated messages and stubs.
 
-They come from the package aetcd, whose own client is not used: it knows one endpoint, no TLS, no token renewal, and its
-watches can die without a word. Never load a second copy of etcd's protos into the same process: the descriptor pool
+They come from the package aetcd. Its own client is not used: it knows one endpoint, no TLS and no token renewal, and
+its watches can die silently. Never load a second copy of etcd's protos into the same process: the descriptor pool
 refuses it.
 """
 
@@ -20,7 +20,7 @@ DELETED: int = kv_pb2.Event.DELETE
 
 
 class Operation(Enum):
-    """What Gangline asks of etcd: service and method."""
+    """Lists the methods that Gangline calls: service and method."""
 
     RANGE = ("KV", "Range")
     TXN = ("KV", "Txn")
@@ -35,7 +35,7 @@ class Operation(Enum):
 
 
 def methods_of(channel: grpc.aio.Channel | grpc.Channel) -> dict[Operation, Callable[..., Any]]:
-    """Every operation as a callable on this channel."""
+    """Returns every operation as a callable on this channel."""
     stubs: dict[str, Any] = {}
     for operation in Operation:
         service = operation.value[0]

@@ -12,12 +12,14 @@ from typing import Any
 from services.common.etcd.record import Committed, Delete, Guard, KeyValue, Put
 from services.common.etcd.stub import messages
 
+# etcd's default for --max-txn-ops.
 MAX_OPERATIONS = 128
+# Below etcd's default limit of 1.5 MiB for a request.
 MAX_BYTES = 512_000
 
 
 def transaction_request(operations: Sequence[Put | Delete], guards: Sequence[Guard]) -> Any:
-    """etcd's request. When a guard does not hold it answers with the guards' keys instead."""
+    """Builds etcd's request. When a guard does not hold, etcd answers with the guards' keys instead."""
     check_limits(operations, guards)
     return messages.TxnRequest(
         compare=[compare for guard in guards for compare in _compares(guard)],
@@ -32,15 +34,15 @@ def transaction_answer(answer: Any) -> Committed:
 
 
 def evidence_request(operations: Sequence[Put | Delete]) -> Any:
-    """Reads every key that these operations touch, at one revision."""
+    """Builds a request that reads every key that these operations touch, at one revision."""
     return messages.TxnRequest(success=[_get(operation.key) for operation in operations])
 
 
 def applied_revision(operations: Sequence[Put | Delete], answer: Any) -> int | None:
-    """The revision at which these operations were applied, None when the store does not show it.
+    """Returns the revision at which these operations were applied; None when the store does not show it.
 
     It shows it when every put value is there, written by one and the same revision, and every deleted key is gone.
-    Values that carry an id of their own make that certain; equal values of somebody else mean the same state anyhow.
+    Values that carry an id of their own make that certain; equal values of another writer mean the same state anyhow.
     """
     by_key = {item.key.decode(): item for item in _found(answer)}
     puts = [operation for operation in operations if isinstance(operation, Put)]
@@ -65,7 +67,7 @@ def check_limits(operations: Sequence[Put | Delete], guards: Sequence[Guard]) ->
 
 
 def num_bytes_of(operations: Iterable[Put | Delete]) -> int:
-    """Of keys and values."""
+    """Returns the size of keys and values."""
     return sum(len(operation.key) + len(getattr(operation, "value", b"")) for operation in operations)
 
 
@@ -74,7 +76,7 @@ def key_value(item: Any) -> KeyValue:
 
 
 def prefix_end(prefix: str) -> bytes:
-    """The first key after all that begin with this prefix."""
+    """Returns the first key after all that begin with this prefix."""
     stem = prefix.encode().rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
 

@@ -18,21 +18,21 @@ _RIGHT_PROGRESS: Version = (3, 5, 16)
 
 
 def parse_version(text: str) -> Version:
-    """ "3.5.30" and "3.6.0-rc.1" alike; anything unreadable is (0, 0, 0)."""
+    """Parses "3.5.30" and "3.6.0-rc.1" alike; anything unreadable is (0, 0, 0)."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
 
 
 def may_lose_entries(version: Version) -> bool:
-    """Whether this version must not run with more than one member."""
+    """Returns whether this version must not run with more than one member."""
     return _LOSES_ENTRIES[0] <= version <= _LOSES_ENTRIES[1]
 
 
 def is_safe(version: Version) -> bool:
-    """Whether no corruption is known for this version."""
+    """Returns whether no corruption is known for this version."""
     return version >= _SAFE_3_5 or _SAFE_3_4 <= version < (3, 5, 0)
 
 
 def answers_progress_requests(version: Version) -> bool:
-    """Whether a requested progress notification can be trusted not to overtake events."""
+    """Returns whether a requested progress notification never overtakes events."""
     return version >= _RIGHT_PROGRESS

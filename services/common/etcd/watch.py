@@ -1,8 +1,8 @@
 """A watch that survives its stream.
 
-Owns resuming: after a lost stream, a moved endpoint or an expired token it goes on at the revision after the last one
-that it has delivered, so nothing is lost and nothing comes twice. What one revision changed comes in one batch, however
-etcd cut it. Only a compaction ends it. Used through `EtcdClient.watch`.
+Owns resuming: after a lost stream, a moved endpoint or an expired token it continues at the revision after the last
+delivered one, so no event is lost or delivered twice. The changes of one revision arrive in one batch, even if etcd
+split them. Only a compaction ends the watch. Used through `EtcdClient.watch`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from services.common.etcd.transaction import prefix_end
 
 _log = structlog.get_logger(__name__)
 
+# After this silence the watch asks etcd for a progress notification.
 PROGRESS_SECONDS = 30.0
 
 
 class Watch:
-    """One watch. next_revision: the first revision that its reader has not seen."""
+    """Represents one watch. next_revision: the first revision that its reader has not seen."""
 
     def __init__(self, session: Session, prefix: str, from_revision: int, can_ask_progress: bool) -> None:
         self.next_revision = from_revision
@@ -40,12 +41,13 @@ class Watch:
         self._has_renewed_token = False
 
     async def batches(self) -> AsyncGenerator[WatchBatch, None]:
-        """Raises Compacted; never ends by itself."""
+        """Yields batches. Raises Compacted; never ends by itself."""
         num_failures = 0
         while True:
             try:
                 async with await self._session.open(Operation.WATCH) as stream:
                     await stream.write(self._create_request(), self._session.settings.try_seconds)
+                    # A new stream sends the interrupted revision from its beginning.
                     self._fragments.clear()
                     async for message in self._messages(stream):
                         num_failures = 0
@@ -75,7 +77,7 @@ class Watch:
             return Compacted(message.compact_revision)
         failure = read_cancel_reason(message.cancel_reason, stream.endpoint)
         if isinstance(failure, GanglineError) and not self._has_renewed_token:
-            # etcd 3.5.1 calls an expired token a lack of permission; a fresh token tells the two apart.
+            # etcd 3.5.1 reports an expired token as a lack of permission; a fresh token shows which of the two it is.
             self._has_renewed_token = True
             failure = TryFailed(Remedy.LOGIN, failure.message)
         return stream.refuse(failure)
@@ -104,7 +106,7 @@ class Watch:
         return messages.WatchRequest(create_request=create)
 
     def _report(self, num_failures: int, failure: TryFailed) -> None:
-        """Once when it breaks, then now and then, so that an outage of an hour is no flood."""
+        """Logs the first failure and then every power of two, so that an outage of an hour does not flood the log."""
         if num_failures & (num_failures - 1) == 0:
             _log.warning(
                 "watch lost, resuming",

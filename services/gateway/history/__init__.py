@@ -1,1 +1,2 @@
-"""Logs, metrics and progress in SQL, and the cursors by which a record is stored once however often it is sent."""
+"""Logs, metrics and progress in SQL, and the cursors that make sure that a record is stored once, however often it is
+sent."""

@@ -1,8 +1,8 @@
-"""Opens the history's database and brings its tables up to date.
+"""Opens the history's database and migrates its tables.
 
-Owns the engine's settings and the two locks: one around migrations, because gateways that share a PostgreSQL may start
-together, and one around each writing transaction, so that row ids become visible in their order there as well. Called
-in threads only: everything here blocks.
+Owns the engine's settings and the two locks. One is around migrations, because gateways that share a PostgreSQL may
+start together. The other is around each writing transaction, so that row ids become visible in their order there as
+well. Called in threads only: everything here blocks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from alembic.util import CommandError
 from gangline.errors import GanglineError, invalid, unavailable
 
 MIGRATIONS = Path(__file__).parent / "migration"
+# Keys of PostgreSQL's advisory locks: "gang" in ASCII, and a number.
 MIGRATION_LOCK = 0x67616E67_0001
 WRITE_LOCK = 0x67616E67_0002
+# Also the longest wait for another process's lock on SQLite.
 CONNECT_SECONDS = 10
 WRITING = "gangline_writing"
 
 
 def open_database(url: str) -> sa.Engine:
-    """An engine on a migrated database. Raises GanglineError `database.*`, which names the URL without its password."""
+    """Returns an engine on a migrated database. Raises GanglineError `database.*`, which names the URL without its
+    password."""
     parsed = _parse(url)
     try:
         engine = _create_engine(parsed)
@@ -48,7 +51,7 @@ def open_database(url: str) -> sa.Engine:
 
 @contextmanager
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """One transaction that writes. Writers come one after another, so row ids are committed in their order."""
+    """Opens one transaction that writes. Writers run one after another, so row ids are committed in their order."""
     with engine.connect() as raw:
         connection = raw.execution_options(**{WRITING: True})
         with connection.begin():
@@ -70,6 +73,7 @@ def _parse(url: str) -> sa.URL:
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
+# For messages.
 EXAMPLE = "sqlite:////var/lib/gangline/gateway.db or postgresql://user@host/gangline"
 
 
@@ -83,7 +87,8 @@ def _create_engine(url: sa.URL) -> sa.Engine:
 
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:
-    """WAL lets readers go on beside the writer; FULL, because what was acknowledged must survive a power cut."""
+    """Sets up a connection: WAL lets readers continue beside the writer; synchronous=FULL, because acknowledged records
+    must survive a power cut."""
     connection.isolation_level = None
     for pragma in (f"busy_timeout={CONNECT_SECONDS * 1000}", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}")
@@ -91,8 +96,8 @@ def _set_up_sqlite(connection: Any, _: Any) -> None:
 
 
 def _turn_wal_on(connection: Any) -> None:
-    """SQLite does not wait by itself here: the first change of the mode fails at once while another process, which
-    starts at the same time, makes the same change."""
+    """Turns WAL on, with retries: SQLite does not wait here, so the first change of the mode fails at once while
+    another process that starts at the same time makes the same change."""
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
@@ -106,7 +111,8 @@ def _turn_wal_on(connection: Any) -> None:
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
-    """A transaction that reads first and writes later would fail when another one wrote in between."""
+    """Begins a transaction. One that reads first and writes later would fail if another one wrote in between, so a
+    writing one takes the lock at once."""
     is_writing = connection.get_execution_options().get(WRITING, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writing else "BEGIN")
 

@@ -1,4 +1,4 @@
-"""PURE: a record of a trial runner with plausible numbers: its time, counts and rates.
+"""PURE: makes the time, counts and rates of a trial runner's record plausible.
 
 The metrics themselves stay as they are, NaN and infinities included. Called before records are stored.
 """
@@ -12,13 +12,14 @@ from services.gateway.record import IngestRecord, LogLine, MetricsPoint, Progres
 
 
 def plausible_record(record: IngestRecord, now: float) -> IngestRecord:
-    """now: by the gateway's clock."""
+    """Returns the record with plausible numbers; the same object where nothing is replaced. now: by the gateway's
+    clock."""
     at, content = plausible_time(record.at, now), _plausible_content(record.content)
     return record if at == record.at and content is record.content else replace(record, at=at, content=content)
 
 
 def _plausible_content(content: LogLine | MetricsPoint | ProgressPoint) -> LogLine | MetricsPoint | ProgressPoint:
-    """The same object where nothing is replaced."""
+    """Returns the same object where nothing is replaced."""
     if isinstance(content, LogLine):
         return content
     completed = plausible_count(content.batches_completed)

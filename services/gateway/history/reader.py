@@ -14,8 +14,9 @@ from gangline.errors import unavailable
 from services.gateway.history import table
 from services.gateway.record import LogLine, MetricsPoint, Newest, ProgressPoint, Scope, StoredLog, StoredMetrics
 
+# Queries at a time; further ones wait.
 NUM_THREADS = 4
-# SQLite takes a few thousand bound values in a statement, PostgreSQL 65 thousand.
+# SQLite allows a few thousand bound values in a statement, PostgreSQL 65 thousand.
 MAX_IDS = 900
 
 T = TypeVar("T")
@@ -27,18 +28,18 @@ class Reader:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="history-reader")
 
     async def logs_after(self, scope: Scope, after_id: int, limit: int) -> list[StoredLog]:
-        """The next rows with a greater id, oldest first."""
+        """Returns the next rows with a greater id, the oldest first."""
         return await self._read(lambda connection: _logs_after(connection, scope, after_id, limit))
 
     async def find_tail(self, scope: Scope, num_lines: int) -> int:
-        """The id after which exactly the last so many log rows come."""
+        """Returns the id after which exactly the last so many log rows come."""
         return await self._read(lambda connection: _find_tail(connection, scope, num_lines))
 
     async def metrics_after(self, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
         return await self._read(lambda connection: _metrics_after(connection, scope, after_id, limit))
 
     async def newest(self, trial_ids: Sequence[str]) -> Mapping[str, Newest]:
-        """For each trial that has any history."""
+        """Returns the newest history of each trial that has any."""
         return await self._read(lambda connection: _newest(connection, trial_ids))
 
     def close(self) -> None:

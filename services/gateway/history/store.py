@@ -1,7 +1,7 @@
-"""Stores ingested batches: one transaction for all that are given, each record at most once.
+"""Stores ingested batches: all given ones in one transaction, each record at most once.
 
-The cursor of a spool moves in the transaction that inserts its records, so after any crash either both are there or
-neither is. Blocking; writer.py calls it from its thread.
+The cursor of a spool moves in the transaction that inserts its records, so after any crash either both are stored or
+neither is. It blocks; writer.py calls it from its thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 @dataclass
 class StoredCount:
-    """What one transaction added, by kind, and what it left out because it was there."""
+    """Counts what one transaction added, by kind, and the records that it left out because they were stored before."""
 
     logs: int = 0
     metrics: int = 0
@@ -33,7 +33,7 @@ class StoredCount:
 
 @dataclass
 class _Rows:
-    """Rows to insert, and the newest rows to replace by their key."""
+    """Holds rows to insert, and the newest rows, which replace older ones by their key."""
 
     logs: list[Row] = field(default_factory=list)
     metrics: list[Row] = field(default_factory=list)
@@ -45,6 +45,7 @@ class _Rows:
     def take(self, batch: IngestBatch) -> None:
         stored = self.stored_by_spool_id.get(batch.spool_id, 0)
         for record in batch.records:
+            # Sent again after an answer was lost.
             if record.sequence <= stored:
                 self.count.repeated += 1
                 continue
@@ -70,7 +71,7 @@ class _Rows:
 
 
 def store_batches(engine: sa.Engine, batches: Sequence[IngestBatch], now: float) -> tuple[list[int], StoredCount]:
-    """The stored sequence number of each batch's spool after the commit, in the order of the batches."""
+    """Returns the stored sequence number of each batch's spool after the commit, in the order of the batches."""
     with writing(engine) as connection:
         rows = _Rows(stored_by_spool_id=_find_cursors(connection, {batch.spool_id for batch in batches}))
         for batch in batches:

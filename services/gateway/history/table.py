@@ -1,6 +1,6 @@
-"""The tables of the history, in types that SQLite and PostgreSQL both have. Changes need a migration beside them.
+"""The tables of the history, in types that SQLite and PostgreSQL both have. A change needs a migration in `migration/`.
 
-Texts that others send have no length: a limit of ours would make one row refuse a whole batch on PostgreSQL.
+Texts from other programs have no length limit: with one, a single row would make PostgreSQL refuse a whole batch.
 """
 
 from __future__ import annotations
@@ -72,5 +72,5 @@ ingest_cursors = sa.Table(
 
 
 def storable(text: str) -> str:
-    """As it is stored: PostgreSQL keeps no NUL in a text."""
+    """Returns the text as it is stored: PostgreSQL allows no NUL in a text."""
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")

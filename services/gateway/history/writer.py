@@ -1,4 +1,4 @@
-"""The one thread that writes history. Batches that arrive while a transaction runs share the next one.
+"""The only thread that writes history. Batches that arrive while a transaction runs share the next one.
 
 An answer is given only after the commit. A batch that the database refuses fails alone; when the database is away all
 of them fail, and the trial runners send them again.
@@ -21,6 +21,7 @@ from services.gateway import metric
 from services.gateway.history.store import StoredCount, store_batches
 from services.gateway.record import IngestBatch
 
+# Bounds a transaction, and so the wait of the batches after it.
 MAX_RECORDS = 5000
 
 log = structlog.get_logger(__name__)
@@ -33,7 +34,7 @@ class _Order:
 
 
 class Writer:
-    """on_stored: called on the event loop with the ids of the experiments that have new rows."""
+    """Writes batches. on_stored: called on the event loop with the ids of the experiments that have new rows."""
 
     def __init__(self, engine: sa.Engine, on_stored: Callable[[set[int]], None]) -> None:
         self._engine = engine
@@ -45,13 +46,14 @@ class Writer:
         self._thread.start()
 
     async def store(self, batch: IngestBatch) -> int:
-        """The highest sequence number of the spool that is stored. Raises GanglineError `history.*`."""
+        """Stores a batch and returns the highest stored sequence number of the spool. Raises GanglineError
+        `history.*`."""
         answer: asyncio.Future[int] = self._loop.create_future()
         self._orders.put(_Order(batch, answer))
         return await answer
 
     async def close(self) -> None:
-        """Stores what was given before."""
+        """Ends the thread after it has stored all earlier batches."""
         self._orders.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -63,7 +65,7 @@ class Writer:
             self._commit(self._gather(first))
 
     def _gather(self, first: _Order) -> list[_Order]:
-        """What waits by now, up to a size that keeps a transaction short."""
+        """Returns the batches that wait by now, up to a size that keeps a transaction short."""
         orders, num_records = [first], len(first.batch.records)
         while num_records < MAX_RECORDS:
             try:
@@ -90,6 +92,7 @@ class Writer:
 
     def _on_failure(self, orders: list[_Order], failure: Exception) -> None:
         is_away = isinstance(failure, sa.exc.OperationalError)
+        # One batch may be the cause: each is tried by itself, so that the others are stored.
         if len(orders) > 1 and not is_away:
             for order in orders:
                 self._commit([order])

@@ -1,1 +1,2 @@
-"""The HTTP surface: JSON under /api/v1 with Determined's paths where both have the call, and what operators scrape."""
+"""The HTTP surface: JSON under /api/v1, with Determined's paths where both have the call, and endpoints for
+operators."""

@@ -1,7 +1,7 @@
-"""Lets a request in or not, before any of its body is read.
+"""Admits or refuses a request before any of its body is read.
 
-Everything needs a token but OPEN_PATHS. A browser cannot send a bearer token when somebody types an address, so reading
-also accepts the token as the password of HTTP Basic; changing does not, because browsers repeat Basic credentials on
+Every path except OPEN_PATHS needs a token. A browser cannot send a bearer token when a user types an address, so reads
+also accept the token as the password of HTTP Basic. Changes do not, because browsers repeat Basic credentials on
 requests that other sites make.
 """
 
@@ -23,15 +23,17 @@ from services.gateway.auth import Authenticator
 from services.gateway.http.problem import is_changing, problem_response
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/prom/http-sd"})
+# Most bytes of a body that is neither an archive nor a submission.
 MAX_BODY_BYTES = 1 << 20
-# An archive of the largest size in base64, and its configuration.
+# An archive of the largest size in base64, plus its configuration.
 MAX_SUBMIT_BYTES = MAX_ARCHIVE_BYTES * 4 // 3 + MAX_BODY_BYTES
 
 
 class Admission:
-    """ASGI middleware; puts the principal into the request's state."""
+    """Authenticates requests as ASGI middleware; puts the principal into the request's state."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        """Authenticates requests as ASGI middleware; puts the principal into the request's state."""
         self._app = app
         self._authenticator = authenticator
 
@@ -55,7 +57,7 @@ class Admission:
 
 
 def _check_length(path: str, length: str) -> None:
-    """uvicorn refuses a length that is no number."""
+    """Refuses a body that is too long by its Content-Length. uvicorn has refused a length that is no number."""
     is_longer = functools.partial(_is_longer, length)
     if path.startswith("/api/v1/code/"):
         if is_longer(MAX_ARCHIVE_BYTES):
@@ -73,6 +75,7 @@ def _is_longer(length: str, most: int) -> bool:
     return len(length.lstrip("0")) > len(str(most)) or int(length) > most
 
 
+# The number of digits is compared first, because int() of a very long text is slow and limited.
 def _find_token(header: str, *, is_reading: bool) -> str | None:
     kind, _, value = header.partition(" ")
     if kind.lower() == "bearer":

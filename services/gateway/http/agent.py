@@ -1,4 +1,4 @@
-"""Routes of agents and slots. Changing them is for administrators."""
+"""Routes of agents and slots. Only administrators may change them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ async def enable_agent(agent_id: str, caller: Caller, cases: Cases) -> queue_mod
 async def disable_agent(
     agent_id: str, caller: Caller, cases: Cases, body: queue_model.Disable | None = None
 ) -> queue_model.AgentAnswer:
-    """What runs there checkpoints and waits for other slots; with drain it goes on to its end."""
+    """Disables an agent: its work checkpoints and waits for other slots; with drain it continues to its end."""
     return _agent(await _set(cases, caller, agent_id, (), _off(body)))
 
 
 @router.post("/agents/{agent_id}/slots/{slot_id:path}/enable")
 async def enable_slot(agent_id: str, slot_id: str, caller: Caller, cases: Cases) -> queue_model.SlotAnswer:
-    """slot_id: what follows the agent's id and the slash."""
+    """Enables a slot. slot_id: the part after the agent's id and the slash."""
     whole_id = f"{agent_id}/{slot_id}"
     return _slot(await _set(cases, caller, agent_id, (whole_id,), Availability.ENABLED), whole_id)
 
@@ -53,7 +53,7 @@ async def enable_slot(agent_id: str, slot_id: str, caller: Caller, cases: Cases)
 async def disable_slot(
     agent_id: str, slot_id: str, caller: Caller, cases: Cases, body: queue_model.Disable | None = None
 ) -> queue_model.SlotAnswer:
-    """As for an agent. slot_id: what follows the agent's id and the slash."""
+    """Disables a slot, with the same options as for an agent. slot_id: the part after the agent's id and the slash."""
     whole_id = f"{agent_id}/{slot_id}"
     return _slot(await _set(cases, caller, agent_id, (whole_id,), _off(body)), whole_id)
 

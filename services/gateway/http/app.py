@@ -19,7 +19,7 @@ DESCRIPTION = "Paths and names follow Determined's REST API where both have the 
 
 
 def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
-    # The built-in documentation routes are replaced by ours, which ask for a token as everything does.
+    # Our own documentation routes replace the built-in ones, because ours ask for a token like every other route.
     app = FastAPI(
         title="Gangline", version=gangline.__version__, description=DESCRIPTION, docs_url=None, redoc_url=None,
         openapi_url=None, responses={"default": {"model": model.Problem, "description": "A problem document"}},
@@ -35,7 +35,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:
-    """The schema with the bearer token in it, which the routes do not declare because admission comes before them."""
+    """Returns the schema with the bearer token, which the routes do not declare because admission comes before them."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}

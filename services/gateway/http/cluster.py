@@ -19,7 +19,7 @@ router = APIRouter(prefix="/api/v1", route_class=Route)
 @router.get("/master", tags=["cluster"], include_in_schema=False)
 @router.get("/cluster", tags=["cluster"])
 async def get_cluster(caller: Caller, cases: Cases) -> model.ClusterView:
-    """Also at /api/v1/master, where Determined's tools look for it."""
+    """Describes the cluster. Also at /api/v1/master, where Determined's tools expect it."""
     return model.ClusterView.model_validate(cases.clusters.describe(caller))
 
 
@@ -40,13 +40,13 @@ async def get_checkpoint(checkpoint_id: str, caller: Caller, cases: Cases) -> mo
 
 @router.delete("/checkpoints", tags=["checkpoints"])
 async def delete_checkpoints(body: model.DeleteCheckpoints, caller: Caller, cases: Cases) -> model.CheckpointList:
-    """All of them or none; their files are deleted soon after."""
+    """Deletes all of the checkpoints or none; their files are deleted soon after."""
     return await _delete(cases, caller, body.checkpoint_uuids)
 
 
 @router.delete("/checkpoints/{checkpoint_id}", tags=["checkpoints"])
 async def delete_checkpoint(checkpoint_id: str, caller: Caller, cases: Cases) -> model.CheckpointList:
-    """Its files are deleted soon after."""
+    """Deletes a checkpoint; its files are deleted soon after."""
     return await _delete(cases, caller, [checkpoint_id])
 
 
@@ -57,9 +57,9 @@ async def _delete(cases: Cases, caller: Caller, checkpoint_ids: list[str]) -> mo
 
 @router.get("/checkpoints/{checkpoint_id}/files/{path:path}", tags=["checkpoints"], response_class=StreamingResponse)
 async def get_checkpoint_file(checkpoint_id: str, path: str, caller: Caller, cases: Cases) -> StreamingResponse:
-    """One file of the checkpoint; `resources` of the checkpoint lists them."""
+    """Returns one file of the checkpoint; `resources` of the checkpoint lists them."""
     chunks = cases.checkpoints.read_file(caller, checkpoint_id, path)
-    # Fetched before the answer begins, so that a missing file is an error and not a broken download.
+    # Fetched before the answer begins, so that a missing file gives an error instead of a broken download.
     first = await anext(chunks, b"")
     return StreamingResponse(_after(first, chunks), media_type="application/octet-stream")
 

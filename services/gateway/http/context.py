@@ -1,4 +1,4 @@
-"""What route functions ask for: the use cases and who is calling."""
+"""The dependencies of route functions: the use cases."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from services.gateway.usecase.experiment import ExperimentChange
 
 router = APIRouter(prefix="/api/v1", route_class=Route)
 
-# Whole groups of four, so that each part is base64 of its own.
+# A multiple of four characters, so that each part is valid base64 by itself.
 _PART_CHARACTERS = 4 << 20
 
 
@@ -43,6 +43,7 @@ async def create_experiment(
     config, config_warnings = await _read(body.config)
     code_sha256 = await _take_code(body, caller, cases)
     experiment, warnings = await cases.experiments.create(caller, request_id, config.model_dump_json(), code_sha256)
+    # Both sides check the configuration, so they may give the same warning.
     unique = list(dict.fromkeys([*config_warnings, *warnings]))
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment), warnings=unique)
 
@@ -55,8 +56,9 @@ async def list_experiments(
     beforeId: model.Int64 = 0,  # noqa: N803  the API's names are in camel case
     requestId: str = "",  # noqa: N803  as above
 ) -> model.ExperimentList:
-    """Newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id. requestId: the one
-    that this request made; 404 when it certainly made none so far, 503 while that cannot be known."""
+    """Lists experiments, the newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id.
+    requestId: only the one that this request made; 404 when it certainly made none so far, 503 while that cannot be
+    known."""
     if requestId:
         return model.ExperimentList.model_validate({"experiments": [await cases.experiments.find(caller, requestId)]})
     return model.ExperimentList.model_validate({"experiments": cases.experiments.list(caller, limit, beforeId)})
@@ -71,7 +73,7 @@ async def get_experiment(experiment_id: model.Int64, caller: Caller, cases: Case
 async def patch_experiment(
     experiment_id: model.Int64, body: queue_model.PatchExperiment, caller: Caller, cases: Cases
 ) -> model.ExperimentAnswer:
-    """Changes its resources while it lives; what is absent stays."""
+    """Changes the experiment's resources while it lives; absent fields stay as they are."""
     wanted = body.resources
     resources = ResourceChange(wanted.priority, wanted.weight, wanted.max_slots, wanted.when_free)
     return await _change(cases, caller, experiment_id, resources)
@@ -79,32 +81,32 @@ async def patch_experiment(
 
 @router.post("/experiments/{experiment_id}/kill", tags=["experiments"])
 async def kill_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
-    """Ends it at once. Ending an ended one changes nothing."""
+    """Ends the experiment at once. A second call changes nothing."""
     experiment = await cases.experiments.kill(caller, str(uuid.uuid4()), experiment_id)
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))
 
 
 @router.post("/experiments/{experiment_id}/pause", tags=["experiments"])
 async def pause_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
-    """Its trials checkpoint and give their slots back; none starts before it is activated."""
+    """Pauses the experiment: its trials checkpoint and give their slots back; none starts before it is activated."""
     return await _change(cases, caller, experiment_id, ExperimentAction.PAUSE)
 
 
 @router.post("/experiments/{experiment_id}/activate", tags=["experiments"])
 async def activate_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
-    """Its trials go on from their checkpoints."""
+    """Activates a paused experiment: its trials continue from their checkpoints."""
     return await _change(cases, caller, experiment_id, ExperimentAction.ACTIVATE)
 
 
 @router.post("/experiments/{experiment_id}/cancel", tags=["experiments"])
 async def cancel_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
-    """Its trials checkpoint, then it has ended."""
+    """Cancels the experiment: its trials checkpoint, then it ends."""
     return await _change(cases, caller, experiment_id, ExperimentAction.CANCEL)
 
 
 @router.post("/preview-hp-search", tags=["experiments"])
 async def preview_search(body: model.PreviewSearch, caller: Caller, cases: Cases) -> model.SearchPreview:
-    """The trials that a configuration would make."""
+    """Returns the trials that a configuration would make."""
     config, _ = await _read(body.config)
     found = await cases.experiments.preview_search(caller, config.model_dump_json(), body.limit)
     return model.SearchPreview.model_validate(found)
@@ -112,7 +114,7 @@ async def preview_search(body: model.PreviewSearch, caller: Caller, cases: Cases
 
 @router.post("/trials/{trial_id}/kill", tags=["trials"])
 async def kill_trial(trial_id: str, caller: Caller, cases: Cases) -> model.TrialAnswer:
-    """The others of its experiment go on."""
+    """Kills one trial; the others of its experiment continue."""
     trial = await cases.experiments.kill_trial(caller, str(uuid.uuid4()), trial_id)
     return model.TrialAnswer(trial=model.Trial.model_validate(trial))
 
@@ -130,12 +132,12 @@ async def get_trial(trial_id: str, caller: Caller, cases: Cases) -> model.TrialV
 
 @router.put("/code/{code_sha256}", tags=["code"])
 async def upload_code(code_sha256: str, request: Request, caller: Caller, cases: Cases) -> model.CodeAnswer:
-    """The body is a gzipped tar of the code folder, the path names its sha256."""
+    """Stores the code folder: the body is a gzipped tar of it, and the path names the archive's sha256."""
     return model.CodeAnswer(code_sha256=await cases.code.upload(caller, code_sha256, request.stream()))
 
 
 def _one_request_id(in_body: str | None, in_header: str | None) -> str:
-    """Raises GanglineError `request.two_ids`."""
+    """Returns the request id of the body or the header, or a new one. Raises GanglineError `request.two_ids`."""
     if in_body and in_header and in_body != in_header:
         raise invalid("request.two_ids", "requestId and the header Idempotency-Key differ; send one of them")
     return in_body or in_header or str(uuid.uuid4())
@@ -153,7 +155,7 @@ async def _read(config: str | dict[str, Any]) -> tuple[ExperimentConfig, list[st
 
 
 async def _take_code(body: model.CreateExperiment, caller: Principal, cases: UseCases) -> str:
-    """The sha256 of the code, stored now or before."""
+    """Returns the sha256 of the code, which is stored now or was before."""
     if (body.code_archive is None) == (body.code_sha256 is None):
         raise invalid("code.one_of", "give the code either as codeArchive (a gzipped tar in base64) or as codeSha256")
     if body.code_sha256 is not None:
@@ -163,7 +165,7 @@ async def _take_code(body: model.CreateExperiment, caller: Principal, cases: Use
 
 
 def _decode(text: str) -> bytes:
-    """In parts, because others get no turn during one."""
+    """Decodes base64 in parts, because no other thread runs while one part is decoded."""
     archive = bytearray()
     try:
         for start in range(0, len(text), _PART_CHARACTERS):

@@ -1,4 +1,4 @@
-"""Routes and JSON of what is remembered of tensor fusion."""
+"""Routes and JSON of the records of tensor fusion."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ router = APIRouter(prefix="/api/v1", tags=["fusion"], route_class=Route)
 
 
 class FusionRecord(Answer):
-    """bucket_bytes: the caps of the buckets; empty when torch's default is best. gain_ratio: the default's step time
-    over the tuned one's. bytes_per_second: 0 for a link that was not felt."""
+    """Describes a tuning result. bucket_bytes: the caps of the buckets; empty when torch's default is best. gain_ratio:
+    the default's step time over the tuned one's. bytes_per_second: 0 for a link whose bandwidth had no measurable
+    effect."""
 
     key: str
     summary: str
@@ -48,6 +49,6 @@ async def list_fusion(caller: Caller, cases: Cases) -> FusionList:
 
 @router.delete("/fusion/{key}", status_code=204)
 async def forget_fusion(key: str, caller: Caller, cases: Cases) -> None:
-    """The next trial of this kind tunes anew."""
+    """Deletes a record, so that the next trial of this kind tunes anew."""
     if not await cases.fusion.forget(caller, str(uuid.uuid4()), key):
         raise not_found("fusion.not_found", f"nothing is remembered under {key}; list it with: gangline fusion list")

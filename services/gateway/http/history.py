@@ -1,7 +1,7 @@
-"""Routes of logs and metrics: a page of JSON, or server-sent events that follow.
+"""Routes of logs and metrics: a page of JSON, or server-sent events for followers.
 
-An event's id is its row's id, so a client that reconnects with Last-Event-ID goes on where it was. The last event is
-`end`, after which an EventSource must be closed, since it would connect again.
+An event's id is its row's id, so a client that reconnects with Last-Event-ID continues where it was. The last event is
+`end`. An EventSource must be closed after it, since it would connect again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from services.gateway.usecase.ingest import experiment_id_of
 router = APIRouter(prefix="/api/v1", tags=["history"], route_class=Route)
 log = structlog.get_logger(__name__)
 
+# Bounds the memory of one answer.
 MAX_PAGE_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which rows, and whether to go on with those to come."""
+    """Selects rows, and whether to follow new ones."""
 
     follow: Annotated[bool, Query(description="Answer with server-sent events until the experiment has ended")] = False
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE_ROWS)] = 1000
@@ -55,7 +56,7 @@ Group = Annotated[str, Query(description="training, validation or any other that
 
 @router.get("/experiments/{experiment_id}/events", response_class=EventSourceResponse)
 async def watch_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> EventSourceResponse:
-    """The experiment's view at once and after each change, until it has ended."""
+    """Streams the experiment's view at once and after each change, until it has ended."""
     await cases.experiments.view(caller, experiment_id)
     return _stream(_view_events(cases.experiments.watch(caller, experiment_id)))
 
@@ -91,7 +92,7 @@ async def trial_metrics(
 async def _logs(
     cases: UseCases, caller: Principal, scope: Scope, window: Window, tail: int
 ) -> model.LogPage | EventSourceResponse:
-    # Also before following: an event stream that has begun cannot answer with an error any more.
+    # Checked before following too: an event stream that has begun can no longer answer with an error.
     cases.records.check(caller, scope)
     if window.follow:
         pages = cases.records.logs(caller, scope, tail=tail, after_id=window.last_id, follow=True)
@@ -137,7 +138,8 @@ def _stream(events: AsyncIterator[ServerSentEvent]) -> EventSourceResponse:
 
 
 async def _until_end(events: AsyncIterator[ServerSentEvent]) -> AsyncIterator[ServerSentEvent]:
-    """Without `end`, a client knows that it has to connect again: the answer has begun and can carry no error."""
+    """Appends `end` to a complete stream. Without `end`, a client knows that it has to connect again: the answer has
+    begun and can carry no error."""
     try:
         async for event in events:
             yield event

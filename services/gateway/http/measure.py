@@ -1,4 +1,4 @@
-"""Counts and times every HTTP request by its route, not its path, so that the labels stay few."""
+"""Counts and times every HTTP request by its route, not its path, so that the number of labels stays small."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.gateway import metric
 
 
 class Measure:
-    """ASGI middleware, the outermost one."""
+    """Measures requests as the outermost ASGI middleware."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

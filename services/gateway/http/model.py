@@ -1,7 +1,7 @@
 """The JSON of the HTTP API, declared once: OpenAPI, requests and answers all come from these models.
 
 Names follow Determined's REST API where both have the field (startTime, endTime, username, hparams), otherwise ours in
-camel case. Answers are read off the records' attributes; times are RFC 3339, null where something has not happened.
+camel case. Answers are read from the records' attributes; times are RFC 3339, null where the event has not happened.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from gangline.domain.state import (
 from gangline.errors import Effect
 
 INT64_MAX = 2**63 - 1
-# What gRPC and the databases take for an id.
+# The range that gRPC and the databases accept for an id.
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 
 def _instant(seconds: Any) -> datetime | None:
-    """None also for a number that is no time, which earlier versions stored as a trial reported it."""
+    """Returns the time; None also for a number that is no time, which earlier versions stored as a trial reported
+    it."""
     try:
         return datetime.fromtimestamp(seconds, UTC) if seconds else None
     except (ValueError, OverflowError, OSError):
@@ -48,7 +49,7 @@ Document = Annotated[Any, BeforeValidator(_document)]
 
 
 class Answer(BaseModel):
-    # NaN and infinities are no JSON; they become null.
+    # JSON has no NaN and no infinities; they become null.
     model_config = ConfigDict(
         from_attributes=True,
         alias_generator=AliasGenerator(serialization_alias=to_camel),
@@ -106,7 +107,7 @@ class Timeline(Answer):
 
 
 class Exclusion(Answer):
-    """The trial avoids this agent for a while."""
+    """Names an agent that the trial avoids for a while."""
 
     agent_id: str
     reason: str
@@ -114,7 +115,7 @@ class Exclusion(Answer):
 
 
 class SizeChange(Answer):
-    """An attempt has started on another number of slots than the one before it."""
+    """Records that an attempt started on another number of slots than the one before it."""
 
     time: Instant = Field(validation_alias="at")
     slots: int
@@ -153,7 +154,8 @@ class Member(Answer):
 
 
 class Allocation(Answer):
-    """full_slots: slots_per_trial, where it runs on fewer slots; else 0. grow_time: the earliest time of its growth."""
+    """Describes an attempt. full_slots: slots_per_trial, where it runs on fewer; else 0. grow_time: earliest time of
+    its growth."""
 
     id: str
     trial_id: str
@@ -199,7 +201,7 @@ class Newest(Answer):
 
 
 class TrialView(Answer):
-    """newest: the newest progress and metrics. reason: why it waits."""
+    """Joins a trial with its newest progress and metrics. reason: why it waits."""
 
     trial: Trial
     allocation: Allocation | None
@@ -208,7 +210,7 @@ class TrialView(Answer):
 
 
 class Search(Answer):
-    """num_wanted: trials that the searcher has asked for so far, of num_planned."""
+    """Describes a search. num_wanted: trials that the searcher has asked for so far, of num_planned."""
 
     seed: int
     num_wanted: int
@@ -217,7 +219,8 @@ class Search(Answer):
 
 
 class ExperimentView(Answer):
-    """reason: why no further trial starts. search: null for experiments of older versions."""
+    """Joins an experiment with its trials. reason: why no further trial starts. search: null for those of older
+    versions."""
 
     experiment: Experiment
     trials: list[TrialView]
@@ -239,7 +242,7 @@ class TrialAnswer(Answer):
 
 
 class SearchPreview(Answer):
-    """hparams: of the first trials. max_concurrent_trials: 0 for no limit."""
+    """Previews a search. hparams: of the first trials. max_concurrent_trials: 0 for no limit."""
 
     searcher: str
     seed: int
@@ -274,7 +277,7 @@ class StoredMetrics(Answer):
 
 
 class LogPage(Answer):
-    """next_after_id: what to pass as afterId for the next page; null when this was the last one by now."""
+    """Holds one page. next_after_id: the value of afterId for the next page; null when this is the last one by now."""
 
     logs: list[StoredLog]
     next_after_id: int | None
@@ -293,11 +296,11 @@ class Request(Answer):
 
 
 class Task(Answer):
-    """allocation: the slots that it holds. request and reason: what it waits for, and why. shrunk_reason: why it
-    runs on fewer slots than it asked for.
+    """Describes a task. allocation: the slots that it holds. request and reason: what it waits for, and why.
+    shrunk_reason: why it runs on fewer slots than it asked for.
 
-    queue_place: from 1 within its pool; 0 when it does not wait. priority: of its experiment, else of its pool;
-    null when it holds slots and no scheduler has said the pool's yet.
+    queue_place: from 1 within its pool; 0 when it does not wait. priority: of its experiment, else of its pool; null
+    when it holds slots and no scheduler has reported the pool's yet.
     """
 
     trial: Trial
@@ -316,7 +319,7 @@ class TaskList(Answer):
 
 
 class Availability(Answer):
-    """Whether it is given out. enabled and draining say the same as Determined does."""
+    """States whether new work may start there. enabled and draining are the fields that Determined has for it."""
 
     availability: domain.Availability
 
@@ -347,8 +350,9 @@ class NetworkInterface(Answer):
 
 
 class Agent(Availability):
-    """absent_slots: those that it no longer has, but that an operator disabled or drained when it had them. problem:
-    why the agent itself cannot start anything now. quarantine: after several trials could not start there."""
+    """Describes an agent. absent_slots: slots that it no longer has, but that an operator disabled or drained when it
+    had them. problem: why the agent itself cannot start work now. quarantine: after several trials could not start
+    there."""
 
     id: str
     pool: str
@@ -367,7 +371,7 @@ class Agent(Availability):
 
 
 class AgentView(Answer):
-    """allocation_id_by_slot_id: free slots are absent."""
+    """Joins an agent with its allocations. allocation_id_by_slot_id: free slots are absent."""
 
     agent: Agent
     allocation_id_by_slot_id: dict[str, str]
@@ -416,7 +420,8 @@ class Cluster(Answer):
 
 
 class EtcdHealth(Answer):
-    """problem: one sentence while etcd is not available. since: when that began, or when it ended last."""
+    """Describes etcd. problem: one sentence while etcd is not available. since: when that began, or when it last
+    ended."""
 
     is_available: bool
     num_members: int
@@ -426,7 +431,7 @@ class EtcdHealth(Answer):
 
 
 class ClusterView(Answer):
-    """leader: null when no scheduler leads."""
+    """Describes the cluster. leader: null when no scheduler leads."""
 
     cluster: Cluster | None
     version: str
@@ -440,9 +445,9 @@ class ClusterView(Answer):
 
 
 class CreateExperiment(Body):
-    """config: the YAML as text, or the same as a JSON object. The code comes as code_archive (a gzipped tar in base64)
-    or as code_sha256 of one that was uploaded before. request_id: repeat it on a retry; made up when absent. The header
-    Idempotency-Key says the same."""
+    """Creates an experiment. config: the YAML as text, or the same as a JSON object. The code is either code_archive (a
+    gzipped tar in base64) or code_sha256 of one that was uploaded before. request_id: the same on a retry; generated
+    when absent. The header Idempotency-Key has the same meaning."""
 
     config: str | dict[str, Any]
     code_archive: str | None = None
@@ -451,7 +456,8 @@ class CreateExperiment(Body):
 
 
 class PreviewSearch(Body):
-    """config: the YAML as text, or the same as a JSON object. limit: at most so many hyperparameters."""
+    """Asks for a preview. config: the YAML as text, or the same as a JSON object. limit: most trials whose hparams are
+    shown."""
 
     config: str | dict[str, Any]
     limit: int = Field(default=20, ge=0, le=INT64_MAX)
@@ -462,14 +468,14 @@ class CodeAnswer(Answer):
 
 
 class ScrapeTargets(BaseModel):
-    """One entry of Prometheus' HTTP service discovery; its field names are Prometheus' own."""
+    """Describes one entry of Prometheus' HTTP service discovery; its field names are Prometheus' own."""
 
     targets: list[str]
     labels: dict[str, str]
 
 
 class Health(Answer):
-    """problem: why nothing can be changed now, empty when it can."""
+    """Describes the gateway's health. problem: why nothing can be changed now, empty when it can."""
 
     status: str
     has_leader: bool
@@ -479,8 +485,9 @@ class Health(Answer):
 
 
 class Problem(BaseModel):
-    """RFC 9457, with our stable code. effect: of a call that was to change something: none, or unknown when it may have
-    been done or may still be done. requestId: in the latter case what to send again, so that nothing is done twice."""
+    """Describes an error as RFC 9457 does, with our stable code. effect: of a call that was to change something: none,
+    or unknown when it may have been done or may still be done. requestId: in the latter case the id to send again, so
+    that nothing is done twice."""
 
     type: str
     title: str

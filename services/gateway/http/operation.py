@@ -15,13 +15,13 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/healthz")
 async def healthz(cases: Cases) -> model.Health:
-    """200 as long as reads work, which they do without a scheduler."""
+    """Returns 200 as long as reads work, which they do without a scheduler."""
     return model.Health.model_validate(cases.clusters.health())
 
 
 @router.get("/readyz")
 async def readyz(cases: Cases) -> JSONResponse:
-    """200 while changes can be made as well; 503 without a leading scheduler or without etcd, which `problem` names."""
+    """Returns 200 while changes work too; 503 without a leading scheduler or without etcd, which `problem` names."""
     health = cases.clusters.health()
     body = model.Health.model_validate(health).model_dump(mode="json", by_alias=True)
     return JSONResponse(body | {"status": "unready"}, status_code=503) if health.problem else JSONResponse(body)
@@ -34,7 +34,7 @@ async def metrics() -> Response:
 
 @router.get("/prom/http-sd")
 async def http_sd(cases: Cases) -> list[model.ScrapeTargets]:
-    """For `http_sd_configs` of Prometheus."""
+    """Returns the targets for `http_sd_configs` of Prometheus."""
     targets = cases.clusters.list_targets()
     return [model.ScrapeTargets(targets=[target.address], labels=target.labels) for target in targets]
 

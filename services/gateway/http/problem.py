@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457), whatever raised them."""
+"""Errors as problem documents (RFC 9457), for every kind of exception."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _STATUS_BY_KIND = {
 
 
 def problem_response(error: GanglineError, *, is_change: bool = False) -> JSONResponse:
-    """is_change: the answer says what is known of the effect."""
+    """Builds the answer. is_change: the answer also states the known effect of the call."""
     status = _STATUS_BY_KIND[error.kind]
-    # Basic besides Bearer makes a browser ask for the token by itself.
+    # Basic beside Bearer makes a browser ask the user for the token.
     headers = {"WWW-Authenticate": 'Bearer, Basic realm="gangline"'} if status is HTTPStatus.UNAUTHORIZED else None
     problem = _problem(status, error.code, error.message)
     if is_change:
@@ -68,7 +68,7 @@ async def _on_http(request: Request, failure: Exception) -> JSONResponse:
 
 
 async def _on_bug(request: Request, failure: Exception) -> JSONResponse:
-    """The server logs the traceback; callers learn where to look."""
+    """Answers after a bug. The server logs the traceback; the caller gets the place to look."""
     detail = f"{request.method} {request.url.path} failed: {type(failure).__name__}; see the gateway's log"
     error = GanglineError("http.internal", detail, ErrorKind.INTERNAL)
     return problem_response(error, is_change=is_changing(request.method))
@@ -79,7 +79,7 @@ def is_changing(method: str) -> bool:
 
 
 def _problem(status: HTTPStatus, code: str, detail: str) -> Problem:
-    # Others' exceptions may quote what a caller sent; it stays one line of characters that JSON can hold.
+    # Exceptions of libraries may quote a caller's input; the detail stays one line of characters that JSON can hold.
     detail = GanglineError(code, detail).message
     return Problem(
         type=f"urn:gangline:error:{code}", title=status.phrase, status=status.value, detail=detail, code=code

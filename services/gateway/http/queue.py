@@ -1,4 +1,4 @@
-"""Routes of what runs and what waits: tasks, job queues, why a job waits, and what the planner looks at."""
+"""Routes of running and waiting work: tasks, job queues, explanations, and the planner's input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ async def list_tasks(
     cases: Cases,
     experimentId: model.Int64 = 0,  # noqa: N803  the API's names are in camel case
 ) -> model.TaskList:
-    """What runs and what waits, each waiting one with its reason. experimentId: only those of this experiment."""
+    """Lists running and waiting tasks, each waiting one with its reason. experimentId: only those of this
+    experiment."""
     return model.TaskList.model_validate({"tasks": await cases.queue.list_tasks(caller, experimentId)})
 
 
@@ -32,7 +33,8 @@ async def list_jobs(
     cases: Cases,
     resourcePool: str = "",  # noqa: N803  as above
 ) -> queue_model.JobList:
-    """What holds slots, oldest first; then what waits, in the order in which its pool looks at it."""
+    """Lists jobs that hold slots, the oldest first; then waiting ones, in the order in which their pool considers
+    them."""
     tasks = await cases.queue.list_tasks(caller)
     jobs = [queue_model.job_of(task) for task in tasks if resourcePool in ("", task.pool)]
     return queue_model.JobList(jobs=jobs)
@@ -42,7 +44,7 @@ async def list_jobs(
 async def update_queue(
     body: queue_model.UpdateJobQueue, caller: Caller, cases: Cases
 ) -> queue_model.ExperimentsChanged:
-    """Changes priorities, weights and places; the experiments as they are afterwards."""
+    """Changes priorities, weights and places; returns the changed experiments."""
     changed = [
         await cases.experiments.change(caller, str(uuid.uuid4()), update.job_id, (update.change(),))
         for update in body.updates
@@ -52,13 +54,13 @@ async def update_queue(
 
 @router.get("/jobs/{job_id}/explanation", tags=["queue"])
 async def explain_job(job_id: str, caller: Caller, cases: Cases) -> queue_model.Explanation:
-    """Why an experiment (7) or a trial (7.1) waits, what would start it and when, or where it runs."""
+    """Explains why an experiment (7) or a trial (7.1) waits, what would start it and when, or where it runs."""
     return queue_model.Explanation.model_validate(await cases.queue.explain(caller, job_id))
 
 
 @router.get("/snapshot", tags=["queue"], response_model=dict[str, Any])
 async def get_snapshot(caller: Caller, cases: Cases, pool: str = "") -> Response:
-    """What the planner would look at now, as `gangline simulate` reads it. pool: may be left out if there is only
+    """Returns the planner's present input, in the format of `gangline simulate`. pool: may be left out if there is only
     one."""
     snapshot_json = await cases.queue.snapshot(caller, pool)
     return Response(snapshot_json, media_type="application/json")

@@ -1,4 +1,4 @@
-"""The JSON of what waits and of what operators change: jobs, their explanations, queues, agents and slots.
+"""The JSON of waiting work and of operators' changes: jobs, their explanations, queues, agents and slots.
 
 A job is one trial that holds slots or waits for them, under the names that Determined's job queue has for it.
 """
@@ -19,8 +19,9 @@ JobId = Annotated[int, Field(ge=1, le=INT64_MAX, description="The experiment's i
 
 
 class ResourcePatch(Body):
-    """What is absent stays. priority: 1 (most urgent) to 99. max_slots: 0 lifts the cap; where it is below what the
-    experiment holds, its newest trials checkpoint and wait again. when_free: with max_slots; no trial is stopped."""
+    """Changes resources; absent fields stay as they are. priority: 1 (most urgent) to 99. max_slots: 0 lifts the cap;
+    where it is below what the experiment holds, its newest trials checkpoint and wait again. when_free: with max_slots;
+    no trial is stopped."""
 
     max_slots: int | None = None
     when_free: bool = False
@@ -33,7 +34,7 @@ class PatchExperiment(Body):
 
 
 class QueueUpdate(Body):
-    """Exactly one change. ahead_of and behind_of: another experiment of the same pool."""
+    """Requests exactly one change. ahead_of and behind_of: another experiment of the same pool."""
 
     job_id: JobId
     priority: int | None = None
@@ -57,19 +58,20 @@ class QueueUpdate(Body):
 
 
 class UpdateJobQueue(Body):
-    """The changes are made one after another, in this order, up to the first that is refused."""
+    """Applies the changes one after another, in this order, up to the first that is refused."""
 
     updates: list[QueueUpdate] = Field(min_length=1)
 
 
 class Disable(Body):
-    """drain: let what runs there go on to its end."""
+    """Disables an agent or a slot. drain: lets work that runs there continue to its end."""
 
     drain: bool = False
 
 
 class JobSummary(Answer):
-    """jobs_ahead: how many of its pool are looked at before it; 0 for one that holds slots."""
+    """Summarises a job. jobs_ahead: how many requests of its pool are considered before it; 0 for one that holds
+    slots."""
 
     state: State
     jobs_ahead: int
@@ -77,7 +79,7 @@ class JobSummary(Answer):
 
 class Job(Answer):
     """job_id: its experiment. priority: of its experiment, else of its pool; null when it holds slots and no scheduler
-    has said the pool's yet.
+    has reported the pool's yet.
 
     queue_place: from 1 within its pool; 0 for one that holds slots, and while no scheduler leads.
     """
@@ -106,7 +108,7 @@ class ExperimentsChanged(Answer):
 
 
 class Blocker(Answer):
-    """kind: allocation, trial, agent, or gone for what is not there any more."""
+    """Names a cause of a wait. kind: allocation, trial, agent, or gone for an object that no longer exists."""
 
     id: str
     kind: str
@@ -119,7 +121,8 @@ class TaskExplanation(Answer):
 
 
 class Explanation(Answer):
-    """reason: why no further trial starts. tasks: what has not ended, or the trial that was asked about."""
+    """Explains a wait. reason: why no further trial starts. tasks: all that have not ended, or the trial that was asked
+    about."""
 
     experiment: Experiment
     reason: Reason | None

@@ -1,7 +1,7 @@
-"""How a request's JSON is read: beside the event loop, and only as much of it as any call needs.
+"""Parses a request's JSON outside of the event loop, and bounds the number of its values.
 
-A route class for the routers. A parser written in C holds Python's global lock until it is done, so a thread alone
-would not keep the gateway answering: the number of values is bounded before the parser starts.
+A route class for the routers. A parser written in C keeps Python's global lock until it is done, so a thread alone
+would not keep the gateway answering. The number of values is therefore bounded before the parser starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from services.gateway.parsing import off_loop
 
-# Text, such as an archive in base64, is read at a gigabyte a second; values at a million a second.
+# Text, such as an archive in base64, is parsed at a gigabyte a second; values at a million a second.
 MAX_VALUES = 100_000
 
 
@@ -36,7 +36,8 @@ class _Request(Request):
 
 
 def parse_json(body: bytes) -> Any:
-    """Raises HTTPException 400."""
+    """Parses the body. Raises HTTPException 400."""
+    # An upper bound: marks inside of texts count as well.
     num_values = sum(body.count(mark) for mark in (b",", b"[", b"{"))
     if num_values > MAX_VALUES:
         raise HTTPException(400, f"the body has more than {MAX_VALUES} values; send less at once")

@@ -1,4 +1,4 @@
-"""Runs the application in uvicorn on the gateway's own event loop. Signals stay with __main__."""
+"""Runs the application in uvicorn on the gateway's own event loop. __main__ handles the signals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.common.address import bind_error, join_address, split_address
 
+# How long a stop waits for requests in progress.
 SHUTDOWN_SECONDS = 2
+# From the end of a request until the next one's headers are complete.
 HEADER_SECONDS = 10.0
+# uvicorn's own limit for an idle connection.
 KEEP_ALIVE_SECONDS = 5
+# Most bytes of a request's headers.
 MAX_HEADER_BYTES = 32 << 10
-# Followers of logs hold one each. A connection beyond is closed at once.
+# Each follower of logs holds one connection. Connections beyond this number are closed at once.
 MAX_CONNECTIONS = 2048
 
 
 class _Connection(H11Protocol):
-    """Closes a connection whose next request does not come in time, and one that is too many.
+    """Closes a connection whose next request does not arrive in time, and connections beyond the limit.
 
     uvicorn waits for ever for the first request, and for the rest of any request whose headers have begun.
     """
@@ -49,7 +53,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """A deadline runs from the end of one request to the end of the next one's headers."""
+        """Runs a deadline from the end of one request to the end of the next one's headers."""
         is_serving = self.cycle is not None and not self.cycle.response_complete
         if is_serving or self.transport.is_closing():
             self._rest()
@@ -69,7 +73,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """address: "host:port" with the real port."""
+    """Represents a running server. address: "host:port" with the real port."""
 
     def __init__(self, server: uvicorn.Server, serving: asyncio.Task[None], address: str) -> None:
         self._server = server
@@ -77,13 +81,13 @@ class HttpServer:
         self.address = address
 
     async def stop(self) -> None:
-        """Refuses new requests at once; those that follow something are cut after a moment."""
+        """Refuses new requests at once; calls that follow something are cut off after SHUTDOWN_SECONDS."""
         self._server.should_exit = True
         await self._serving
 
 
 async def serve_http(app: FastAPI, listen: str) -> HttpServer:
-    """Returns once it accepts requests. Raises GanglineError `server.port_in_use`."""
+    """Returns once the server accepts requests. Raises GanglineError `server.port_in_use`."""
     listening = _bind(listen)
     # log_config None: logging is configured by __main__ alone.
     config = uvicorn.Config(
@@ -94,7 +98,7 @@ async def serve_http(app: FastAPI, listen: str) -> HttpServer:
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
     host, _ = split_address(listen)
-    # The socket listens already: whoever connects before uvicorn accepts just waits.
+    # The socket listens already: a client that connects before uvicorn accepts just waits.
     return HttpServer(server, serving, join_address(host, listening.getsockname()[1]))
 
 

@@ -1,4 +1,4 @@
-"""Route and JSON of traces that are ordered of running trials."""
+"""Route and JSON of ordered traces of running trials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProfileTrial(Body):
 
 
 class TraceOrder(Answer):
-    """tensorboard_url: the folder where the trace comes to lie."""
+    """Describes an ordered trace. tensorboard_url: the folder in which the trace is stored."""
 
     trial_id: str
     allocation_id: str
@@ -35,6 +35,6 @@ class TraceAnswer(Answer):
 
 @router.post("/trials/{trial_id}/profile")
 async def profile_trial(trial_id: str, body: ProfileTrial, caller: Caller, cases: Cases) -> TraceAnswer:
-    """Has its next batches traced with torch's profiler; the trial's log says when the trace begins and where it is."""
+    """Has the trial's next batches traced with torch's profiler; its log says when the trace begins and where it is."""
     order = await cases.experiments.profile_trial(caller, str(uuid.uuid4()), trial_id, body.batches)
     return TraceAnswer(order=TraceOrder.model_validate(order))

@@ -1,4 +1,4 @@
-"""GatewayService: one method a call, each of them one use case and a mapping."""
+"""GatewayService: one method for each call, each of them one use case and a mapping."""
 
 # ruff: noqa: N802  the methods are named by the proto
 
@@ -21,7 +21,7 @@ Context = Any
 
 
 class GatewayService(GatewayServiceServicer):
-    """Callers are authenticated by services.common.server, which also answers errors."""
+    """Serves the gateway's calls. services.common.server authenticates callers and maps errors to statuses."""
 
     def __init__(self, usecases: UseCases) -> None:
         self._usecases = usecases

@@ -1,4 +1,4 @@
-"""IngestService: what trial runners call."""
+"""IngestService: the calls of trial runners."""
 
 # ruff: noqa: N802  the methods are named by the proto
 
@@ -25,7 +25,7 @@ class IngestService(IngestServiceServicer):
     async def Ingest(
         self, request_iterator: AsyncIterator[pb.IngestRequest], context: Context
     ) -> AsyncIterator[pb.IngestResponse]:
-        """One answer a request, after its commit. What arrives meanwhile waits in the connection."""
+        """Answers each request after its commit. Requests that arrive meanwhile wait in the connection."""
         principal = current_principal()
         ingest = self._usecases.ingest
         connected_ids: set[int] = set()

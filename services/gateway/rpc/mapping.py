@@ -1,6 +1,6 @@
 """Maps the gateway's own records to the messages of gateway.proto and ingest.proto, and back.
 
-What is in types.proto is mapped by gangline.wire. It decides nothing.
+gangline.wire maps the messages of types.proto. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from services.gateway.usecase.experiment import ExperimentChange
 
 
 def records_from_proto(messages: Iterable[ingest_pb2.IngestRecord]) -> tuple[IngestRecord, ...]:
-    """Raises GanglineError `ingest.empty_record` for a record of a kind that this version does not know."""
+    """Reads records. Raises GanglineError `ingest.empty_record` for a record of a kind that this version does not
+    know."""
     return tuple(IngestRecord(message.sequence, message.at, _content_from_proto(message)) for message in messages)
 
 
@@ -48,7 +49,8 @@ def _content_from_proto(message: ingest_pb2.IngestRecord) -> LogLine | MetricsPo
 
 
 def changes_from_proto(message: gateway_pb2.UpdateExperimentRequest) -> list[ExperimentChange | None]:
-    """All that it asks for, of which there may be but one. None: an action that this version does not know."""
+    """Returns all changes that the message asks for; a valid one has exactly one. None: an action that this version
+    does not know."""
     changes: list[ExperimentChange | None] = []
     if message.action:
         changes.append(wire.enum_member(ExperimentAction, message.action))

@@ -1,4 +1,4 @@
-"""The machines of the cluster: what they have, what holds it, and whether it is given out."""
+"""The agents of the cluster: their slots, the allocations that hold these, and their availability."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Agents:
         self._leader = leader
 
     def list(self, principal: Principal) -> list[AgentView]:
-        """By id."""
+        """Returns all agents, sorted by id."""
         check_user(principal)
         holders = self._mirror.state.allocation_id_by_slot_id()
         return [
@@ -32,7 +32,7 @@ class Agents:
         ]
 
     def view(self, principal: Principal, agent_id: str) -> AgentView:
-        """Raises GanglineError `agent.not_found`."""
+        """Returns one agent. Raises GanglineError `agent.not_found`."""
         for view in self.list(principal):
             if view.agent.id == agent_id:
                 return view
@@ -46,9 +46,10 @@ class Agents:
         slot_ids: Sequence[str],
         availability: Availability | None,
     ) -> Agent:
-        """Enables, drains or disables it, or these of its slots. availability: None for one that is not known here.
+        """Enables, drains or disables the agent, or these of its slots. availability: None for a value that this
+        version does not know.
 
-        For administrators only, because it stops or holds back the work of all.
+        For administrators only, because it stops or delays the work of all users.
         """
         check_admin(principal, "enable, drain or disable agents and slots")
         check_request_id(request_id)

@@ -1,4 +1,4 @@
-"""All use cases, wired to what they need. Built once by process.py; both surfaces hold it."""
+"""All use cases, with their dependencies. Built once by process.py; both surfaces keep it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from services.gateway.usecase.view import Views
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """news: where the writer rings an experiment's id when its history grew. following: for those who wait for it."""
+    """Holds the parts of the history. news: the writer rings an experiment's id there when its history grew. following:
+    for calls that wait for that."""
 
     reader: Reader
     writer: Writer

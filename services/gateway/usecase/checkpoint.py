@@ -1,4 +1,4 @@
-"""Listing checkpoints, reading their files from the storage, and having some deleted."""
+"""Lists checkpoints, reads their files from the storage, and has some deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Checkpoints:
         self._views = views
 
     def list(self, principal: Principal, experiment_id: int = 0) -> Sequence[Checkpoint]:
-        """Oldest first. experiment_id: 0 for all."""
+        """Returns checkpoints, the oldest first. experiment_id: 0 for all."""
         check_user(principal)
         shelf = self._mirror.state.checkpoints
         if experiment_id:
@@ -38,7 +38,7 @@ class Checkpoints:
         return sorted(found, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
 
     def find(self, principal: Principal, checkpoint_id: str) -> Checkpoint:
-        """Raises GanglineError `checkpoint.not_found`."""
+        """Returns one checkpoint. Raises GanglineError `checkpoint.not_found`."""
         check_user(principal)
         checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))
         if checkpoint is None:
@@ -51,9 +51,9 @@ class Checkpoints:
     async def delete(
         self, principal: Principal, request_id: str, checkpoint_ids: Sequence[str]
     ) -> Sequence[Checkpoint]:
-        """All of them or none. Returns them as they are marked; their files go soon after.
+        """Deletes all of the checkpoints or none. Returns them as they are marked; their files are deleted soon after.
 
-        Raises GanglineError `checkpoint.none_named`, and what the leader refuses.
+        Raises GanglineError `checkpoint.none_named`, and the errors of the leader.
         """
         check_user(principal)
         check_request_id(request_id)
@@ -69,14 +69,15 @@ class Checkpoints:
         return [wire.from_proto(Checkpoint, message) for message in answer.checkpoints]
 
     async def download(self, principal: Principal, checkpoint_id: str) -> AsyncIterator[tuple[str, bytes]]:
-        """Each file's chunks one after another, with its path; an empty file has one empty chunk. Its manifest comes
-        last, so that a folder that has it has everything."""
+        """Yields each file's chunks one after another, with its path; an empty file has one empty chunk. The manifest
+        comes last, so that a folder that has it has everything."""
         checkpoint = self.find(principal, checkpoint_id)
         for path in (*sorted(checkpoint.file_bytes), METADATA_FILE):
             is_first = True
             async for chunk in self.read_file(principal, checkpoint_id, path):
                 yield path, chunk
                 is_first = False
+            # The file is empty; its one empty chunk makes the receiver create it.
             if is_first:
                 yield path, b""
 

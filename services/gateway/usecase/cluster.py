@@ -1,4 +1,4 @@
-"""What the cluster has and what it does: tasks, agents, services, and what Prometheus scrapes."""
+"""The cluster as a whole: its size and use, its services, its health, and the targets of Prometheus."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class Clusters:
         )
 
     def health(self) -> Health:
-        """From memory, so it answers at once whatever is away."""
+        """Returns the health from memory, so it answers at once even if etcd or the leader is away."""
         state, etcd = self._mirror.state, self._etcd.health
         has_leader = state.leader is not None
+        # A missing leader often follows from etcd's problem, so etcd's is named first.
         problem = etcd.problem or ("" if has_leader else no_leader().message)
         return Health(status="ok", has_leader=has_leader, revision=state.revision, etcd=etcd, problem=problem)
 
     def list_targets(self) -> list[Target]:
-        """For Prometheus, which has no token: addresses and ids only."""
+        """Returns the targets of Prometheus, which has no token: addresses and ids only."""
         state = self._mirror.state
         return list_targets(state.instances.all(), state.agents.all(), state.allocations.all())

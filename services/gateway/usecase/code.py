@@ -1,4 +1,4 @@
-"""Code archives: taken from users, judged, stored under their sha256, and handed to trial runners."""
+"""Code archives: received from users, judged, stored under their sha256, and delivered to trial runners."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.gateway.storage import Storage
 from services.gateway.usecase.stream import in_thread
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# How long a runner may be ahead of the mirror.
+# How far a runner may be ahead of the mirror.
 MIRROR_SECONDS = 5.0
 
 
@@ -33,9 +33,10 @@ class Code:
         self._storage = storage
 
     async def upload(self, principal: Principal, code_sha256: str, chunks: AsyncIterator[bytes]) -> str:
-        """Stores the archive, unless it is there already and still what it was. Raises GanglineError `code.*`."""
+        """Stores the archive, unless it is stored already and intact. Raises GanglineError `code.*`."""
         check_user(principal)
         _check_sha256(code_sha256)
+        # Archives are stored by content, so an equal one needs no upload.
         if await asyncio.to_thread(_is_intact, self._storage, code_sha256):
             return code_sha256
         with tempfile.TemporaryDirectory(prefix="gangline-code-") as folder:
@@ -51,13 +52,13 @@ class Code:
         return code_sha256
 
     async def check_stored(self, code_sha256: str) -> None:
-        """Raises GanglineError `code.not_uploaded`."""
+        """Raises GanglineError `code.not_uploaded` if the code is not stored."""
         _check_sha256(code_sha256)
         if not await asyncio.to_thread(self._storage.has, path_of(code_sha256)):
             raise not_found("code.not_uploaded", f"no code with sha256 {code_sha256} is stored; upload it first")
 
     async def fetch(self, principal: Principal, code_sha256: str) -> AsyncIterator[bytes]:
-        """For trial runners: the code of their own experiment."""
+        """Yields the code of a trial runner's own experiment."""
         _check_sha256(code_sha256)
         await self._check_own(principal, code_sha256)
         try:
@@ -83,7 +84,8 @@ class Code:
         )
 
     async def _find_code(self, allocation_id: str) -> str | None:
-        """A runner that started within milliseconds may ask before its experiment is mirrored."""
+        """Returns the sha256 of the allocation's code. Waits for the mirror, because a runner that started within
+        milliseconds may ask before its experiment is mirrored."""
         trial_id, _ = parse_allocation_id(allocation_id)
         experiment_id = int(trial_id.partition(".")[0])
         with self._mirror.changes.listen(experiment_id) as changed:
@@ -98,7 +100,8 @@ def path_of(code_sha256: str) -> str:
 
 
 def _is_intact(storage: Storage, code_sha256: str) -> bool:
-    """Reads it whole: a damaged archive would stay for ever otherwise, however often its owner submits it again."""
+    """Reads the stored archive whole. Otherwise a damaged one would stay for ever, however often its owner submits it
+    again."""
     digest = hashlib.sha256()
     try:
         for chunk in storage.chunks(path_of(code_sha256)):
@@ -114,7 +117,7 @@ def _check_sha256(text: str) -> None:
 
 
 async def _receive(chunks: AsyncIterator[bytes], target: Path) -> str:
-    """Writes them to a file; their sha256. Ends early when it becomes too large."""
+    """Writes the chunks to a file and returns their sha256. Stops early when the file becomes too large."""
     digest, num_bytes = hashlib.sha256(), 0
     with target.open("wb") as writing:
         async for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Creating, listing, reading, watching and changing experiments, killing their trials and having them traced."""
+"""Creates, lists, reads, watches and changes experiments, kills trials and has them traced."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from services.gateway.usecase.following import Following
 from services.gateway.usecase.settling import check_request_id, settle
 from services.gateway.usecase.view import Views
 
+# Experiments in one listing.
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
-# A watcher gets at most so many views a second, and looks at waiting trials' reasons and at what other gateways
-# ingested this often without being woken.
+# A watcher gets at most ten views a second. Without being woken it checks once a second, for reasons of waiting trials
+# and for records that other gateways have stored.
 MIN_INTERVAL_SECONDS = 0.1
 LOOK_AGAIN_SECONDS = 1.0
 
@@ -46,7 +47,7 @@ class Experiments:
     async def create(
         self, principal: Principal, request_id: str, config_json: str, code_sha256: str
     ) -> tuple[Experiment, list[str]]:
-        """The experiment and the scheduler's warnings. The same request id gives the same experiment again."""
+        """Returns the experiment and the scheduler's warnings. The same request id gives the same experiment again."""
         check_user(principal)
         check_request_id(request_id)
         await read_text(check_config, config_json)
@@ -63,8 +64,8 @@ class Experiments:
         return wire.from_proto(Experiment, answer.experiment), list(answer.warnings)
 
     async def find(self, principal: Principal, request_id: str) -> Experiment:
-        """The experiment that this request made. Raises GanglineError `request.not_found` when it certainly made none
-        so far, and one of kind UNAVAILABLE while that cannot be known."""
+        """Returns the experiment that this request made. Raises GanglineError `request.not_found` when it certainly
+        made none so far, and one of kind UNAVAILABLE while that cannot be known."""
         check_user(principal)
         request = scheduler_pb2.FindExperimentRequest(request_id=request_id)
         answer = await self._leader.call(lambda scheduler: scheduler.FindExperiment, request)
@@ -89,9 +90,9 @@ class Experiments:
     async def change(
         self, principal: Principal, request_id: str, experiment_id: int, changes: Sequence[ExperimentChange | None]
     ) -> Experiment:
-        """Pauses, activates or cancels it, changes its resources or moves it in its queue.
+        """Pauses, activates or cancels the experiment, changes its resources or moves it in its queue.
 
-        changes: one, which is None where it is an action that this version does not know.
+        changes: exactly one, which is None for an action that this version does not know.
         """
         check_user(principal)
         check_request_id(request_id)
@@ -112,7 +113,7 @@ class Experiments:
         return wire.from_proto(Experiment, answer.experiment)
 
     async def kill_trial(self, principal: Principal, request_id: str, trial_id: str) -> Trial:
-        """The others of its experiment go on."""
+        """Kills one trial; the others of its experiment continue."""
         check_user(principal)
         check_request_id(request_id)
         answer = await self._leader.call(
@@ -123,7 +124,7 @@ class Experiments:
         return wire.from_proto(Trial, answer.trial)
 
     async def profile_trial(self, principal: Principal, request_id: str, trial_id: str, batches: int) -> TraceOrder:
-        """Has so many of its next batches traced. A later order takes the place of one that has not begun."""
+        """Has so many of the trial's next batches traced. A later order replaces one that has not begun."""
         check_user(principal)
         check_request_id(request_id)
         check_batches(batches)
@@ -136,7 +137,8 @@ class Experiments:
         return wire.from_proto(TraceOrder, answer.order)
 
     async def preview_search(self, principal: Principal, config_json: str, limit: int) -> SearchPreview:
-        """The trials that this configuration would make. limit: at most so many hyperparameters."""
+        """Returns the trials that this configuration would make. limit: most trials whose hyperparameters are
+        included."""
         check_user(principal)
         await off_loop(check_config, config_json)
         if not 0 <= limit <= MAX_TRIALS:
@@ -147,7 +149,7 @@ class Experiments:
         )
 
     def list(self, principal: Principal, limit: int = 0, before_id: int = 0) -> list[Experiment]:
-        """Newest first. limit: 0 for the default. before_id: 0 to begin with the newest."""
+        """Returns experiments, the newest first. limit: 0 for the default. before_id: 0 to begin with the newest."""
         check_user(principal)
         if not 0 <= limit <= MAX_LIMIT:
             raise invalid("request.limit", f"limit is {limit}; give 1 to {MAX_LIMIT}, or 0 for {DEFAULT_LIMIT}")
@@ -164,7 +166,7 @@ class Experiments:
         return await self._views.view_trial(trial_id)
 
     async def watch(self, principal: Principal, experiment_id: int) -> AsyncIterator[ExperimentView]:
-        """The view now and after each change, the last one when the experiment has ended."""
+        """Yields the view now and after each change, the last one when the experiment has ended."""
         check_user(principal)
         shown: ExperimentView | None = None
         with self._following.listen(experiment_id, LEADER_BELL) as changed:
@@ -181,7 +183,7 @@ class Experiments:
 
 
 def _only(changes: Sequence[ExperimentChange | None]) -> ExperimentChange:
-    """Raises GanglineError `request.one_change`, `request.action`."""
+    """Returns the only change. Raises GanglineError `request.one_change`, `request.action`."""
     if len(changes) != 1:
         raise invalid(
             "request.one_change", f"give exactly one of action, resources and move; there are {len(changes)} of them"

@@ -1,5 +1,4 @@
-"""What calls that follow an experiment have in common: what wakes them, and that they end in order when the gateway
-stops instead of being cut."""
+"""The common part of calls that follow an experiment: what wakes them, and their orderly end when the gateway stops."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from services.gateway.mirror import Watched
 
 
 class Following:
-    """news: rings an experiment's id when its history grew, or when one of its runners has gone."""
+    """Wakes followers. news: rings an experiment's id when its history grew, or when one of its runners has
+    disconnected."""
 
     def __init__(self, mirror: Watched, news: BellBoard) -> None:
         self._changes = mirror.changes
@@ -22,7 +22,7 @@ class Following:
 
     @contextmanager
     def listen(self, experiment_id: int, *keys: Hashable) -> Iterator[Bell]:
-        """A bell for all that happens to the experiment. keys: of the mirror's changes, besides."""
+        """Yields a bell for all changes of the experiment. keys: further keys of the mirror's changes."""
         with (
             metric.FOLLOWERS.track_inprogress(),
             self._changes.listen(experiment_id, *keys) as bell,
@@ -31,13 +31,13 @@ class Following:
             yield bell
 
     async def wait(self, bell: Bell, seconds: float | None) -> None:
-        """Until it rings or so much time went by. Raises GanglineError `gateway.stopping`."""
+        """Waits until the bell rings or so much time has passed. Raises GanglineError `gateway.stopping`."""
         self._check()
         await bell.wait(seconds)
         self._check()
 
     def close(self) -> None:
-        """Ends everybody who waits or is going to."""
+        """Ends all calls that wait, and those that are about to."""
         self._is_closing = True
         self._changes.ring_all()
         self._news.ring_all()

@@ -1,4 +1,4 @@
-"""What is remembered of tensor fusion: listing it, and having a trial tune anew."""
+"""Records of tensor fusion: lists them, and deletes one so that a trial tunes anew."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ class Fusion:
         self._leader = leader
 
     def list(self, principal: Principal) -> list[FusionRecord]:
-        """Newest first."""
+        """Returns the records, the newest first."""
         check_user(principal)
         return sorted(self._mirror.state.fusion.all(), key=lambda record: (-record.created_at, record.key))
 
     async def forget(self, principal: Principal, request_id: str, key: str) -> bool:
-        """Whether there was one. Any user may: it costs the next trial of this kind some steps, and nothing else."""
+        """Deletes a record; returns whether there was one. Any user may do this: it only costs the next trial of this
+        kind some steps."""
         check_user(principal)
         check_request_id(request_id)
         answer = await self._leader.call(

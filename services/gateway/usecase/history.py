@@ -1,4 +1,4 @@
-"""Reading logs and metrics: page by page, and on as they come until the experiment has ended."""
+"""Reads logs and metrics: page by page, and further pages as they arrive until the experiment has ended."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from services.gateway.usecase.following import Following
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.view import Views
 
+# Rows of one query; a full page means that there may be more.
 PAGE_ROWS = 500
-# Gateways that share a PostgreSQL do not ring each other's bells, so then a follower looks this often by itself.
+# Gateways that share a PostgreSQL do not ring each other's bells, so then a follower polls this often.
 POLL_SECONDS = 1.0
-# After the end of an experiment its runners may still be delivering; a follower waits for them no longer than this.
+# After the end of an experiment its runners may still deliver; a follower waits for them no longer than this.
 LINGER_SECONDS = 10.0
 
 Row = TypeVar("Row", StoredLog, StoredMetrics)
@@ -38,7 +39,8 @@ class Records:
     async def logs(
         self, principal: Principal, scope: Scope, *, tail: int = 0, after_id: int = 0, follow: bool = False
     ) -> AsyncIterator[Sequence[StoredLog]]:
-        """Pages of log lines in the order in which they were stored. tail: only the last so many of those there are."""
+        """Yields pages of log lines in the order in which they were stored. tail: only the last so many of the present
+        lines."""
         self.check(principal, scope)
         if tail < 0:
             raise invalid("request.tail", f"tail is {tail}; give the number of lines, or 0 for all")
@@ -61,7 +63,7 @@ class Records:
     async def log_page(
         self, principal: Principal, scope: Scope, after_id: int, limit: int, tail: int = 0
     ) -> list[StoredLog]:
-        """One page, for callers that page by themselves."""
+        """Returns one page, for callers that page by themselves."""
         self.check(principal, scope)
         if tail:
             after_id = max(after_id, await self._reader.find_tail(scope, tail))
@@ -72,7 +74,7 @@ class Records:
         return await self._reader.metrics_after(scope, after_id, limit)
 
     def check(self, principal: Principal, scope: Scope) -> None:
-        """Whether this may be asked and exists. Raises GanglineError."""
+        """Checks that the caller may read this scope and that it exists. Raises GanglineError."""
         check_user(principal)
         self._views.experiment(scope.experiment_id)
         if scope.trial_id and self._views.trial(scope.trial_id).experiment_id != scope.experiment_id:
@@ -91,7 +93,7 @@ class Records:
         with self._following.listen(experiment_id) as grew:
             while True:
                 grew.clear()
-                # Asked before the page is read: whatever was stored before the end is in the pages after it.
+                # Asked before the page is read: all that was stored before the end is in the pages after it.
                 is_last = not follow or ending.is_over()
                 page = await read_after(last_id)
                 if page:
@@ -104,13 +106,13 @@ class Records:
                 await self._following.wait(grew, self._poll_seconds(ending))
 
     def _poll_seconds(self, ending: _Ending) -> float | None:
-        """None: every change rings."""
+        """Returns how often to poll; None when every change rings."""
         num_gateways = sum(instance.kind == "gateway" for instance in self._mirror.state.instances.all())
         return POLL_SECONDS if num_gateways > 1 or ending.has_begun else None
 
 
 class _Ending:
-    """When a follower may go: the experiment has ended, and its runners have delivered what they had."""
+    """Decides when a follower may end: the experiment has ended, and its runners have delivered all records."""
 
     def __init__(self, is_terminal: Callable[[], bool], is_delivering: Callable[[], bool]) -> None:
         self._is_terminal = is_terminal

@@ -1,6 +1,6 @@
-"""Takes in the records of trial runners and answers how far they are stored.
+"""Stores the records of trial runners and answers how far they are stored.
 
-One batch of a stream is stored before the next one is read: if one fails, the stream ends, and no later record can be
+A batch of a stream is stored before the next one is read: if one fails, the stream ends, and no later record can be
 stored without it.
 """
 
@@ -25,14 +25,15 @@ from services.gateway.history.writer import Writer
 from services.gateway.mirror import Watched
 from services.gateway.record import IngestBatch, IngestRecord
 
-# One warning a spool; the oldest of them are forgotten.
+# One warning for each spool; beyond this number the oldest entries are dropped.
 MAX_WARNED_SPOOLS = 1000
 
 log = structlog.get_logger(__name__)
 
 
 class Ingest:
-    """news: rings an experiment's id when its history grew, or when one of its runners has gone."""
+    """Stores records. news: rings an experiment's id when its history grew, or when one of its runners has
+    disconnected."""
 
     def __init__(self, writer: Writer, news: BellBoard, mirror: Watched) -> None:
         self._writer = writer
@@ -42,29 +43,31 @@ class Ingest:
         self._streams_by_experiment_id: Counter[int] = Counter()
 
     def has_stream(self, experiment_id: int) -> bool:
-        """Whether a runner of this experiment is connected to this gateway."""
+        """Returns whether a runner of this experiment is connected to this gateway."""
         return self._streams_by_experiment_id[experiment_id] > 0
 
     async def store(self, principal: Principal, spool_id: str, trial_id: str, records: tuple[IngestRecord, ...]) -> int:
-        """The highest sequence number of the spool that is settled: stored, or left out because a later attempt of the
-        trial had begun before the record was made. No records: asks just that."""
+        """Returns the highest sequence number of the spool that is settled: stored, or left out because a later attempt
+        of the trial had begun before the record was made. Without records it only asks for that number."""
         allocation_id = spool_id.partition("/")[0]
         check_trial(principal, trial_id, allocation_id)
         _check_sequences(spool_id, records)
         records = self._screened(spool_id, records)
         kept = admitted(self._mirror.state, allocation_id, records)
         metric.INGEST_FENCED_ROWS.inc(len(records) - len(kept))
+        # Left-out records count as settled too, so that the runner does not send them again.
         last_sequence = records[-1].sequence if records else 0
         return await self._writer.store(
             IngestBatch(spool_id, experiment_id_of(trial_id), trial_id, kept, last_sequence)
         )
 
     def why_over(self, spool_id: str) -> str:
-        """Why the attempt that fills this spool is over; "" while it is live."""
+        """Returns why the attempt that fills this spool is over; "" while it is live."""
         return why_over(self._mirror.state, spool_id.partition("/")[0])
 
     def _screened(self, spool_id: str, records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
-        """With plausible numbers: a rate that is no number would make the database refuse the whole batch for ever."""
+        """Returns the records with plausible numbers: a rate that is no number would make the database refuse the whole
+        batch for ever."""
         now = time.time()
         screened = tuple(plausible_record(record, now) for record in records)
         num_replaced = sum(after is not before for after, before in zip(screened, records, strict=True))
@@ -79,7 +82,7 @@ class Ingest:
 
     @contextmanager
     def connected(self, experiment_id: int) -> Iterator[None]:
-        """While a runner's stream lasts."""
+        """Counts a runner's stream while it lasts."""
         self._streams_by_experiment_id[experiment_id] += 1
         try:
             with metric.INGEST_STREAMS.track_inprogress():

@@ -1,8 +1,7 @@
-"""Why trials wait and at which place of their queue, and the priority that each pool gives, as the leading scheduler
-says.
+"""Why trials wait, their places in the queue, and each pool's default priority, as reported by the leading scheduler.
 
-An answer is kept for a moment, and callers that come while one is being fetched share it, so that many views cost the
-leader one call. Without a leader there are no reasons, and nothing else fails because of it.
+An answer is cached for a moment, and callers that arrive during a call share it, so that many views cost the leader one
+call. Without a leader there are no reasons, and nothing else fails because of it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,11 @@ from gangline.errors import GanglineError
 from gangline.v1 import scheduler_pb2
 from services.gateway.leader import Leader
 
+# How long an answer is used.
 FRESH_SECONDS = 0.5
+# How long it is used if a trial that waits is missing from it.
 FRESH_SECONDS_AT_LEAST = 0.1
+# Time limit of the call: a view must not wait longer for its reasons.
 FETCH_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
@@ -29,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """queue_place: from 1 in the order in which the pool looks at its requests."""
+    """Holds a trial's reason and place. queue_place: from 1, in the order in which the pool considers its requests."""
 
     reason: Reason
     queue_place: int
@@ -46,13 +48,15 @@ class Pending:
 
     @property
     def default_priority_by_pool(self) -> Mapping[str, int]:
-        """As last heard, from whichever leader; empty before the first answer. `standings` asks anew."""
+        """Returns the priorities of the last answer, from any leader; empty before the first answer. `standings`
+        fetches anew."""
         return self._default_priority_by_pool
 
     async def standings(self, trial_ids: Iterable[str]) -> Mapping[str, Standing]:
-        """By trial id, in the order in which the planner looks at them.
+        """Returns reasons and places by trial id, in the order in which the planner considers the trials.
 
-        trial_ids: those that the caller knows to wait. One that the last answer does not have makes it old sooner.
+        trial_ids: trials that wait, as far as the caller knows. If one is missing from the last answer, a new one is
+        fetched sooner.
         """
         clock = asyncio.get_running_loop().time
         async with self._fetching:

@@ -1,4 +1,4 @@
-"""What runs and what waits, why, and what the planner looks at."""
+"""Running and waiting tasks, why they wait, and the planner's input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Queue:
         self._pending = pending
 
     async def list_tasks(self, principal: Principal, experiment_id: int = 0) -> list[Task]:
-        """What holds slots, oldest first; then what waits, in the order in which the planner looks at it.
+        """Returns tasks that hold slots, the oldest first; then waiting ones, in the order in which the planner
+        considers them.
 
         experiment_id: 0 for all of them. Raises GanglineError `experiment.not_found`.
         """
@@ -45,7 +46,7 @@ class Queue:
         return [task for task in tasks if task is not None]
 
     async def explain(self, principal: Principal, job_id: str) -> Explanation:
-        """job_id: of an experiment ("7") or of a trial ("7.1")."""
+        """Explains why a job waits. job_id: of an experiment ("7") or of a trial ("7.1")."""
         experiment_id, trial_id = parse_job_id(job_id)
         tasks = await self.list_tasks(principal)
         view = await self._views.view_experiment(experiment_id)
@@ -54,7 +55,8 @@ class Queue:
         return explain(view.experiment, view.reason, trials, tasks, agents, trial_id=trial_id)
 
     async def snapshot(self, principal: Principal, pool: str = "") -> str:
-        """What the planner would look at now, as `gangline simulate` reads it. pool: empty when there is one only."""
+        """Returns the planner's present input, in the format of `gangline simulate`. pool: may be empty when there is
+        only one."""
         check_user(principal)
         answer = await self._leader.call(
             lambda scheduler: scheduler.GetSnapshot, scheduler_pb2.GetSnapshotRequest(pool=pool)
@@ -73,7 +75,7 @@ class Queue:
         )
 
     def _task(self, one: Allocation | Request, standing: Standing | None) -> Task | None:
-        """None for what has gone meanwhile."""
+        """Returns the task; None if it has gone meanwhile."""
         trial = self._mirror.state.trials.find(keys.trial(one.trial_id))
         experiment = self._mirror.state.experiments.find(keys.experiment(one.experiment_id))
         if trial is None:
@@ -96,6 +98,7 @@ class Queue:
 
 @lru_cache(maxsize=4096)
 def _configured_urgency(config_json: str) -> tuple[int | None, float]:
-    """Priority and weight as the configuration has them; a priority that it does not name is the pool's default."""
+    """Returns priority and weight of the configuration; None for a priority that it does not name, which is the pool's
+    default."""
     resources = json.loads(config_json or "{}").get("resources") or {}
     return resources.get("priority"), resources.get("weight", 1.0)

@@ -1,4 +1,4 @@
-"""PURE: why an experiment makes no further trial now, as its view says it."""
+"""PURE: why an experiment makes no further trial now, for its view."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gangline.domain.state import ReasonCode, State
 
 
 def explain_search(experiment: Experiment, search: Search | None, trials: Sequence[Trial]) -> Reason | None:
-    """None when there is nothing to explain: it has made all of its trials, or it is being ended."""
+    """Returns the reason; None when there is nothing to explain: it has made all of its trials, or it is being
+    ended."""
     if experiment.state is State.PAUSED:
         return Reason(
             ReasonCode.PAUSED,

@@ -1,4 +1,4 @@
-"""What every change has in common: the client's id of it, and that whoever wrote something can read it afterwards."""
+"""The common part of every change: the client's request id, and that the caller can read its own write afterwards."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import structlog
 from gangline.errors import invalid
 from services.gateway.mirror import Watched
 
-# How long an answer waits for the mirror to show what was just written.
+# How long an answer waits for the mirror to show the write.
 MIRROR_SECONDS = 5.0
+# Request ids are stored with the experiment, so their length is bounded.
 MAX_REQUEST_ID = 200
 
 log = structlog.get_logger(__name__)
@@ -24,6 +25,6 @@ def check_request_id(request_id: str) -> None:
 
 
 async def settle(mirror: Watched, revision: int) -> None:
-    """Waits until the mirror shows this revision. The write is done either way, so being late is no error."""
+    """Waits until the mirror shows this revision. The write is done either way, so a delay is no error."""
     if not await mirror.wait_for_revision(revision, MIRROR_SECONDS):
         log.warning("the mirror is behind", revision=revision, mirrored=mirror.state.revision)

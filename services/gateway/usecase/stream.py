@@ -10,8 +10,9 @@ T = TypeVar("T")
 
 
 async def in_thread(make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-    """make: called in the thread as well. The iterator is not closed early but left to the garbage collector, since a
-    step may still be under way when the reader goes."""
+    """Yields the items. make: called in the thread as well. The iterator is not closed early but left to the garbage
+    collector, because a step may still run when the reader goes."""
+    # Opening a file blocks as well.
     iterator = await asyncio.to_thread(make)
     while True:
         found = await asyncio.to_thread(_step, iterator)
@@ -21,7 +22,7 @@ async def in_thread(make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
 
 
 def _step(iterator: Iterator[T]) -> tuple[T, ...]:
-    """Empty at the end: StopIteration cannot cross a future."""
+    """Returns the next item in a tuple, empty at the end: StopIteration cannot cross a future."""
     for item in iterator:
         return (item,)
     return ()

@@ -1,4 +1,4 @@
-"""Joins what the mirror, the history and the leader know of an experiment into one view."""
+"""Joins an experiment's state in the mirror, its history and the leader's reasons into one view."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Views:
         self._pending = pending
 
     def experiment(self, experiment_id: int) -> Experiment:
-        """Raises GanglineError `experiment.not_found`."""
+        """Returns the experiment. Raises GanglineError `experiment.not_found`."""
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         if experiment is None:
             raise absent("experiment", experiment_id)
         return experiment
 
     def trial(self, trial_id: str) -> Trial:
-        """Raises GanglineError `trial.not_found`."""
+        """Returns the trial. Raises GanglineError `trial.not_found`."""
         trial = self._mirror.state.trials.find(keys.trial(trial_id))
         if trial is None:
             raise absent("trial", trial_id)
@@ -44,7 +44,7 @@ class Views:
         trials = sorted(self._mirror.state.trials.of(experiment_id), key=lambda trial: trial.number)
         newest = await self._reader.newest([trial.id for trial in trials])
         reasons = await self._reasons(trials)
-        # Read again: the rest took a while, and a view must not show a trial as older than its experiment.
+        # Read again: the calls above took a while, and a view must not show a trial as older than its experiment.
         experiment = self.experiment(experiment_id)
         trials = sorted(self._mirror.state.trials.of(experiment_id), key=lambda trial: trial.number)
         search = self._mirror.state.searches.find(keys.search(experiment_id))
@@ -64,7 +64,7 @@ class Views:
     def _join(self, trial: Trial, newest: Mapping[str, Newest], reasons: Mapping[str, Reason]) -> TrialView:
         checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(trial.latest_checkpoint_id))
         if checkpoint is None or checkpoint.state is CheckpointState.DELETING:
-            # An ended trial keeps every byte, also the name of a checkpoint that was deleted since.
+            # An ended trial's record is never changed, so it still has the name of a checkpoint that was deleted since.
             trial = replace(trial, latest_checkpoint_id="")
         return TrialView(
             trial=trial,

@@ -1,4 +1,5 @@
-"""PURE: the placement core. `plan(snapshot, now)` decides; nothing here reads a clock, a socket or a store."""
+"""PURE: the placement core. `plan(snapshot, now)` decides; no module of this package reads a clock, a socket or a
+store."""
 
 from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
 from services.scheduler.placement.change import Change, apply_change, apply_changes

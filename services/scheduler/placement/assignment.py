@@ -1,4 +1,4 @@
-"""PURE: what a policy proposes for its pool."""
+"""PURE: the proposals of a policy for its pool."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from services.scheduler.placement.change import Change
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A request and the slots that it gets, all or nothing. 0 slots stand for an auxiliary place. is_on_call: see
-    Running. shrink_reason: why it gets fewer slots than it asked for; empty when it gets all of them."""
+    """Gives a request its slots, all or nothing. 0 slots mean an auxiliary place. is_on_call: see Running.
+    shrink_reason: why it gets fewer slots than it asked for; empty when it gets all of them."""
 
     trial_id: str
     slots_by_agent: Mapping[str, int]
@@ -22,8 +22,8 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A live allocation that has to make room for a request. is_growth: for its own trial, which is to start again on
-    all of its slots."""
+    """Stops a live allocation to make room for a request. is_growth: for its own trial, which starts again on all of
+    its slots."""
 
     allocation_id: str
     for_trial_id: str
@@ -32,7 +32,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The most urgent request that has to wait, and from when on these slots are kept for it."""
+    """Keeps slots, from the time `at` on, for the most urgent request that has to wait."""
 
     trial_id: str
     at: float
@@ -41,8 +41,8 @@ class Reservation:
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """changes: by trial id, what its reason's `would_start_if` says, to be applied by `apply_changes`. look_at: when
-    another plan may decide otherwise although nothing has changed; None for never."""
+    """Holds the plan of one pool. changes: by trial id, the records behind the reason's `would_start_if`, for
+    `apply_changes`. look_at: when another plan may decide otherwise although nothing has changed; None for never."""
 
     assignments: tuple[Assignment, ...] = ()
     preemptions: tuple[Preemption, ...] = ()

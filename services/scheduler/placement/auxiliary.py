@@ -1,6 +1,6 @@
-"""PURE: auxiliary places, which requests without slots take, that stopping work is about to give back.
+"""PURE: auxiliary places (taken by requests without slots) that stopping work is about to give back.
 
-Owns whose end a request waits for. A place that a request claims goes to no other request of the same plan.
+Owns which work has to end for a request. A place that a request claims goes to no other request of the same plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from services.scheduler.placement.snapshot import PendingRequest, Running
 
 
 class ComingPlaces:
-    """room: an agent has fewer than no places left where an operator has lowered their number."""
+    """Tracks auxiliary places that stopping work gives back. room: an agent may have a negative number of free places,
+    after an operator has lowered its limit."""
 
     def __init__(self, running: Iterable[Running], room: Room) -> None:
         self._room = room
@@ -24,7 +25,7 @@ class ComingPlaces:
                     self._coming[agent_id].append(work)
 
     def claim(self, request: PendingRequest) -> tuple[Running, ...] | None:
-        """The stopping work whose place the request takes; None when none is left."""
+        """Returns the stopping work whose place the request takes; None when none is left."""
         for agent_id in sorted(self._coming):
             bin_ = self._open(agent_id, request)
             if bin_ is not None and len(self._coming[agent_id]) >= _num_lacking(bin_):
@@ -32,8 +33,8 @@ class ComingPlaces:
         return None
 
     def make_room(self, request: PendingRequest, victims: Sequence[Running]) -> tuple[Running, ...] | None:
-        """The work that has to stop, or stops already, so that the request gets a place. victims: work that it may have
-        stopped, the first to go first."""
+        """Returns the work that must stop, or stops already, to give the request a place. victims: work that the
+        request may have stopped, in the order of preemption."""
         for work in victims:
             for agent_id in work.slots_by_agent:
                 bin_ = self._open(agent_id, request)
@@ -58,12 +59,12 @@ class ComingPlaces:
         return tuple(found[:num_lacking])
 
     def _forget(self, victims: Iterable[Running]) -> None:
-        """Work that is not stopped after all gives nothing back."""
+        """Removes work that is not stopped after all, because it gives nothing back."""
         ids = {work.allocation_id for work in victims}
         for agent_id, works in self._coming.items():
             self._coming[agent_id] = [work for work in works if work.allocation_id not in ids]
 
 
 def _num_lacking(bin_: Bin) -> int:
-    """How many places have to come back until one is free."""
+    """Returns how many places have to come back until one is free."""
     return max(1, 1 - bin_.auxiliary)

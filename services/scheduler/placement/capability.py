@@ -1,7 +1,7 @@
-"""PURE: what a pool could hold if its agents were idle, asked once for each shape of requests.
+"""PURE: which requests a pool could hold if its agents were idle, computed once for each shape of requests.
 
-The agents are counted by size once for each plan. A request that avoids some of them takes these away, so its answer
-costs nothing for the others.
+The agents are counted by size once for each plan. A request that avoids some agents subtracts these from the count, so
+its answer adds no cost for other requests.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ Verdict = Literal["fits", "unhealthy", "never"]
 class Capability:
     def __init__(self, view: PoolView) -> None:
         self._view = view
+        # Never cleared: a plan does not change which agents there are.
         self._verdicts: dict[Shape, Verdict] = {}
 
     def of(self, request: PendingRequest) -> Verdict:
-        """never: not even with all its agents well and idle. unhealthy: only with agents or slots that are away,
-        or that the request avoids for a while."""
+        """Returns the verdict on a request. never: it fits not even with all agents healthy and idle. unhealthy: it
+        fits only with agents or slots that are away, or that the request avoids for a limited time."""
         shape = request.shape
         verdict = self._verdicts.get(shape)
         if verdict is None:
@@ -51,7 +52,7 @@ class Capability:
         return {agent.id: agent for agent in self._view.agents}
 
     def _find(self, agent_ids: Collection[str]) -> list[AgentRoom]:
-        """Those of them that are in the pool, each once."""
+        """Returns the agents of the pool among these ids, each once."""
         return [self._agent_by_id[agent_id] for agent_id in set(agent_ids) if agent_id in self._agent_by_id]
 
     def _can_hold(self, request: PendingRequest, num_by_size: Counter[int]) -> bool:

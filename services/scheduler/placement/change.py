@@ -1,7 +1,7 @@
 """PURE: small changes of a snapshot, the counterfactuals of reasons: "it would start if this were so".
 
-Each is a record that says itself as half a sentence, is printed as JSON and can be applied, which is how the tests
-prove that a reason tells the truth.
+Each change is a record that has a text form (half a sentence) and a JSON form, and can be applied to a snapshot. The
+tests apply changes to prove that a reason is true.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolConfig, Running, Snapshot
 
+# Agents that a sentence lists by name before it only counts the rest.
 _MAX_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class EndWork:
-    """These allocations end."""
+    """Ends these allocations."""
 
     allocation_ids: tuple[str, ...]
 
@@ -27,7 +28,7 @@ class EndWork:
 
 @dataclass(frozen=True, slots=True)
 class FreeSlots:
-    """Everything on these agents ends, also what no request of this cluster runs there."""
+    """Ends everything on these agents, including use of slots that belongs to no request of this cluster."""
 
     agent_ids: tuple[str, ...]
 
@@ -37,7 +38,7 @@ class FreeSlots:
 
 @dataclass(frozen=True, slots=True)
 class EnableAgents:
-    """These agents come back or are enabled, with all of their slots."""
+    """Brings these agents back, or enables them, with all of their slots."""
 
     agent_ids: tuple[str, ...]
 
@@ -47,7 +48,7 @@ class EnableAgents:
 
 @dataclass(frozen=True, slots=True)
 class AddAgents:
-    """So many more agents join the pool."""
+    """Adds agents to the pool."""
 
     pool: str
     num_agents: int
@@ -70,7 +71,7 @@ class RaiseMaxSlots:
 
 @dataclass(frozen=True, slots=True)
 class MoveToFront:
-    """The request goes before every other one of its pool."""
+    """Moves the request before every other one of its pool."""
 
     trial_id: str
 
@@ -80,7 +81,7 @@ class MoveToFront:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The request is resumed: no longer paused, held back or waiting for time to pass."""
+    """Resumes the request: it is no longer paused, held back or waiting for time to pass."""
 
     trial_id: str
     sentence: str
@@ -97,7 +98,7 @@ def describe_changes(changes: Iterable[Change]) -> str:
 
 
 def dump_change(change: Change) -> dict[str, Any]:
-    """For JSON: the kind in lower case with underscores, and the fields."""
+    """Returns the change for JSON: its kind in lower case with underscores, and its fields."""
     kind = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(change).__name__).lstrip("_")
     return {"kind": kind, **asdict(change)}
 
@@ -109,7 +110,7 @@ def apply_changes(snapshot: Snapshot, changes: Iterable[Change]) -> Snapshot:
 
 
 def apply_change(snapshot: Snapshot, change: Change) -> Snapshot:
-    """The snapshot as it would be. The input stays as it is."""
+    """Returns the snapshot as the change would make it. The input is not modified."""
     match change:
         case EndWork(allocation_ids):
             return _end(snapshot, set(allocation_ids))
@@ -130,7 +131,7 @@ def apply_change(snapshot: Snapshot, change: Change) -> Snapshot:
 
 
 def enabled(agent: AgentRoom) -> AgentRoom:
-    """With all of its slots; what was draining is plainly busy."""
+    """Returns the agent with all of its slots; its draining slots count as used."""
     slots, used = agent.slots + agent.disabled, agent.used + agent.draining
     return replace(agent, is_usable=True, problem="", slots=slots, used=used, draining=0, disabled=0)
 
@@ -148,7 +149,8 @@ def _enable(snapshot: Snapshot, agent_ids: set[str]) -> Snapshot:
 
 
 def _readmit(request: PendingRequest, agent_ids: set[str]) -> PendingRequest:
-    """Enabling an agent ends what a request holds against it for a while."""
+    """Removes enabled agents from what the request excludes for a limited time: enabling an agent ends the
+    exclusion."""
     over = {agent_id for agent_id, _ in request.excluded if agent_id in agent_ids}
     if not over:
         return request

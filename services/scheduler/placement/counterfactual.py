@@ -1,7 +1,7 @@
-"""PURE: the smallest change that we can name which would start a waiting request.
+"""PURE: the smallest change that can be named and would start a waiting request.
 
-What it takes follows from the pool as it was before the plan, so that one answer serves all requests of a shape; being
-moved to the front of the queue is part of it for those whom others would get ahead of.
+The required changes follow from the pool as it was before the plan, so that one answer serves all requests of a shape.
+A request that others would get ahead of also has to be moved to the front of the queue.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Counterfactual:
         self._used = Counter[str]()
         for work in ledger.view.running:
             self._used[work.group] += work.slots
+        # Valid for the whole plan: both depend only on the pool before it.
         self._by_shape: dict[Shape, tuple[Change, ...]] = {}
         self._openings: dict[Shape, Opening | None] = {}
 
@@ -49,7 +50,7 @@ class Counterfactual:
         return rest
 
     def opening(self, request: PendingRequest) -> Opening | None:
-        """When the ends of running work would make room for it, if nobody else waited."""
+        """Returns when the ends of running work would make room for the request, if no other request waited."""
         shape = request.shape
         if shape not in self._openings:
             self._openings[shape] = self._ledger.outlook.opening(request)
@@ -59,7 +60,7 @@ class Counterfactual:
         return self._used[request.group] + request.slots > self._ledger.quota.cap_of(request.group)
 
     def _raise(self, request: PendingRequest) -> tuple[Change, ...]:
-        """Nothing when only requests ahead of it exhaust the cap."""
+        """Returns the raised cap; nothing when only requests ahead of this one exhaust the cap."""
         if not request.slots or not self._exceeds_cap(request):
             return ()
         return (RaiseMaxSlots(request.group, self._used[request.group] + request.slots),)
@@ -92,13 +93,13 @@ class Counterfactual:
                 return (EndWork(tuple(w.allocation_id for w in opening.after)),) if opening.after else ()
 
     def _initial_opening(self, request: PendingRequest) -> Opening | None:
-        """Auxiliary places that are free already need nobody's end."""
+        """Returns the first opening before this plan. An auxiliary place that is free already needs no work to end."""
         if request.slots == 0 and find_fit(request, Room(self._ledger.view.agents, self._ledger.view.config)):
             return Opening(self._ledger.now, {}, ())
         return self.opening(request)
 
     def _emptied(self, request: PendingRequest, agents: Sequence[AgentRoom]) -> tuple[Change, ...]:
-        """Whole agents have to become idle, whatever occupies them."""
+        """Returns the agents that have to become idle as a whole, whatever occupies them."""
         config = self._ledger.view.config
         if find_fit(request, Room(agents, config)) is not None:
             return ()
@@ -108,7 +109,7 @@ class Counterfactual:
 
 
 def _more_agents(request: PendingRequest, agents: Sequence[AgentRoom], pool: str) -> AddAgents:
-    """Agents like most of those that are there, as many as it fills; else one that holds it."""
+    """Returns agents of the most common size, if the request fills them completely; else one agent that holds it."""
     sizes = Counter(agent.slots for agent in agents if agent.slots)
     size = max(sizes, key=lambda size: (sizes[size], size), default=0)
     if size and not request.is_single_agent and request.slots > size and request.slots % size == 0:

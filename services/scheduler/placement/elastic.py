@@ -1,8 +1,8 @@
-"""PURE: trials that may run on fewer slots: which sizes a request may take now, and where a smaller one grows.
+"""PURE: trials that may run on fewer slots: the sizes that a request may take now, and where smaller work grows.
 
-The ledger asks for both. A request takes a smaller size only where it neither fits in full, nor can claim slots or have
-work stopped for its full size, and where no opening for that is expected within SOON_SECONDS. Smaller work grows only
-while no request with more right waits.
+The ledger calls both. A request takes a smaller size only if it does not fit in full, cannot claim slots or have work
+preempted for its full size, and expects no opening for that within SOON_SECONDS. Smaller work grows only while no
+request with more right waits.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from services.scheduler.placement.outlook import freed_by
 from services.scheduler.placement.room import Room, Slots
 from services.scheduler.placement.snapshot import PendingRequest, Running
 
-# About what two restarts cost: a full size that is expected within this time is worth waiting for.
+# About the cost of two restarts: a full size that is expected within this time is worth waiting for.
 SOON_SECONDS = 60.0
 
 
 def may_shrink(request: PendingRequest, now: float) -> bool:
-    """Whether it may take any smaller size now, if its full size is not expected soon."""
+    """Returns whether the request may take any smaller size now, provided that its full size is not expected soon."""
     return bool(request.smaller_sizes) and (request.kept_slots > 0 or 0 < request.shrink_at <= now)
 
 
 def sizes_now(request: PendingRequest, now: float, opening_at: float | None) -> tuple[int, ...]:
-    """The sizes that it may take instead of its full one, the largest first. opening_at: when its full size is expected
-    to fit; None when no end of running work makes room for it."""
+    """Returns the sizes that the request may take instead of its full one, the largest first. opening_at: when its full
+    size is expected to fit; None when no end of running work makes room for it."""
     is_soon = opening_at is not None and opening_at - now <= SOON_SECONDS
     is_due = 0 < request.shrink_at <= now and not is_soon
     return tuple(size for size in request.smaller_sizes if is_due or size == request.kept_slots)
 
 
 def growth_candidates(running: Iterable[Running], now: float) -> list[tuple[Running, PendingRequest]]:
-    """Work that may grow now, or is being stopped for that, each with the request for its full size, in the order of
-    the queue."""
+    """Returns work that may grow now, or is being stopped for that, each with the request for its full size, in the
+    order of the queue."""
     able = (
         (work, work.wanted)
         for work in running
@@ -45,10 +45,10 @@ def growth_candidates(running: Iterable[Running], now: float) -> list[tuple[Runn
 
 
 def find_growth(work: Running, wanted: PendingRequest, room: Room) -> tuple[Slots, Slots] | None:
-    """Takes the slots for the full size out of the room: the work's own, as far as they serve, and free ones.
+    """Takes the slots for the full size out of the room: the work's own where they serve, and free ones.
 
-    Returns where it fits, and which of its own slots come back to others; None when it does not fit. Own slots count as
-    free only for this.
+    Returns where it fits, and which of its own slots come back to others; None when it does not fit. Its own slots
+    count as free only for this search.
     """
     own = freed_by(work)
     room.give_back(own)

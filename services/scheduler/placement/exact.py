@@ -1,7 +1,7 @@
-"""PURE: which agents of unequal sizes make up a gang exactly: the fewest that do.
+"""PURE: which agents of unequal sizes make up a gang exactly, using the fewest agents.
 
-A search by sums, not by subsets: for every number of agents, the sums that so many agents can have are the bits of one
-integer. Its cost grows with the number of agents squared and the gang's size, never exponentially.
+The search works on sums, not on subsets: for every number of agents, the sums that so many agents can have are the bits
+of one integer. Its cost grows with the square of the number of agents and with the gang's size, never exponentially.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _Layer = list[int]
 
 
 def find_sizes(slots: int, count_by_size: Mapping[int, int]) -> tuple[int, ...] | None:
-    """Sizes, largest first, that add up to the gang; None when none do. Of several with equally few agents, the one
-    with the largest agents."""
+    """Returns agent sizes that add up to the gang, the largest first; None when there are none. Uses the fewest agents;
+    on a tie, the solution with the largest agents."""
     counts = tuple(sorted(((s, min(n, slots // s)) for s, n in count_by_size.items() if 0 < s <= slots and n)))
     return _search(slots, counts)
 
 
 def sums_of(slots_of_agents: Mapping[int, int], limit: int) -> list[int]:
-    """Every size up to the limit that whole agents can make up, ascending."""
+    """Returns every size up to the limit that whole agents can make up, ascending."""
     reachable, mask = 1, (1 << (limit + 1)) - 1
     for size, count in slots_of_agents.items():
         for _ in range(count):
@@ -31,7 +31,8 @@ def sums_of(slots_of_agents: Mapping[int, int], limit: int) -> list[int]:
 
 @lru_cache(maxsize=256)
 def _search(slots: int, counts: tuple[tuple[int, int], ...]) -> tuple[int, ...] | None:
-    """Remembered, because a gang that waits asks the same of the same idle agents in every cycle."""
+    """Searches for the sizes. The result is cached, because a waiting gang asks the same about the same idle agents in
+    every cycle."""
     if sum(size * count for size, count in counts) < slots or not _is_reachable(slots, counts):
         return None
     most = _most_agents(slots, counts)
@@ -43,7 +44,7 @@ def _search(slots: int, counts: tuple[tuple[int, int], ...]) -> tuple[int, ...] 
 
 
 def _is_reachable(slots: int, counts: tuple[tuple[int, int], ...]) -> bool:
-    """By any number of agents: much quicker to refuse than the search."""
+    """Returns whether any number of agents makes up the gang. A refusal here is much cheaper than the search."""
     reachable, mask = 1, (1 << (slots + 1)) - 1
     for size, count in counts:
         left, step = count, 1
@@ -55,7 +56,7 @@ def _is_reachable(slots: int, counts: tuple[tuple[int, int], ...]) -> bool:
 
 
 def _most_agents(slots: int, counts: tuple[tuple[int, int], ...]) -> int:
-    """So many of the smallest agents exceed the gang."""
+    """Returns the most agents that a solution can have: with more, even the smallest ones exceed the gang."""
     num, total = 0, 0
     for size, count in counts:
         taken = min(count, (slots - total) // size)
@@ -67,6 +68,7 @@ def _most_agents(slots: int, counts: tuple[tuple[int, int], ...]) -> int:
 
 def _with_size(before: _Layer, size: int, count: int, slots: int, most: int) -> _Layer:
     mask = (1 << (slots + 1)) - 1
+    # Solutions with more than `most` agents cannot exist, so no layer is kept for them.
     after = [0] * (min(len(before) - 1 + count, most) + 1)
     for num, sums in enumerate(before):
         if not sums:
@@ -80,7 +82,8 @@ def _with_size(before: _Layer, size: int, count: int, slots: int, most: int) -> 
 
 
 def _trace(slots: int, num: int, counts: tuple[tuple[int, int], ...], layers: list[_Layer]) -> tuple[int, ...]:
-    """Back from the whole gang, at each size with as many agents as can be; the last size is the largest."""
+    """Walks back from the whole gang and takes as many agents as possible at each size; the last size is the
+    largest."""
     sizes: list[int] = []
     for (size, count), before in zip(reversed(counts), reversed(layers[:-1]), strict=True):
         for taken in range(min(count, num, slots // size), -1, -1):

@@ -1,4 +1,4 @@
-"""PURE: which sizes of gangs a set of agents can ever hold, were they all idle.
+"""PURE: which sizes of gangs a set of agents can ever hold, if all of them are idle.
 
 Used at submit, where a size that can never fit is refused with the sizes that do, and by the reasons of pending
 requests. It must agree with `fit`: a size listed here is placed on these agents when they are idle.
@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from services.scheduler.placement.exact import find_sizes, sums_of
 from services.scheduler.placement.gang import equal_size
 
+# With more ranges of sizes than this, a sentence names only the nearest sizes.
 _MAX_NAMED = 12
 
 
 def fitting_sizes(
     slots_of_agents: Iterable[int], is_single_agent: bool = False, is_heterogeneous: bool = False
 ) -> list[int]:
-    """All sizes, ascending: up to the largest agent by shared fit, multiples of equal agents by dedicated fit, sums of
-    unequal ones where these may be mixed."""
+    """Returns all sizes, ascending: up to the largest agent by shared fit, multiples of equal agents by dedicated fit,
+    and sums of unequal ones where these may be mixed."""
     counts = Counter(slots for slots in slots_of_agents if slots > 0)
     sizes = set(range(1, max(counts, default=0) + 1))
     if not is_single_agent:
@@ -33,14 +34,14 @@ def fitting_sizes(
 def can_hold(
     slots: int, slots_of_agents: Sequence[int], is_single_agent: bool = False, is_heterogeneous: bool = False
 ) -> bool:
-    """Whether a gang of this size fits when all these agents are idle. A gang of no slots fits any agent."""
+    """Returns whether a gang of this size fits when all these agents are idle. A gang of no slots fits any agent."""
     return can_counted_hold(slots, Counter(slots_of_agents), is_single_agent, is_heterogeneous)
 
 
 def can_counted_hold(
     slots: int, num_by_size: Mapping[int, int], is_single_agent: bool = False, is_heterogeneous: bool = False
 ) -> bool:
-    """As `can_hold`. num_by_size: how many agents there are of each number of slots; none of these is 0."""
+    """Answers like `can_hold`. num_by_size: how many agents have each number of slots; no count is 0."""
     if slots == 0:
         return bool(num_by_size)
     if slots <= max(num_by_size, default=0):
@@ -54,7 +55,7 @@ def can_counted_hold(
 
 
 def describe_agents(slots_of_agents: Iterable[int]) -> str:
-    """ "2 agents of 2 slots, 1 agent of 8 slots", largest first; "no agents" when there are none."""
+    """Returns "2 agents of 2 slots, 1 agent of 8 slots", the largest first; "no agents" when there are none."""
     counts = Counter(slots_of_agents)
     parts = [f"{count} {_plural('agent', count)} of {size} {_plural('slot', size)}" for size, count in counts.items()]
     order = sorted(zip(counts, parts, strict=True), reverse=True)
@@ -62,7 +63,7 @@ def describe_agents(slots_of_agents: Iterable[int]) -> str:
 
 
 def describe_sizes(slots: int, sizes: Sequence[int]) -> str:
-    """Which sizes fit instead: all of them when they are few, else the nearest below and above."""
+    """Names the sizes that fit instead: all of them when they are few, else the nearest below and above."""
     ranges = _ranges(sizes)
     if len(ranges) <= _MAX_NAMED:
         return f"sizes that fit are {', '.join(ranges)}" if ranges else "no size fits"
@@ -76,8 +77,8 @@ def describe_sizes(slots: int, sizes: Sequence[int]) -> str:
 def never_fits(
     slots: int, pool: str, slots_of_agents: Sequence[int], is_single_agent: bool, is_heterogeneous: bool = False
 ) -> str | None:
-    """The sentence for a gang that the pool can never hold; None when it can. A pool without agents refuses nothing,
-    because they may be on their way."""
+    """Returns the sentence for a gang that the pool can never hold; None when it can. A pool without agents refuses
+    nothing, because agents may be about to join."""
     if not slots_of_agents or can_hold(slots, slots_of_agents, is_single_agent, is_heterogeneous):
         return None
     sizes = fitting_sizes(slots_of_agents, is_single_agent, is_heterogeneous)
@@ -87,7 +88,7 @@ def never_fits(
 
 
 def _ranges(sizes: Sequence[int]) -> list[str]:
-    """[1, 2, 3, 4, 8] as "1 to 4", "8"; two neighbours stay two numbers."""
+    """Returns [1, 2, 3, 4, 8] as "1 to 4", "8"; two neighbours stay two numbers."""
     texts: list[str] = []
     start = 0
     for position in range(1, len(sizes) + 1):

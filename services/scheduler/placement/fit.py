@@ -1,7 +1,7 @@
-"""PURE: where one request fits, looking at the room that is left.
+"""PURE: where one request fits into the room that is left.
 
-Shared fit: a gang that fits into one agent's free slots goes to one agent. Dedicated fit: otherwise whole idle agents,
-see gang.py. The same input gives the same answer in every process.
+Shared fit: a gang that fits into one agent's free slots goes to one agent. Dedicated fit: otherwise it takes whole idle
+agents, see gang.py. The same input gives the same answer in every process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from services.scheduler.placement.snapshot import PendingRequest
 
 
 def find_fit(request: PendingRequest, room: Room, avoid: Collection[str] = ()) -> Slots | None:
-    """Where the request fits now; None when it does not. avoid: agents to leave out besides its own blocklist."""
+    """Returns where the request fits now; None when it does not. avoid: agents to leave out besides its own
+    blocklist."""
     blocked: Collection[str] = (
         {*request.blocklist, *avoid} if avoid and request.blocklist else avoid or request.blocklist
     )

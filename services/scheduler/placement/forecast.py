@@ -1,10 +1,10 @@
-"""PURE: when each waiting request is to be expected to start.
+"""PURE: when each waiting request can be expected to start.
 
-Plays the queue forward on the sum of the pool's slots: running work ends by its estimates, those who wait start in the
-order of the plan, wherever they find room that nobody ahead of them was given, and end in turn. The slots that are kept
-for the reservation go to nobody else before its time, but for who is sure to be over or starts on call. Nobody is
-placed on an agent, so it costs the same for any number of agents; where a request cannot start before certain agents
-are free, the outlook sets the bound.
+Plays the queue forward on the sum of the pool's slots. Running work ends by its estimates. Waiting requests start in
+the order of the plan, wherever requests ahead of them leave room, and end in turn. Before the time of the reservation,
+its kept slots go only to work that is certain to be over or starts on call. The forecast assigns no agents, so its cost
+does not grow with their number. Where a request cannot start before certain agents are free, the outlook sets the
+bound.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from services.scheduler.placement.outlook import LEAST_LEFT_SECONDS, Opening, fr
 from services.scheduler.placement.profile import Profile
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest
 
+# A step beyond every profile.
 _NEVER = 1 << 30
+# Causes that time alone does not remove, so that there is no ETA.
 _CERTAIN = ("never", "unhealthy", "held")
 
 
 class Forecast:
-    """Ask in the order of the plan: each answer occupies slots for those that are asked about later."""
+    """Forecasts starts. Call it in the order of the plan: each answer occupies slots for the requests after it."""
 
     def __init__(self, ledger: Ledger, opening: Callable[[PendingRequest], Opening | None]) -> None:
         self._ledger = ledger
@@ -42,11 +44,12 @@ class Forecast:
             self._profile.lend(self._profile.step_at(self._lent_until))
         else:
             self._profile.keep(self._kept_slots())
+        # Where the search for this kind of request resumes. Room is only taken, so earlier steps stay too full.
         self._looked_until: dict[tuple[int, bool, int, int], int] = {}
         self._caps = _Caps(ledger, self._run_seconds)
 
     def eta(self, waiting: Waiting) -> float | None:
-        """None when only a change can start it."""
+        """Returns the expected start; None when only a change can start the request."""
         request = waiting.request
         if waiting.cause in _CERTAIN:
             return None
@@ -62,7 +65,7 @@ class Forecast:
         return at
 
     def _bound(self, waiting: Waiting) -> float | None:
-        """Before which it cannot start, whoever else waits."""
+        """Returns the time before which the request cannot start, even if no other request waited; None for never."""
         if waiting.cause == "claim":
             return self._ledger.now + LEAST_LEFT_SECONDS
         reservation = self._ledger.reservation
@@ -72,7 +75,7 @@ class Forecast:
         return None if opening is None else opening.at
 
     def _queued(self, waiting: Waiting, bound: float) -> float | None:
-        """The first time from the bound on at which it finds room; the room is taken."""
+        """Returns the first time from the bound on at which the request finds room, and takes that room."""
         request, reservation = waiting.request, self._ledger.reservation
         if waiting.cause == "claim":
             step, at = self._profile.step_at(bound), bound
@@ -86,14 +89,17 @@ class Forecast:
             step, at = found, self._profile.start_in(found, bound, request.slots)
         end_at = at + self._run_seconds(request)
         if at < self._lent_until:
-            # Whoever holds the reservation then has it stopped.
+            # The holder of the reservation has it stopped then.
             end_at = min(end_at, self._lent_until)
         self._profile.take(step, end_at, request.slots)
         return at
 
     def _find(self, request: PendingRequest, bound: float) -> int | None:
-        """The first step in which there is room for its whole run. Who asks for as much, later and with the same bound,
-        finds none earlier; nor does, nearly enough, who asks for up to twice as long."""
+        """Returns the first step with room for the request's whole run.
+
+        The search resumes where the last one with the same key ended: a later request for as many slots, with the same
+        bound, finds no earlier step. Run times share a key up to a factor of two, which is accurate enough.
+        """
         run_seconds = self._run_seconds(request)
         is_sure = request.is_bounded and request.estimated_seconds > 0 and bool(self._ledger.view.config.backfill)
         first = self._profile.step_at(bound)
@@ -106,8 +112,8 @@ class Forecast:
         return request.estimated_seconds or self._ledger.view.typical_run_seconds or UNKNOWN_RUN_SECONDS
 
     def _kept_slots(self) -> list[int]:
-        """For each step before the reservation's time: how many slots are free then, but kept for it. On the agents
-        where its holder may start these are all that are not spare; without backfill, all of the pool."""
+        """Returns, for each step before the reservation's time, how many free slots are kept for it. On the agents
+        where its holder may start, these are all slots that are not spare; without backfill, all slots of the pool."""
         reservation = self._ledger.reservation
         if reservation is None:
             return []
@@ -135,7 +141,7 @@ class Forecast:
 
 
 class _Caps:
-    """What each group with a cap holds, and when it gives that back."""
+    """Tracks what each group with a cap holds, and when it gives that back."""
 
     def __init__(self, ledger: Ledger, run_seconds: Callable[[PendingRequest], float]) -> None:
         self._now = ledger.now
@@ -154,7 +160,7 @@ class _Caps:
             self.promise(request := requests[assignment.trial_id], ledger.now + run_seconds(request))
 
     def allowed_at(self, request: PendingRequest) -> float | None:
-        """From when on its group's cap lets it start; None for never."""
+        """Returns the time from which the group's cap lets the request start; None for never."""
         group, cap = request.group, self._cap_of(request.group)
         while self._used[group] + request.slots > cap and self._ends[group]:
             end, slots = heappop(self._ends[group])

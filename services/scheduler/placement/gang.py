@@ -1,8 +1,8 @@
 """PURE: dedicated fit: a gang that no single agent can hold takes whole idle agents.
 
-Equal agents first, the largest size that divides the gang: fewer hosts, fewer links. Where the pool allows unequal
-ones, the sizes come from an exact search. Of the agents that would do, those are chosen that lie in the fewest network
-domains, then the tightest ones, then in the order of the ring.
+Prefers agents of equal size, the largest size that divides the gang: fewer hosts, fewer links. Where the pool allows
+unequal agents, exact.py finds the sizes. Among agents of the right sizes, those in the fewest network domains are
+chosen, then those in the tightest domains, then those that come first on the ring.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Rings = Mapping[Domain, list[Token]]
 
 
 def find_gang(slots: int, request_hash: int, room: Room, blocked: Collection[str]) -> Slots | None:
-    """Agents that the gang fills wholly."""
+    """Finds agents that the gang fills completely; None when there are none."""
     rings_by_size = room.idle if not blocked else {size: _without(rings, blocked) for size, rings in room.idle.items()}
     count_by_size = {size: _count(rings) for size, rings in rings_by_size.items()}
     if sum(size * count for size, count in count_by_size.items()) < slots:
@@ -33,7 +33,7 @@ def find_gang(slots: int, request_hash: int, room: Room, blocked: Collection[str
 
 
 def equal_size(slots: int, count_by_size: Mapping[int, int]) -> int | None:
-    """The largest size of which whole agents make up the gang."""
+    """Returns the largest agent size whose multiples, within the number of such agents, make up the gang."""
     fitting = (size for size, count in count_by_size.items() if slots % size == 0 and slots // size <= count)
     return max(fitting, default=None)
 
@@ -50,7 +50,8 @@ def _unequal(slots: int, request_hash: int, rings_by_size: Mapping[int, _Rings])
 def _within_one_domain(
     slots: int, num_agents: int, request_hash: int, rings_by_size: Mapping[int, _Rings]
 ) -> Slots | None:
-    """As few agents as anywhere, but all of them in one of the widest domains, if there are several."""
+    """Finds as few agents as the search over all domains, but all in one of the widest domains. None if there is only
+    one such domain, or if no domain can do it."""
     by_domain: dict[str, dict[int, dict[Domain, list[Token]]]] = defaultdict(lambda: defaultdict(dict))
     for size, rings in rings_by_size.items():
         for domain, ring in rings.items():
@@ -72,7 +73,7 @@ def _chosen(sizes: Collection[int], request_hash: int, rings_by_size: Mapping[in
 
 
 def _in_fewest_domains(rings: _Rings, count: int, request_hash: int, level: int = 0) -> list[str]:
-    """So many agents: whole domains, the largest first, and the rest in the tightest domain that holds it."""
+    """Chooses `count` agents: whole domains, the largest first, and the rest in the tightest domain that holds it."""
     if len(rings) == 1 or level == len(next(iter(rings))):
         return _on_ring([token for ring in rings.values() for token in ring], request_hash, count)
     by_value: dict[str, dict[Domain, list[Token]]] = defaultdict(dict)
@@ -80,6 +81,7 @@ def _in_fewest_domains(rings: _Rings, count: int, request_hash: int, level: int 
         by_value[domain[level]][domain] = ring
     groups = sorted(((_count(group), name) for name, group in by_value.items()))
     chosen: list[str] = []
+    # Whole domains as long as none of them holds the rest by itself.
     while groups[-1][0] < count - len(chosen):
         size, name = groups.pop()
         chosen += _in_fewest_domains(by_value[name], size, request_hash, level + 1)
@@ -89,7 +91,7 @@ def _in_fewest_domains(rings: _Rings, count: int, request_hash: int, level: int 
 
 
 def _on_ring(tokens: list[Token], request_hash: int, count: int) -> list[str]:
-    """The first agents from the request's place on."""
+    """Returns the first `count` agents on the ring, starting at the request's hash."""
     tokens.sort()
     start = bisect_left(tokens, (request_hash, ""))
     return [agent_id for _, agent_id in (tokens[start : start + count] + tokens[:start])[:count]]

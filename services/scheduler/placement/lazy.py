@@ -1,7 +1,7 @@
-"""PURE: a mapping that is worked out when somebody first looks.
+"""PURE: a mapping that is computed on first access.
 
-A plan has to be committed quickly; its reasons are read by people, later. What they are worked out from is closed by
-then, so looking early or late gives the same.
+A plan has to be committed quickly, while its reasons are read later, by users. The inputs of the computation no longer
+change by then, so early and late access give the same result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class Lazy(Mapping[str, V]):
-    """work_out: called once at most."""
+    """Computes a mapping on first access. work_out: called at most once."""
 
     def __init__(self, work_out: Callable[[], Mapping[str, V]]) -> None:
         self._work_out = work_out

@@ -1,11 +1,11 @@
-"""PURE: what is promised while the plan of one pool grows.
+"""PURE: the slots that are promised while the plan of one pool grows.
 
-Owns the four ways to answer a request: it starts now; it claims slots that stopping work is about to give back; it has
-less urgent work stopped; or it waits, and the first that waits holds a reservation which nobody behind it may delay:
-who starts meanwhile takes slots that are spare in every order of ends (spare.py), or is certain to be over in time, or
-starts on call, to be stopped as soon as that lets the holder start. A request that may have fewer slots takes them
-before it waits; work that runs on fewer slots grows before anything else is placed (elastic.py). A policy decides in
-which order requests are put here, and whom they may have stopped.
+Owns the four answers to a request: it starts now; it claims slots that stopping work is about to give back; it has less
+urgent work preempted; or it waits. The first that waits holds a reservation, which no request behind it may delay. A
+request that starts meanwhile takes slots that are spare in every order of ends (spare.py), or is certain to end in
+time, or starts on call. Work on call is stopped when that lets the holder start. A request that may have fewer slots
+takes them before it waits; work on fewer slots grows before anything else is placed (elastic.py). A policy decides in
+which order requests are considered, and which work each may have stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Victims = Callable[[], Sequence[Running]]
 
 Cause = Literal["held", "backoff", "never", "unhealthy", "quota", "claim", "behind", "full"]
 
-# Victims looked at in one pass. Whoever finds none for that looks again in the next pass, which the first bring about.
+# Cap on victims examined in one pass. Requests that hit it are examined again in the pass that the first ones cause.
 MAX_VICTIMS_SEEN = 20_000
 
 
@@ -43,7 +43,7 @@ def no_victims() -> Sequence[Running]:
 
 
 class Waiting(NamedTuple):
-    """is_behind: others of its kind come before it, or may."""
+    """Holds a request that waits. is_behind: others of its kind (with slots, or without) come before it, or may."""
 
     request: PendingRequest
     cause: Cause
@@ -51,15 +51,15 @@ class Waiting(NamedTuple):
 
 
 class Ledger:
-    """outlook: as things were before this plan. claims: trial id -> the stopping allocations that it waits for.
-    stoppable: whom the holder of the reservation may have stopped, once it can start by that. waited_for: the other
-    allocations that it waits for, if there are any that it may have stopped. spare: slots that do not delay the holder;
-    of no meaning without a reservation.
+    """outlook: the state before this plan. claims: trial id -> the stopping allocations that it waits for. stoppable:
+    work that the holder of the reservation may have stopped once that lets it start. waited_for: the other allocations
+    that it waits for; empty if there is no stoppable work. spare: slots that do not delay the holder; without meaning
+    if there is no reservation.
 
     shrunk: trial id -> the cause for which it starts on fewer slots. look_at: when a full size is expected that a
     request waits for instead of taking a smaller one.
 
-    is_order_fixed: False where the order itself depends on who runs, so that nobody is sure to be the first.
+    is_order_fixed: False where the order depends on running work, so that no request is sure to be first.
     """
 
     def __init__(self, view: PoolView, now: float, is_order_fixed: bool = True) -> None:
@@ -80,18 +80,18 @@ class Ledger:
         self.waited_for: tuple[str, ...] = ()
         self._waiting: list[Waiting] = []
         self._queue: PoolQueue | None = None
-        self._promised: list[Running] = []
+        self._promised: list[Running] = []  # started or claimed in this plan, for the outlook
         self._stopping = [work for work in view.running if work.is_stopping and work.slots]
-        self._coming = sum_of_freed(self._stopping, self.room)
+        self._coming = sum_of_freed(self._stopping, self.room)  # slots that stop and are not claimed yet
         self._places = ComingPlaces(view.running, self.room)
         self.spare = Spare({}, now)
-        self._beside: list[str] = []
-        self._is_closed = False
+        self._beside: list[str] = []  # agents with spare slots when the reservation was made
+        self._is_closed = False  # without backfill, nothing starts behind the first that waits
         self._has_on_call = view.config.is_on_call_possible
-        self._refused: set[tuple[Shape, bool]] = set()
-        self._refused_claims: set[tuple[Shape, bool]] = set()
-        self._hopeless: set[tuple[Shape, bool, str]] = set()
-        self._settled: dict[tuple[Shape, bool, str], Cause] = {}
+        self._refused: set[tuple[Shape, bool]] = set()  # did not fit; never cleared, as the room only shrinks
+        self._refused_claims: set[tuple[Shape, bool]] = set()  # did not fit; cleared when more slots are coming
+        self._hopeless: set[tuple[Shape, bool, str]] = set()  # its victims make no room
+        self._settled: dict[tuple[Shape, bool, str], Cause] = {}  # answers; cleared when more is coming
         self._behind: dict[Shape, bool] = {}
         self._victims_seen = 0
         self.shrunk: dict[str, Cause] = {}
@@ -100,7 +100,7 @@ class Ledger:
 
     @property
     def waiting(self) -> list[Waiting]:
-        """In the order in which they were considered. What was passed over is answered now."""
+        """Returns waiting requests in the order of consideration. Requests that were passed over are answered first."""
         if self._queue is not None:
             queue, self._queue = self._queue, None
             found = {one.request.trial_id: one for one in self._waiting}
@@ -117,8 +117,8 @@ class Ledger:
         return self._waiting
 
     def consider_queue(self, queue: PoolQueue, victims_for: Callable[[PendingRequest], Victims]) -> None:
-        """All of a pool's queue, with which its plan ends. Once one of a kind has been refused, so will all others of
-        it be; they are passed over, and answered when somebody asks."""
+        """Considers a pool's whole queue, the last step of its plan. Once a request of a kind is refused, the rest of
+        its kind would be too; they are passed over and answered on demand."""
         self._queue = queue
         open_ = [Cursor(requests) for requests in queue.by_kind.values()]
         heapify(open_)
@@ -136,7 +136,7 @@ class Ledger:
             else:
                 heapreplace(open_, cursor)
             if self._situation != situation:
-                # Those behind this place have to be asked anew.
+                # Requests behind this place must be considered again.
                 situation = self._situation
                 for cursor in refused:
                     if cursor.skip_to(place):
@@ -145,25 +145,25 @@ class Ledger:
 
     @property
     def _situation(self) -> tuple[int, bool]:
-        """What answers depend on, beside the room, which only shrinks: the stopped leave more of it than they have to,
-        and a reservation takes some of it away."""
+        """Returns what answers depend on besides the room, which only shrinks: preemptions leave more room than they
+        need, and a reservation takes some away."""
         return len(self.preemptions), self.reservation is None
 
     def _is_refused(self, request: PendingRequest) -> bool:
-        """Whether it would change nothing to consider it."""
+        """Returns whether considering it would change nothing."""
         if request.hold is not None:
             return True
         if may_shrink(request, self.now):
-            # Each of its kind may yet start on fewer slots.
+            # Each request of this kind may still start on fewer slots.
             return False
         if self.capability.of(request) != "fits":
             return True
         return (request.shape, self._may_take_all(request), "") in self._settled
 
     def consider(self, request: PendingRequest, victims: Victims = no_victims, league: str = "") -> bool:
-        """Whether it starts or has slots promised. Else it is put among those that wait.
+        """Returns whether the request starts or has slots promised. Otherwise it joins those that wait.
 
-        victims: requests of one shape and league come with ever fewer of them.
+        victims: within one shape and league, each request has at most the victims of the one before.
         """
         cause = self._obstacle(request)
         is_behind = self._count(request, cause)
@@ -188,8 +188,8 @@ class Ledger:
         return cause == "claim"
 
     def _start_smaller(self, request: PendingRequest, cause: Cause) -> bool:
-        """Whether it starts on fewer slots, the most that it may have and that fit now. It takes no slots that are kept
-        for a request ahead of it, and has no work stopped."""
+        """Returns whether the request starts on fewer slots: the largest allowed size that fits now. It takes no slots
+        that are kept for a request ahead of it, and preempts no work."""
         if not may_shrink(request, self.now) or request.not_before_at > self.now:
             return False
         opening = self.outlook.opening(request)
@@ -209,8 +209,8 @@ class Ledger:
         return False
 
     def _grow(self) -> None:
-        """Promises the slots of their full size to work on fewer slots, or keeps them for it while it stops. It comes
-        first, because a request with more right keeps it from growing at all."""
+        """Promises the slots of the full size to work on fewer slots, or keeps them while it stops. It runs first,
+        because a request with more right keeps it from growing at all."""
         for work, wanted in growth_candidates(self.view.running, self.now):
             extra = wanted.slots - work.slots
             if self.quota.used[work.group] + extra > self.quota.cap_of(work.group):
@@ -235,8 +235,8 @@ class Ledger:
             self._promised.append(_as_running(work.trial_id, wanted, fit, end_at))
 
     def _has_more_right(self, request: PendingRequest, wanted: PendingRequest) -> bool:
-        """Whether this request waits for slots that smaller work would need to grow. Without one order of the queue
-        every request counts, because its turn depends on the others."""
+        """Returns whether this request waits for slots that smaller work would need to grow. Without one order of the
+        queue every request counts, because its turn depends on the others."""
         if not request.slots or request.hold is not None or self.capability.of(request) != "fits":
             return False
         if self._has_one_order and by_priority(request) > by_priority(wanted):
@@ -244,11 +244,11 @@ class Ledger:
         return request.not_before_at > self.now or self.quota.allows(request)
 
     def _seen_at_first(self) -> dict[bool, bool]:
-        """Whether somebody with slots, and without, may come before the first."""
+        """Returns whether a request with slots, or without, may come before the first."""
         return {False: not self._is_order_fixed, True: not self._is_order_fixed}
 
     def _count(self, request: PendingRequest, cause: Cause | None) -> bool:
-        """Whether anybody of its kind goes before it, who might take what a change would give to it."""
+        """Returns whether a request of its kind goes before it and might take what a change would give to it."""
         kind = request.slots > 0
         is_behind = self._has_seen[kind]
         if not is_behind and cause not in ("held", "backoff"):
@@ -256,7 +256,7 @@ class Ledger:
         return is_behind
 
     def _obstacle(self, request: PendingRequest) -> Cause | None:
-        """What keeps it from starting wherever there is room."""
+        """Returns the cause that keeps the request from starting whatever room there is; None if there is none."""
         if request.hold is not None:
             return "held"
         verdict = self.capability.of(request)
@@ -276,10 +276,10 @@ class Ledger:
             return None
         found = self._search(request, may_take_all)
         if found is None:
-            # The room only shrinks while the plan grows: a request that did not fit once does not fit again.
+            # The room only shrinks while the plan grows: a request that does not fit now does not fit later.
             self._refused.add((request.shape, may_take_all))
             if request.blocklist and self._search(request.without_blocklist(), may_take_all) is None:
-                # Agents to avoid only take room away, so one answer stands for all requests of this size.
+                # Agents to avoid only take room away, so one answer holds for all requests of this size.
                 self._refused.add((request.bare_shape, may_take_all))
         return found
 
@@ -288,32 +288,32 @@ class Ledger:
         if not self._is_short(request):
             found = find_fit(request, self.room, self.spare.slots_by_agent) or self._beside_reservation(request)
             if found is None and may_take_all and self.reservation is not None:
-                # Work that must stop for the holder sooner or later had better not run in its place.
+                # Work that must stop for the holder sooner or later should rather not run in its place.
                 found = find_fit(request, self.room, self.reservation.slots_by_agent)
         if found is None and may_take_all:
             found = find_fit(request, self.room)
         return found
 
     def _may_take_all(self, request: PendingRequest) -> bool:
-        """The slots of the reservation too."""
+        """Returns whether the request may take the slots of the reservation too."""
         return self._is_short(request) or self._is_on_call(request)
 
     def _is_on_call(self, request: PendingRequest) -> bool:
-        """Also what seems short enough: it may overrun its estimate."""
+        """Returns whether it starts on call, even if it seems short: it may exceed its estimate."""
         return self.reservation is not None and self._has_on_call and request.is_preemptible
 
     def _is_short(self, request: PendingRequest) -> bool:
-        """Certain to be over before the holder can start, so that it may use its slots."""
+        """Returns whether it may use the holder's slots: it is certain to be over before the holder can start."""
         if self.reservation is None:
             return True
         return request.is_bounded and 0 < request.estimated_seconds <= self.spare.sure_until - self.now
 
     def _kept_from(self, request: PendingRequest) -> Collection[str]:
-        """Agents whose slots it may not take, but for those that are spare."""
+        """Returns agents of which the request may take spare slots only."""
         return () if self._may_take_all(request) else self.spare.slots_by_agent
 
     def _beside_reservation(self, request: PendingRequest) -> Slots | None:
-        """On an agent that has slots to spare."""
+        """Finds an agent that has enough spare slots."""
         for agent_id in self._beside:
             bin_, spare = self.room.get(agent_id), self.spare.slots_by_agent[agent_id]
             if bin_ is not None and min(spare, bin_.free) >= request.slots and agent_id not in request.blocklist:
@@ -337,7 +337,7 @@ class Ledger:
             self._promised.append(_as_running(request.trial_id, request, slots_by_agent, end_at))
 
     def _secure(self, request: PendingRequest, victims: Victims, league: str) -> Cause:
-        """It cannot start now: what else can be done for it."""
+        """Finds another answer for a request that cannot start now."""
         if request.slots == 0:
             return self._secure_place(request, victims)
         if not self._is_closed and self._claim(request):
@@ -364,7 +364,7 @@ class Ledger:
         return "claim"
 
     def _claim(self, request: PendingRequest) -> bool:
-        """Slots of stopping work that nobody more urgent waits for."""
+        """Claims slots of stopping work that no more urgent request waits for."""
         shape = request.shape, self._may_take_all(request)
         if not self._coming or shape in self._refused_claims:
             return False
@@ -379,7 +379,7 @@ class Ledger:
         return found is not None
 
     def _stoppable_for(self, request: PendingRequest, victims: Victims, league: str) -> Sequence[Running]:
-        """Nobody, where they are not to be looked at."""
+        """Returns the work that the request may have stopped; nothing where it is not to be examined."""
         is_hopeless = self._league(request, league) in self._hopeless or self._victims_seen >= MAX_VICTIMS_SEEN
         if self._is_closed or (is_hopeless and self.reservation is not None):
             return ()
@@ -392,7 +392,7 @@ class Ledger:
         return [work for work in victims if work.allocation_id not in gone]
 
     def _league(self, request: PendingRequest, league: str) -> tuple[Shape, bool, str]:
-        """Requests that look at the same agents, each at no more victims than the one before it."""
+        """Returns the key of requests that examine the same agents, each with at most the victims of the one before."""
         return request.shape, self._may_take_all(request), league
 
     def _preempt(self, request: PendingRequest, stoppable: Sequence[Running], league: str) -> bool:
@@ -435,7 +435,7 @@ class Ledger:
         self._promise(request, slots_by_agent)
 
     def _hide_coming(self) -> None:
-        """What is not free yet leaves the room again; what was claimed of it comes to nobody else."""
+        """Takes slots that are not free yet out of the room again. Claimed slots no longer count as coming."""
         for agent_id, slots in tuple(self._coming.items()):
             bin_ = self.room.get(agent_id)
             left = min(slots, bin_.free) if bin_ is not None else 0
@@ -459,8 +459,8 @@ class Ledger:
         self._beside = sorted(agent_id for agent_id, slots in self.spare.slots_by_agent.items() if slots > 0)
 
     def _present_outlook(self, stoppable: Sequence[Running]) -> Outlook:
-        """With what this plan has promised so far. stoppable: they are stopped once that lets the request start, so it
-        waits for the others alone."""
+        """Returns the outlook with what this plan has promised. stoppable: stops once that lets the request start, so
+        the request waits for the other work alone."""
         if not self._promised and not self._stopping and not stoppable:
             return self.outlook
         gone = {work.allocation_id for work in self._stopping}

@@ -1,5 +1,8 @@
-"""PURE: the order in which a pool looks at its requests: most urgent first, then by queue position, then by
-submission. The numbers in an id settle requests of the same instant, so that 7.2 comes before 7.10."""
+"""PURE: the order in which a pool considers its requests: most urgent first, then by queue position, then by
+submission.
+
+The numbers in an id order requests of the same instant, so that 7.2 comes before 7.10.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ class Queued(Protocol):
 
 
 def by_priority(request: Queued) -> tuple[OrderKey, NaturalKey]:
-    """Sort key: 1 is most urgent."""
+    """Returns the sort key of a request. Priority 1 is the most urgent."""
     return _key(request), natural_key(request.trial_id)
 
 
 def in_order(requests: Iterable[PendingRequest]) -> list[PendingRequest]:
-    """The same order, quick for many: one pass for each part of the key, the last part first, and only those that
-    matter. What was equal stays in its order, and a pass over what is in order costs next to nothing."""
+    """Sorts as by_priority does, but faster for many requests: one stable sort for each part of the key, the last part
+    first. Parts in which all requests agree are skipped, and sorting what is in order already costs next to nothing."""
     ordered = list(requests)
     if len(_values(ordered, "submitted_at")) < len(ordered):
         ordered.sort(key=lambda request: natural_key(request.trial_id))
@@ -51,10 +54,11 @@ def _values(requests: Iterable[PendingRequest], name: str) -> set[object]:
     return set(map(attrgetter(name), requests))
 
 
-# A cycle looks at every request; reading the same id again and again would be a third of its time.
+# A cycle reads every request; parsing the same ids again would take a third of its time.
 @lru_cache(maxsize=1 << 16)
 def natural_key(text: str) -> NaturalKey:
-    """Numbers count as numbers; every part carries its kind, so that any two keys compare."""
+    """Splits an id so that its numbers compare as numbers. Every part carries its type, so that any two keys
+    compare."""
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in _NUMBER.split(text) if part)
 
 

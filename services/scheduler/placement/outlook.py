@@ -1,7 +1,8 @@
 """PURE: what running work gives back and when, by its estimates.
 
-Owns the expected end of running work and the sweep over these ends, which tells for every request from when on it would
-fit, where, and whose end that takes. One sweep serves all requests of a pool; only its tables are asked afterwards.
+Owns the expected end of running work and the sweep over these ends. The sweep yields, for every request, when and where
+it would fit, and which work has to end first. One sweep serves all requests of a pool; later queries read only its
+tables.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from services.scheduler.placement.exact import find_sizes
 from services.scheduler.placement.room import Room, Slots
 from services.scheduler.placement.snapshot import PendingRequest, Running
 
+# Least time that running work is expected to take still, also when it overruns its estimate or is being stopped.
 LEAST_LEFT_SECONDS = 60.0
+# Work that overruns its estimate is expected to take this fraction of its elapsed time in addition.
 OVERRUN_RATIO = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Where a request fits from `at` on, once `after` have ended."""
+    """States where a request fits from `at` on, once the work in `after` has ended."""
 
     at: float
     slots_by_agent: Slots
@@ -29,8 +32,9 @@ class Opening:
 
 
 def expected_end(work: Running, now: float) -> float:
-    """Never in the past. Work that overruns its estimate is given a quarter of what it ran already; work without one
-    is taken to be in the middle of its run, which for run times that spread over magnitudes is the best guess."""
+    """Returns the expected end, which is never in the past. Work that overruns its estimate gets a quarter of its
+    elapsed time more. Work without an estimate is taken to be in the middle of its run, the best guess for run times
+    that spread over magnitudes."""
     if work.estimated_end_at > now:
         return work.estimated_end_at
     elapsed = max(0.0, now - work.started_at)
@@ -41,7 +45,7 @@ def expected_end(work: Running, now: float) -> float:
 
 
 def freed_by(work: Running) -> Mapping[str, int]:
-    """What comes back: its slots, less those that nobody gets any more."""
+    """Returns the slots that come back when the work ends, without draining ones, which no request gets any more."""
     if not work.draining_by_agent:
         return work.slots_by_agent
     drained = work.draining_by_agent
@@ -50,7 +54,7 @@ def freed_by(work: Running) -> Mapping[str, int]:
 
 
 def sum_of_freed(works: Iterable[Running], room: Room) -> Slots:
-    """What comes back of all of them, by usable agent."""
+    """Returns the sum of what all of these works give back, by usable agent."""
     coming: Slots = {}
     for work in works:
         for agent_id, slots in freed_by(work).items():
@@ -60,8 +64,8 @@ def sum_of_freed(works: Iterable[Running], room: Room) -> Slots:
 
 
 class Outlook:
-    """room: as it is now; later changes of it do not show here. works: what occupies it and will end. ends: more of
-    the same, of an earlier outlook. The sweep waits until somebody asks."""
+    """Predicts when a request fits. room: its state now; later changes do not show here. works: work that occupies it
+    and will end. ends: further ends, from an earlier outlook. The sweep runs on the first query."""
 
     def __init__(
         self, room: Room, works: Iterable[Running], now: float, ends: Iterable[tuple[float, Running]] = ()
@@ -71,7 +75,9 @@ class Outlook:
         self._ends = sorted([*ends, *((expected_end(work, now), work) for work in works)], key=itemgetter(0))
         self._free = {bin_.agent.id: bin_.free for bin_ in room.bins}
         self._works_on: dict[str, list[tuple[float, Running]]] = defaultdict(list)
+        # The agent with the most free slots so far, whenever the maximum grows: enough for a shared fit.
         self._wider: list[tuple[float, str, int]] = []
+        # Free slots of each agent after each end on it.
         self._history: dict[str, list[tuple[float, int]]] = {}
         self._idle: dict[int, list[tuple[float, str]]] = defaultdict(list)
         self._auxiliary: list[tuple[float, str, Running]] = []
@@ -80,11 +86,11 @@ class Outlook:
 
     @property
     def ends(self) -> list[tuple[float, Running]]:
-        """Of all works, the first to end first."""
+        """Returns the ends of all works, the earliest first."""
         return self._ends
 
     def opening(self, request: PendingRequest) -> Opening | None:
-        """The first one for the request; None when no end of running work makes room for it."""
+        """Returns the first opening for the request; None when no end of running work makes room for it."""
         self._sweep()
         if request.slots == 0:
             return self._auxiliary_opening(request.blocklist)
@@ -105,7 +111,7 @@ class Outlook:
         return max((free for end, free in history if end <= at), default=self._free[agent_id])
 
     def _start(self) -> None:
-        """What there is without anybody's end."""
+        """Records the room that exists without the end of any work."""
         widest = max(self._room.bins, key=lambda bin_: (bin_.free, bin_.token), default=None)
         if widest is not None and widest.free > 0:
             self._wider.append((self._now, widest.agent.id, widest.free))
@@ -174,7 +180,8 @@ class Outlook:
         return best
 
     def _unequal(self, slots: int, blocked: Collection[str]) -> tuple[float, Slots] | None:
-        """More idle agents make up every sum that fewer do, so the first instant is found by halving."""
+        """Finds the first time for agents of unequal sizes by bisection: more idle agents make up every sum that fewer
+        do."""
         idle = sorted((at, agent, size) for size, found in self._idle.items() for at, agent in found)
         idle = [one for one in idle if one[1] not in blocked]
         low, high = 0, len(idle) + 1
@@ -195,7 +202,8 @@ class Outlook:
         return idle[low - 1][0], chosen
 
     def _needed(self, at: float, slots_by_agent: Mapping[str, int]) -> tuple[Running, ...]:
-        """Of what has ended by then on these agents, what had to: the last to end is spared first."""
+        """Returns the smallest set of works whose ends make this opening possible; drops works that are not needed, the
+        latest end first."""
         needed: dict[str, Running] = {}
         for agent_id, slots in slots_by_agent.items():
             ended = [work for end, work in self._works_on[agent_id] if end <= at]

@@ -1,7 +1,7 @@
 """PURE: `plan(snapshot, now)`, the decision of one cycle.
 
-Owns the split into pools and the result's shape; each pool's policy decides by itself. For the same input the plan is
-the same. Called by the leader's loop, which re-checks every assignment when it commits it, and by tests.
+Owns the split into pools and the shape of the result; each pool's policy decides by itself. The same input always gives
+the same plan. Callers are the leader's loop, which re-checks every assignment when it commits it, and tests.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _V = TypeVar("_V")
 
 @dataclass(frozen=True)
 class Plan:
-    """assignments: in the order in which they should start.
+    """Holds the decisions of one cycle.
 
-    reasons: by trial id, one for every request that stays pending, in the order in which the planner looked at them.
-    changes: by trial id, what would start it, as records. Both are worked out when somebody first looks.
-    reservations: by pool, who waits first and from when on slots are kept for it.
+    assignments: in the order in which they should start.
+    reasons: by trial id, one for every request that stays pending, in the order in which the planner considered them.
+    changes: by trial id, the changes that would start it, as records. Reasons and changes are computed on first access.
+    reservations: by pool, the first waiting request and the time from which slots are kept for it.
     look_at: when another plan may decide otherwise although nothing has changed; None for never.
     """
 
@@ -56,6 +57,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
             groups=snapshot.group_by_id,
             typical_run_seconds=snapshot.typical_run_seconds.get(config.name, 0.0),
         )
+        # Without requests a pool still needs a plan if work on fewer slots may grow there.
         if view.requests or any(work.wanted is not None for work in view.running):
             plans[config.name] = POLICIES[config.policy](view, now)
     for pool, rest in requests.items():
@@ -78,7 +80,7 @@ def _join(plans: Mapping[str, PoolPlan]) -> Plan:
 
 
 def _merged(parts: Sequence[Mapping[str, _V]]) -> Mapping[str, _V]:
-    """Nothing is worked out for it."""
+    """Merges the pools' mappings without evaluating lazy ones."""
     if len(parts) == 1:
         return parts[0]
     return Lazy(lambda: {key: value for part in parts for key, value in part.items()})
@@ -92,7 +94,8 @@ def _running_by_pool(snapshot: Snapshot) -> dict[str, list[Running]]:
 
 
 def _agents_by_pool(snapshot: Snapshot) -> dict[str, list[AgentRoom]]:
-    """By id, like running work: in which order they come must not matter, down to the words of a reason."""
+    """Sorts agents by id, like running work: the order of the input must not change the plan, nor the text of a
+    reason."""
     agents: dict[str, list[AgentRoom]] = defaultdict(list)
     for agent in sorted(snapshot.agents, key=attrgetter("id")):
         agents[agent.pool].append(agent)
@@ -100,7 +103,7 @@ def _agents_by_pool(snapshot: Snapshot) -> dict[str, list[AgentRoom]]:
 
 
 def _explain_homeless(requests: Iterable[PendingRequest], snapshot: Snapshot) -> PoolPlan:
-    """Requests for pools that are gone from the settings."""
+    """Explains requests for pools that are gone from the settings."""
     known = ", ".join(sorted(snapshot.pool_names))
     reasons, changes = {}, {}
     for request in requests:

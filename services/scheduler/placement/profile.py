@@ -1,7 +1,7 @@
-"""PURE: how many slots of a pool are free at which time to come.
+"""PURE: how many slots of a pool are free at each future time.
 
-Time is cut into steps that grow by a constant factor, from seconds to months, so the profile has as many of them for
-any number of running and waiting requests. A step counts as free what is free at its end.
+Time is cut into steps that grow by a constant factor, from seconds to months, so the number of steps does not depend on
+the number of running and waiting requests. A step counts as free what is free at its end.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil, log
 
+# 160 steps that grow by 10 % from 15 s on reach about 20 months.
 _FIRST_SECONDS = 15.0
 _GROWTH = 1.1
 _NUM_STEPS = 160
@@ -19,12 +20,12 @@ _ENDS = (0.0, *(_FIRST_SECONDS * _GROWTH**number for number in range(_NUM_STEPS 
 
 
 class Profile:
-    """ends: when slots come back, and how many."""
+    """Holds the profile. ends: when slots come back, and how many."""
 
     def __init__(self, now: float, free: int, ends: Sequence[tuple[float, int]]) -> None:
         self._now = now
         freed = [0] * _NUM_STEPS
-        # The last end within a step: more exact than the step's own.
+        # The last end within a step is more exact than the end of the step.
         self._last_end = [0.0] * _NUM_STEPS
         for end, slots in ends:
             step = self.step_at(end)
@@ -37,33 +38,36 @@ class Profile:
         self._num_lent = 0
 
     def keep(self, slots: Sequence[int]) -> None:
-        """So many of the free slots, from the first step on, are for those alone who are over before it ends."""
+        """Reserves so many of the free slots in each step, from the first on. Only runs that certainly end before the
+        last reserved step may use them."""
         self._open = [free - kept for free, kept in zip(self.free, slots, strict=False)] + self.free[len(slots) :]
         self._num_kept = len(slots)
 
     def lend(self, num_steps: int) -> None:
-        """What starts in one of the first steps needs room in these alone: it gives its slots back by their end."""
+        """Lets runs that start in the first `num_steps` steps need room in those steps alone: they give their slots
+        back by the end of these."""
         self._num_lent = num_steps
 
     def step_at(self, at: float) -> int:
-        """The first step whose end is not before this time."""
+        """Returns the first step whose end is not before this time."""
         left = at - self._now
         if left <= _FIRST_SECONDS:
             return int(left > 0)
+        # The epsilon keeps a time that is exactly a step's end in that step, despite rounding.
         return min(_NUM_STEPS - 1, 1 + ceil(log(left / _FIRST_SECONDS) / _LOG_GROWTH - 1e-9))
 
     def time_of(self, step: int) -> float:
-        """When what is free in this step has become so."""
+        """Returns the time at which the slots that are free in this step have become free."""
         return max(self._now, self._last_end[step]) if self._last_end[step] else self._now + _ENDS[step]
 
     def start_in(self, step: int, bound: float, slots: int) -> float:
-        """Where within a step that has room: at the bound itself if there was room before the step already."""
+        """Returns the start within a step that has room: the bound itself if there was room before the step already."""
         if step and step == self.step_at(bound) and self._open[step - 1] >= slots:
             return bound
         return max(bound, self.time_of(step))
 
     def take(self, start: int, end_at: float, slots: int) -> None:
-        """From this step until then; the slots come back in a later step at the earliest."""
+        """Takes slots from this step until `end_at`; they come back one step later at the earliest."""
         end = max(start + 1, self.step_at(end_at))
         for free in (self.free,) if self._open is self.free else (self.free, self._open):
             free[start:end] = [left - slots for left in free[start:end]]
@@ -71,11 +75,13 @@ class Profile:
             self._last_end[end] = max(self._last_end[end], end_at)
 
     def find(self, slots: int, run_seconds: float, is_sure: bool, start: int) -> int | None:
-        """The first step, from this one on, with room for a whole run. is_sure: that the run takes no longer."""
+        """Returns the first step, from `start` on, with room for a whole run; None if there is none. is_sure: the run
+        is certain to take no longer."""
         while start < _NUM_STEPS:
             end = max(start + 1, self.step_at(self.time_of(start) + run_seconds))
             if start < self._num_lent:
                 end = min(end, self._num_lent)
+            # Kept slots count for runs that certainly end before the reservation needs them.
             free = self.free if is_sure and end <= self._num_kept else self._open
             if min(free[start:end]) >= slots:
                 return start

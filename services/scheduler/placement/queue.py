@@ -1,7 +1,7 @@
-"""PURE: waiting requests, sorted by pool and kind and in order, while they come and go.
+"""PURE: waiting requests by pool and kind, kept in order while requests are added and removed.
 
-A plan asks a few requests of each kind, so it must not cost more for those that it does not ask. Requests of one kind
-get one answer, but for their groups' caps, their length and what they wait for in time.
+A plan considers a few requests of each kind, so the ones that it skips must cost nothing. Requests of one kind get the
+same answer, except for their groups' caps, their length and the time before which they may not start.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _Place = tuple[OrderKey, NaturalKey]
 
 
 class PoolQueue(Sequence[PendingRequest]):
-    """What waits in one pool, in its order, which is worked out when somebody looks. by_kind: the same, each kind in
-    order; none is empty."""
+    """Holds the requests that wait in one pool, in the pool's order, which is computed on first access. by_kind: the
+    same requests by kind, each kind in order; no kind is empty."""
 
     def __init__(self, by_kind: Mapping[Kind, Sequence[PendingRequest]]) -> None:
+        # Grouping keeps the cost of a plan independent of the requests that it skips.
         self.by_kind = by_kind
 
     @staticmethod
     def of(requests: Iterable[PendingRequest]) -> PoolQueue:
-        """requests: in any order."""
+        """Builds a queue from requests in any order."""
         if isinstance(requests, PoolQueue):
             return requests
         by_kind: dict[Kind, list[PendingRequest]] = defaultdict(list)
@@ -56,7 +57,7 @@ class PoolQueue(Sequence[PendingRequest]):
 
 
 class Sorted(tuple[PendingRequest, ...]):
-    """Requests of a snapshot in no order; by_pool: the same, sorted."""
+    """Holds the requests of a snapshot in no order. by_pool: the same requests, sorted."""
 
     by_pool: Mapping[str, PoolQueue]
 
@@ -71,7 +72,7 @@ def by_pool(requests: tuple[PendingRequest, ...]) -> Mapping[str, PoolQueue]:
 
 
 class Queue:
-    """All that wait in a cluster. Each trial at most once."""
+    """Holds all waiting requests of a cluster. Each trial is in it at most once."""
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[Kind, _Line]] = {}
@@ -80,7 +81,8 @@ class Queue:
         self._lines.setdefault(request.pool, {}).setdefault(request.kind, _Line()).add(request)
 
     def remove(self, request: PendingRequest) -> None:
-        """One that was added, as it was then."""
+        """Removes a request that was added. The argument must equal the added one, because its kind and place find
+        it."""
         lines = self._lines[request.pool]
         lines[request.kind].remove(request)
         if not lines[request.kind].requests:
@@ -89,7 +91,7 @@ class Queue:
             del self._lines[request.pool]
 
     def requests(self) -> Sorted:
-        """As of now."""
+        """Returns the requests that wait now."""
         queues = {
             pool: PoolQueue({kind: tuple(line.requests) for kind, line in lines.items()})
             for pool, lines in self._lines.items()
@@ -100,9 +102,10 @@ class Queue:
 
 
 class _Line:
-    """Of one pool and kind, in order."""
+    """Holds the requests of one pool and kind, in order."""
 
     def __init__(self) -> None:
+        # The sort key of each request, at the same index as in `requests`.
         self._places: list[_Place] = []
         self.requests: list[PendingRequest] = []
 
@@ -118,8 +121,8 @@ class _Line:
 
 
 class Cursor:
-    """One kind, while a plan goes through a queue. ends: the shortest and the longest of them; all between are like one
-    of the two."""
+    """Walks through the requests of one kind while a plan goes through a queue. ends: the shortest and the longest
+    request; all between them get the answer of one of the two."""
 
     def __init__(self, requests: Sequence[PendingRequest]) -> None:
         self._requests = requests
@@ -129,6 +132,7 @@ class Cursor:
     @cached_property
     def ends(self) -> tuple[PendingRequest, ...]:
         first = self._requests[0]
+        # Only a bounded estimate can change an answer, so without one the first request represents all.
         if not (first.is_bounded and first.estimated_seconds):
             return (first,)
         length = attrgetter("estimated_seconds")
@@ -139,12 +143,12 @@ class Cursor:
         return self._requests[self._next]
 
     def advance(self) -> bool:
-        """To the next one; False when there is none."""
+        """Moves to the next request; False when there is none."""
         self._next += 1
         return self._settle()
 
     def skip_to(self, place: _Place) -> bool:
-        """To the first one after this place; False when there is none."""
+        """Moves to the first request after this place; False when there is none."""
         self._next = bisect_right(self._requests, place, lo=self._next, key=by_priority)
         return self._settle()
 

@@ -9,7 +9,7 @@ from services.scheduler.placement.snapshot import PendingRequest, PoolView
 
 
 class Quota:
-    """used: by group, growing with the plan."""
+    """Counts the slots of each group. used: by group; grows with the plan."""
 
     def __init__(self, view: PoolView) -> None:
         self._groups = view.groups

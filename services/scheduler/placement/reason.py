@@ -1,7 +1,7 @@
-"""PURE: why requests do not start now, in numbers, what would start them, and when that is to be expected.
+"""PURE: why requests do not start now, in numbers, with the changes and the time that would start them.
 
-A reason is worked out from the room that a plan leaves over, so it holds for the plan it comes with. Requests of one
-shape that wait for the same thing share the sentence.
+A reason is computed from the room that a plan leaves, so it holds for the plan that it comes with. Requests of one
+shape that wait for the same cause share the sentence.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from services.scheduler.placement.room import Bin
 from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Shape
 
 _Sentence = tuple[ReasonCode, str]
+# Causes that fewer slots may remove.
 _SHRINKABLE = ("unhealthy", "never", "behind", "full")
 
 
 def close(ledger: Ledger) -> PoolPlan:
-    """The ledger as a plan: every request in it is assigned or has its reason."""
+    """Turns the ledger into a plan: every request in it is assigned or has a reason."""
     explanation = Explanation(ledger)
     reasons = Lazy(lambda: explanation.all[0])
     changes = Lazy(lambda: explanation.all[1])
@@ -46,6 +47,7 @@ class Explanation:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._counterfactual = Counterfactual(ledger)
+        # Requests of one shape and cause share a sentence, unless it names the request itself.
         self._sentences: dict[tuple[Cause, Shape], _Sentence] = {}
         self._would: dict[tuple[object, ...], str] = {}
         self._tell: dict[Cause, Callable[[PendingRequest], _Sentence]] = {
@@ -61,7 +63,7 @@ class Explanation:
 
     @cached_property
     def all(self) -> tuple[dict[str, Reason], dict[str, tuple[Change, ...]]]:
-        """By trial id."""
+        """Returns reasons and changes, both by trial id."""
         forecast = Forecast(self._ledger, self._counterfactual.opening)
         reasons: dict[str, Reason] = {}
         changes: dict[str, tuple[Change, ...]] = {}
@@ -80,13 +82,13 @@ class Explanation:
         return reasons, changes
 
     def why_smaller(self, request: PendingRequest, cause: Cause) -> str:
-        """Why this request starts on fewer slots."""
+        """Returns why this request starts on fewer slots."""
         if cause in ("unhealthy", "never"):
             return self._tell[cause](request)[1]
         return f"{_needs(request)}, and these are neither free nor expected within {SOON_SECONDS:.0f} s"
 
     def _smaller(self, waiting: Waiting) -> str:
-        """On how many slots it may start instead, as the end of its sentence."""
+        """Returns the end of the sentence, which names the sizes on which the request may start instead."""
         request = waiting.request
         if not request.smaller_sizes or request.shrink_at <= 0 or waiting.cause not in _SHRINKABLE:
             return ""
@@ -97,11 +99,12 @@ class Explanation:
 
     @cached_property
     def _rooms(self) -> list[Bin]:
+        """Returns the running allocations of each group."""
         return sorted(self._ledger.room.bins, key=lambda bin_: (-bin_.free, bin_.agent.id))
 
     @cached_property
     def _holders(self) -> dict[str, tuple[str, ...]]:
-        """By group, what it runs."""
+        """Returns the allocations with slots that each group runs."""
         holders: dict[str, list[str]] = {}
         for work in self._ledger.view.running:
             if work.slots:
@@ -109,7 +112,7 @@ class Explanation:
         return {group: tuple(found) for group, found in holders.items()}
 
     def _sentence(self, waiting: Waiting) -> _Sentence:
-        """What names the request itself is told anew for each."""
+        """Returns the sentence of a request. A sentence that names the request itself is not shared."""
         if waiting.cause in ("held", "backoff", "quota", "claim") or self._holds(waiting.request):
             return self._tell[waiting.cause](waiting.request)
         key = waiting.cause, waiting.request.shape
@@ -240,5 +243,6 @@ def _needs(request: PendingRequest) -> str:
 
 
 def _needs_for_good(request: PendingRequest) -> str:
-    """Without the agents that it avoids for a while, where these are named beside it."""
+    """Names the request without the agents that it avoids for a limited time, because the sentence lists these
+    elsewhere."""
     return _needs(replace(request, blocklist=tuple(sorted(request.blocked_for_good)), excluded=()))

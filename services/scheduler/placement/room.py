@@ -1,8 +1,8 @@
-"""PURE: the room that is left while a plan grows, indexed so that a fit is found without looking at every agent.
+"""PURE: the room that is left while a plan grows, indexed so that a fit is found without visiting every agent.
 
-Agents with equally many free slots of equally many lie in one bucket, ordered on a ring of hashes; a request enters
-the ring at its own hash. So a tie is broken by the request and the agent, the same in every process, in the logarithm
-of the bucket's size. What is taken can be given back, which is how a plan tries something out.
+Agents with equally many free slots out of equally many are in one bucket, ordered on a ring of hashes. A request enters
+the ring at its own hash, so request and agent break a tie. The result is the same in every process, and costs the
+logarithm of the bucket's size. Slots that were taken can be given back, which is how a plan tries something out.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _Ring = list[Token]
 
 
 def hash_of(text: str) -> int:
-    """The same in every process, unlike hash()."""
+    """Returns a hash that is the same in every process, unlike hash()."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
 
 
 class Bin:
-    """What is left of one agent."""
+    """Holds what is left of one agent."""
 
     __slots__ = ("agent", "auxiliary", "auxiliary_key", "capacity", "domain", "free", "is_whole", "key", "token")
 
@@ -51,16 +51,18 @@ class Bin:
 
 
 class Room:
-    """The usable agents, less what was promised."""
+    """Holds the usable agents, less what was promised."""
 
     def __init__(self, agents: Iterable[AgentRoom], config: PoolConfig) -> None:
         self.config = config
         self._is_best = config.fitting == "best"
         self._bins = {agent.id: Bin(agent, config.network_labels) for agent in agents if agent.is_usable}
+        # One ring for each score; the keys are kept sorted, so that the best score comes first.
         self._rings: dict[_Score, _Ring] = {}
         self._keys: list[_Score] = []
         self._auxiliary_rings: dict[_Score, _Ring] = {}
         self._auxiliary_keys: list[_Score] = []
+        # Only agents that a gang may take whole: idle, and without draining slots.
         self._idle: dict[int, dict[Domain, _Ring]] = {}
         self.free = 0
         self._build()
@@ -75,18 +77,19 @@ class Room:
 
     @property
     def idle(self) -> Mapping[int, Mapping[Domain, _Ring]]:
-        """Agents that nothing runs on, by their size and network domain; none of the rings is empty."""
+        """Returns the agents without running work, by size and network domain. No ring is empty."""
         return self._idle
 
     def get(self, agent_id: str) -> Bin | None:
         return self._bins.get(agent_id)
 
     def widest(self) -> int:
-        """The most free slots of one agent."""
+        """Returns the most free slots of any one agent."""
         return max((bin_.free for bin_ in self._bins.values()), default=0)
 
     def find_shared(self, slots: int, request_hash: int, blocked: Collection[str]) -> str | None:
-        """The agent that takes the whole request: best is the fullest and smallest, worst the emptiest fraction."""
+        """Finds the agent that takes the whole request. "best" fitting chooses the fullest and smallest agent, "worst"
+        the one with the largest free fraction."""
         for key in self._keys[bisect_left(self._keys, (slots, 0)) :] if self._is_best else self._keys:
             if not self._is_best and -key[1] < slots:
                 continue
@@ -107,12 +110,12 @@ class Room:
             self.add(agent_id, -slots, -(slots == 0))
 
     def give_back(self, slots_by_agent: Mapping[str, int]) -> None:
-        """What running work would free by ending; agents that are not usable free nothing."""
+        """Adds the slots that running work would free by ending. Agents that are not usable free nothing."""
         for agent_id, slots in slots_by_agent.items():
             self.add(agent_id, slots, int(slots == 0))
 
     def add(self, agent_id: str, slots: int, auxiliary: int = 0) -> None:
-        """More free slots and auxiliary places, or fewer."""
+        """Adds free slots and auxiliary places; negative numbers take them away."""
         bin_ = self._bins.get(agent_id)
         if bin_ is None:
             return
@@ -127,7 +130,7 @@ class Room:
             self._insert_auxiliary(bin_)
 
     def _build(self) -> None:
-        """All at once: sorting each ring is quicker than inserting into it."""
+        """Builds all rings at once: sorting each ring is faster than inserting into it."""
         for bin_ in self._bins.values():
             self._insert_slots(bin_, is_building=True)
             self._insert_auxiliary(bin_, is_building=True)
@@ -175,7 +178,7 @@ class Room:
 
 
 def _score(free: int, capacity: int, is_best: bool) -> _Score | None:
-    """Smallest first. None for an agent that has nothing to give."""
+    """Returns the rank of an agent, the smallest first. None for an agent that has nothing to give."""
     if free <= 0:
         return None
     return (free, capacity) if is_best else (-free / capacity, -free)
@@ -204,7 +207,7 @@ def _remove(rings: dict[_Score, _Ring], keys: list[_Score], key: _Score, token: 
 
 
 def _enter(ring: _Ring, request_hash: int, blocked: Collection[str]) -> str | None:
-    """The first agent on the ring at or after the request's hash that is not blocked."""
+    """Returns the first agent on the ring, at or after the request's hash, that is not blocked."""
     start = bisect_left(ring, (request_hash, ""))
     if not blocked:
         return ring[start if start < len(ring) else 0][1]

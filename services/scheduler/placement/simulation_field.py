@@ -1,5 +1,8 @@
-"""PURE: reads the fields of one JSON object strictly. A missing field, a wrong type, a number out of its bounds and a
-field that nobody asked for are refused with the path of the field."""
+"""PURE: reads the fields of one JSON object strictly.
+
+A missing field, a wrong type, a number out of its bounds and a field that the reader never asked for are refused with
+the path of the field.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from gangline.errors import GanglineError, invalid
 
 
 class Fields:
-    """path: where the object stands, such as `tasks[3]`; empty for the whole document."""
+    """Reads one object. path: its place in the document, such as `tasks[3]`; empty for the whole document."""
 
     def __init__(self, value: object, path: str) -> None:
         self._path = path
@@ -90,7 +93,7 @@ class Fields:
         return {key: fields.integer(key, None, 0) for key in fields.names}
 
     def done(self) -> None:
-        """Refuses what nobody asked for."""
+        """Refuses fields that the reader has not asked for."""
         for name in self._fields:
             if name not in self._asked:
                 near = get_close_matches(name, self._asked, 1)
@@ -101,7 +104,7 @@ class Fields:
         return invalid("simulation.invalid", f"{self._join(name)}: {text}")
 
     def _of(self, name: str, default: object) -> Any:
-        """null stands for the default, as if the field were not there."""
+        """Returns the value, or the default when the field is absent or null."""
         value = self.raw(name, None)
         if value is not None:
             return value

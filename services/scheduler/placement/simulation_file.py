@@ -1,6 +1,6 @@
-"""PURE: the snapshot file of `gangline simulate`: read into a snapshot, and the plan written out.
+"""PURE: the snapshot file of `gangline simulate`: reads it into a snapshot and writes the plan out.
 
-Owns the format of that JSON, so that a dump of a running cluster, a bug report and a test are the same thing. Every
+Owns the format of that JSON, so that a dump of a running cluster, a bug report and a test have the same form. Every
 mistake in it is refused with one line that says where: line and column of broken JSON, else the path of the field.
 """
 
@@ -42,14 +42,14 @@ _AGENT_STATES = ("enabled", "draining", "disabled", "away")
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """now: of the file, else the newest time that it names."""
+    """Holds the parsed file. now: the file's own time, else the newest submission time in it."""
 
     snapshot: Snapshot
     now: float
 
 
 def parse_simulation(text: str) -> Simulation:
-    """Raises GanglineError `simulation.syntax` or `simulation.invalid`."""
+    """Parses the file. Raises GanglineError `simulation.syntax` or `simulation.invalid`."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -76,6 +76,7 @@ def parse_simulation(text: str) -> Simulation:
         item.done()
     now = top.number("now", newest)
     # Groups that no list names have no cap and the weight 1.
+    # The order of the set does not matter: groups are found by id.
     for group in {task.group for task in requests} | {work.group for work in running}:
         groups.setdefault(group, Group(group))
     snapshot = Snapshot(
@@ -91,7 +92,7 @@ def parse_simulation(text: str) -> Simulation:
 
 
 def dump_plan(decided: Plan) -> dict[str, Any]:
-    """The output as JSON: beside what starts, stops and waits, each reason's change as a record."""
+    """Returns the output as JSON: what starts, stops and waits, and the change of each reason as a record."""
     return {
         "to_allocate": {one.trial_id: dict(sorted(one.slots_by_agent.items())) for one in decided.assignments},
         "to_release": sorted({one.allocation_id for one in decided.preemptions}, key=natural_key),
@@ -103,7 +104,7 @@ def dump_plan(decided: Plan) -> dict[str, Any]:
 
 
 def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]:
-    """One pool of a snapshot in the format of the file; reading it back gives the same plan."""
+    """Returns one pool of a snapshot in the format of the file; reading it back gives the same plan."""
     config = next(found for found in snapshot.pools if found.name == pool)
     agents = snapshot.agents_of(pool)
     running = [_within(agents, work) for work in snapshot.running if work.pool == pool]
@@ -191,7 +192,7 @@ def _group(item: Fields) -> Group:
 
 
 def _task(item: Fields, groups: Mapping[str, Group], positions: Mapping[str, float]) -> PendingRequest:
-    """Its own priority counts, else its group's. Without a group it is one by itself."""
+    """Reads a task. Its own priority counts, else that of its group. A task without a group forms a group by itself."""
     task_id = item.text("id")
     group = item.text("group", task_id)
     default = groups[group].priority if group in groups else DEFAULT_PRIORITY
@@ -219,7 +220,7 @@ def _task(item: Fields, groups: Mapping[str, Group], positions: Mapping[str, flo
 
 
 def _running(item: Fields, task: PendingRequest, agents: dict[str, AgentRoom]) -> Running:
-    """Changes the agents: what occupies slots besides used_slots is added to these."""
+    """Reads running work and updates the agents: slots that it occupies in addition to used_slots are added to them."""
     slots_by_agent = _allocated(item, task)
     occupies = item.flag("occupies", False)
     draining = {agent: slots for agent, slots in item.integer_map("draining_on").items() if slots}
@@ -237,7 +238,7 @@ def _running(item: Fields, task: PendingRequest, agents: dict[str, AgentRoom]) -
                 agent, used=used, used_zero_slot=auxiliary, draining=agent.draining + draining.get(agent_id, 0)
             )
         elif slots > agent.used:
-            # It is said to run there, but fewer slots are busy: only so many come back.
+            # The work holds more slots here than are busy, so only the busy ones come back.
             hidden[agent_id] = slots - agent.used
     return Running(
         task.trial_id,
@@ -263,7 +264,7 @@ def _running(item: Fields, task: PendingRequest, agents: dict[str, AgentRoom]) -
 
 
 def _wanted(item: Fields, task: PendingRequest) -> PendingRequest | None:
-    """The request for its full size, of work that runs on fewer slots."""
+    """Returns the request for the full size, for work that runs on fewer slots; None for other work."""
     if not item.has("full_slots"):
         return None
     full_slots = item.integer("full_slots", None, task.slots + 1)
@@ -314,7 +315,7 @@ def _dump_config(config: PoolConfig) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Held:
-    """What the file's own work holds on one agent."""
+    """Counts what the file's own work holds on one agent."""
 
     used: int = 0
     draining: int = 0
@@ -348,7 +349,7 @@ def _dump_agent(agent: AgentRoom, held: _Held) -> dict[str, Any]:
 
 
 def _within(agents: Iterable[AgentRoom], work: Running) -> Running:
-    """What it holds on agents that have left the pool comes back to nobody here."""
+    """Marks slots on agents that have left the pool as draining, so that no request of this pool gets them."""
     left = work.slots_by_agent.keys() - {agent.id for agent in agents}
     if not left:
         return work
@@ -380,7 +381,7 @@ def _dump_running(work: Running) -> dict[str, Any]:
 
 
 def _dump_growth(work: Running) -> dict[str, Any]:
-    """Of work that runs on fewer slots."""
+    """Returns the fields of work that runs on fewer slots."""
     if work.wanted is None:
         return {}
     names = ("single_agent", "blocklist", "excluded", "estimated_seconds", "hold")

@@ -1,9 +1,9 @@
 """PURE: the frozen input of one planning cycle.
 
-Owns the records that a policy decides upon: agents with their room, groups, requests, running work, the pools'
-configuration, all at one revision. It is counted in slots, not in slot ids: which slots of an agent a trial gets is
-chosen when the plan is committed. Built by services.scheduler.snapshot from the leader's state, by simulation_file
-from a file, and by tests.
+Owns the records that a policy decides upon: agents with their room, groups, requests, running work and the pools'
+configuration, all at one revision. Counts slots and knows no slot ids: the slots of an agent that a trial gets are
+chosen when the plan is committed. Snapshots are built by services.scheduler.snapshot from the leader's state, by
+simulation_file from a file, and by tests.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Literal
 
 from gangline.domain.state import ReasonCode
 
+# Auxiliary places of an agent whose configuration names no number.
 DEFAULT_MAX_ZERO_SLOT = 100
+# Priorities go from 1 (most urgent) to 99.
 DEFAULT_PRIORITY = 42
+# Assumed length of a run when neither an estimate nor the pool's median is known: one hour.
 UNKNOWN_RUN_SECONDS = 3600.0
 
 Fitting = Literal["best", "worst"]
@@ -28,14 +31,15 @@ ON_CALL_IS_IMPOSSIBLE = (
 
 @dataclass(frozen=True, slots=True)
 class AgentRoom:
-    """slots: how many can be given out again and again: the enabled, healthy ones, free or busy. used: how many of
-    them are busy. disabled: its other slots, which are unhealthy or switched off and may come back. draining: how many
-    of these are busy still; nobody gets them once their work has ended.
+    """Holds the slots of one agent and what occupies them.
 
-    is_usable: connected, alive, enabled; one that is not starts nothing and keeps counting for what its pool can hold.
-    problem: why it is not usable, for reasons.
+    slots: enabled, healthy slots, free or busy. used: the busy ones among them.
+    disabled: the other slots, unhealthy or switched off; they may come back. draining: disabled slots that are still
+    busy; no request gets them once their work has ended.
+    is_usable: connected, alive and enabled. An agent that is not usable starts nothing, but still counts for what its
+    pool can ever hold. problem: why it is not usable, for reasons.
     max_zero_slot and used_zero_slot: the auxiliary places for work without slots.
-    labels: where it stands: rack, zone or any key.
+    labels: its location: rack, zone or any other key.
     """
 
     id: str
@@ -57,8 +61,8 @@ class AgentRoom:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What shares a cap and a weight: one experiment. max_slots: None for no cap. weight: its share relative to the
-    others'; with 0 it gets what nobody else wants."""
+    """Describes an experiment, the unit that shares a cap and a weight. max_slots: None for no cap. weight: its share
+    relative to the other groups; with weight 0 it gets only slots that no other group wants."""
 
     id: str
     max_slots: int | None = None
@@ -67,31 +71,38 @@ class Group:
 
 
 class Groups(tuple[Group, ...]):
-    """Groups of a snapshot; by_id: the same, at hand."""
+    """Holds the groups of a snapshot. by_id: the same groups by their id, so that a plan need not index them again."""
 
     by_id: Mapping[str, Group]
 
 
+# Slots, single agent, blocklist, excluded agents.
 Shape = tuple[int, bool, tuple[str, ...], tuple[tuple[str, str], ...]]
+# Smaller sizes, shrink_at, kept slots.
 Elastic = tuple[tuple[int, ...], float, int]
+# Shape, preemptible, certain to end by its estimate, hold, elastic sizes.
 Kind = tuple[Shape, bool, bool, ReasonCode | None, Elastic | None]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A trial that waits for slots, all of them or none.
+    """Describes a trial that waits for slots, all of them or none.
 
-    queue_position: before the time of submission among requests of one priority; None comes after every position.
-    estimated_seconds: how long it will run; 0 when unknown. is_bounded: it is certain to be over by then, because that
-    is enforced or known exactly; else the estimate is a guess, by which starts are forecast and nothing is given away.
+    queue_position: compared before the time of submission among requests of one priority; None sorts after every
+    position.
+    estimated_seconds: expected length of the run; 0 when unknown. is_bounded: the run is certain to be over by then,
+    because that is enforced or known exactly. Otherwise the estimate is a guess: it serves to forecast starts, but no
+    slots are given away because of it.
     hold: PAUSED or SEARCH_WAITING keep it from starting.
-    is_first: it goes before every other request of its pool, whatever the policy. excluded: agents of the blocklist
-    that stand there for a while only, each with a sentence that says how long and why.
-    smaller_sizes: on which it may start instead from shrink_at on, the largest first; empty for none. kept_slots: one
-    of them that it may take at any time; 0 for none.
+    is_first: it goes before every other request of its pool, whatever the policy.
+    excluded: agents of the blocklist that are on it for a limited time, each with a sentence that says how long and
+    why.
+    smaller_sizes: sizes on which it may start instead from shrink_at on, the largest first; empty for none. kept_slots:
+    one of these sizes that it may take at any time; 0 for none.
 
-    shape: requests of one shape fit, or do not fit, into the same room. kind: what else an answer may depend on, beside
-    its group, its length and the time. Both are kept because every cycle asks every request for them.
+    shape: requests of one shape fit, or do not fit, into the same room. kind: everything an answer may depend on
+    besides the group, the length and the time. Both are computed once, because every cycle reads them for every
+    request.
     """
 
     trial_id: str
@@ -122,7 +133,7 @@ class PendingRequest:
 
     @property
     def bare_shape(self) -> Shape:
-        """The shape of a request of this size that avoids no agent."""
+        """Returns the shape of a request of this size that avoids no agent."""
         return (self.slots, self.is_single_agent, (), ())
 
     def without_blocklist(self) -> PendingRequest:
@@ -145,17 +156,19 @@ class PendingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A live allocation. slots_by_agent holds 0 for an auxiliary place. estimated_end_at: 0 when unknown. is_bounded:
-    it is certain to have ended by then, see PendingRequest.
+    """Describes a live allocation.
 
-    draining_by_agent: how many of its slots nobody gets after it. is_stopping: told to end; its slots are promised to
-    the most urgent request that they suffice for. checkpoint_age_seconds: since its last checkpoint; None when it has
-    none, so that its whole run would be lost. queue_position, submitted_at: the place in the queue that it came from
-    and goes back to when it is stopped. is_on_call: it has passed somebody who waited, on the condition that whoever
-    comes before it in the queue may have it stopped, also at the same priority.
+    slots_by_agent: holds 0 for an auxiliary place.
+    estimated_end_at: 0 when unknown. is_bounded: it is certain to have ended by then, see PendingRequest.
+    draining_by_agent: slots of it that no request gets afterwards.
+    is_stopping: it was asked to stop; its slots are promised to the most urgent request that they suffice for.
+    checkpoint_age_seconds: time since its last checkpoint; None when it has none, so that its whole run would be lost.
+    queue_position, submitted_at: its place in the queue, to which it returns when it is stopped.
+    is_on_call: it started before a request that waited, on the condition that requests before it in the queue may
+    preempt it, also at the same priority.
 
-    wanted: the request for its full size, of work that runs on fewer slots; None for all other work. grow_at: from when
-    on it may be stopped to start again in full. is_growing: it is being stopped for that.
+    wanted: the request for the full size, for work that runs on fewer slots; None for all other work. grow_at: from
+    this time on it may be stopped to start again in full. is_growing: it is being stopped for that.
     """
 
     allocation_id: str
@@ -185,10 +198,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """policy: a key of placement.policy.POLICIES. backfill: who may start before a request that comes first and has to
-    wait: nobody (False), who does not delay it (True), or also whoever can be stopped for it ("on_call").
-    network_labels: keys of agents' labels, the widest first; a gang over several agents keeps to as few values of them
-    as it can."""
+    """Configures one resource pool.
+
+    policy: a key of placement.policy.POLICIES.
+    backfill: which requests may start before the first one that has to wait: none (False), those that do not delay it
+    (True), or also those that can be preempted for it ("on_call").
+    network_labels: keys of agents' labels, the widest first; a gang over several agents spans as few values of them as
+    it can.
+    """
 
     name: str
     policy: str = "priority"
@@ -205,19 +222,19 @@ class PoolConfig:
 
 
 def default_preemption(policy: str) -> bool:
-    """On where the policy has an order by which running work can be stopped. Without it a large gang waits until
-    enough running work happens to end at one time."""
+    """Returns whether preemption is on by default: it is where the policy has an order in which running work can be
+    stopped. Without preemption a large gang waits until enough running work happens to end at one time."""
     return policy != "round_robin"
 
 
 def default_backfill(policy: str, is_preemption_on: bool) -> Backfill:
-    """On call where that is possible: somebody can be stopped at all, and the queue has one order, so that it is known
-    who came before whom."""
+    """Returns "on_call" where that is possible, else True. On call needs preemption, and one order of the queue that
+    decides which request comes before which."""
     return "on_call" if policy == "priority" and is_preemption_on else True
 
 
 def default_pool(name: str) -> PoolConfig:
-    """A pool that no setting describes."""
+    """Returns the configuration of a pool that no setting describes."""
     policy = "priority"
     is_preemption_on = default_preemption(policy)
     backfill = default_backfill(policy, is_preemption_on)
@@ -226,9 +243,9 @@ def default_pool(name: str) -> PoolConfig:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """requests: in any order; Sorted ones spare the planner its sorting. revision: of the state that this was taken
-    from. typical_run_seconds: by pool, the median of what has ended there; it stands in where nothing is known of a
-    request, but in the ETA alone."""
+    """Holds the input of one planning cycle. requests: in any order; a Sorted tuple spares the planner its sorting.
+    revision: of the state that the snapshot was taken from. typical_run_seconds: by pool, the median of the runs that
+    have ended there; it replaces an unknown estimate, but only in the ETA."""
 
     pools: tuple[PoolConfig, ...]
     agents: tuple[AgentRoom, ...]
@@ -252,7 +269,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class PoolView:
-    """One pool's part of a snapshot: what a policy gets to see. requests: in the pool's order, see order.py.
+    """Holds one pool's part of a snapshot, the input of a policy. requests: in the pool's order, see order.py.
     typical_run_seconds: 0 when unknown."""
 
     config: PoolConfig

@@ -1,8 +1,8 @@
 """PURE: the free slots that later requests may take without delaying the request that holds the reservation.
 
 An estimate is a guess: running work may end at any time, so ends may come in any order. Only a bound is certain, see
-Running.is_bounded. Slots of an agent are spare if they stay free, beside the holder's, in every order of the ends that
-have no bound. The ledger asks once for each plan, when the reservation is made.
+Running.is_bounded. Slots of an agent are spare if they stay free, besides the holder's, in every order of the ends that
+have no bound. The ledger asks once in each plan, when it makes the reservation.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ _End = tuple[float, Running]
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """slots_by_agent: on the agents where the holder may start; every other agent is free for all. sure_until: the
-    holder cannot start earlier in any order of ends, so work that is certain to be over by then cannot delay it."""
+    """Holds spare slots. slots_by_agent: covers the agents where the holder may start; every other agent is open to all
+    requests. sure_until: the holder cannot start earlier in any order of ends, so work that is certain to be over by
+    then cannot delay it."""
 
     slots_by_agent: Slots
     sure_until: float
 
 
 def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float, starts_at: float) -> Spare:
-    """outlook: of this room, with the end of work that the holder may have stopped at `now`. starts_at: when the holder
-    is to start by this outlook."""
+    """Computes the spare slots. outlook: of this room, with `now` as the end of work that the holder may have stopped.
+    starts_at: when the holder is to start by this outlook."""
     known: list[_End] = []
     guesses: list[Running] = []
     for end, work in outlook.ends:
-        # A bound that has passed is none. The end of work that the holder may have stopped is now.
+        # A bound that has passed is none. The end of work that the holder may have stopped is `now`.
         if end <= now or (work.is_bounded and work.estimated_end_at > now):
             known.append((end, work))
         else:
@@ -58,7 +59,8 @@ def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float,
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """When the order of ends decides whether the holder starts. last_at: it starts then for certain; None for never."""
+    """Holds the time in which the order of ends decides whether the holder starts. last_at: the holder starts then for
+    certain; None for never."""
 
     first_at: float
     last_at: float | None
@@ -68,8 +70,8 @@ class _Window:
 
 
 class _Agent:
-    """What the end of work does to one agent. guesses: slots that come back at any time. steps: slots that come back by
-    then at the latest. draining: busy slots that nobody gets afterwards."""
+    """Describes what the end of work does to one agent. guesses: slots that come back at an unknown time. steps: slots
+    that come back at the given time at the latest. draining: busy slots that no request gets afterwards."""
 
     __slots__ = ("draining", "guesses", "steps")
 
@@ -88,7 +90,7 @@ def _in_any_order(
     bins = [bin_ for bin_ in room.bins if bin_.agent.id not in holder.blocklist]
     idle = [bin_ for bin_ in bins if bin_.capacity < holder.slots and _can_be_idle(bin_, coming[bin_.agent.id])]
     sizes = _sizes_of_gang(holder, room, Counter(bin_.capacity for bin_ in idle))
-    # Whole agents are all taken by the gang, or not at all.
+    # The gang takes either all of a whole agent or none of it.
     spare = {bin_.agent.id: 0 for bin_ in idle if bin_.capacity in sizes}
     for bin_ in bins:
         if bin_.capacity >= holder.slots:
@@ -122,7 +124,7 @@ def _can_be_idle(bin_: Bin, coming: _Agent) -> bool:
 
 
 def _sizes_of_gang(holder: PendingRequest, room: Room, count_by_size: Mapping[int, int]) -> set[int]:
-    """Sizes of the agents that the holder may take whole, see gang.py."""
+    """Returns the sizes of the agents that the holder may take whole, see gang.py."""
     if holder.is_single_agent:
         return set()
     slots = holder.slots
@@ -134,13 +136,15 @@ def _sizes_of_gang(holder: PendingRequest, room: Room, count_by_size: Mapping[in
 
 
 def _is_part(size: int, slots: int, count_by_size: Mapping[int, int]) -> bool:
+    """Returns whether an agent of this size can be part of a gang made of these agents."""
     left = {other: count - (other == size) for other, count in count_by_size.items()}
     return find_sizes(slots - size, left) is not None
 
 
 def _least_free(free: int, coming: _Agent, slots: int, first_at: float) -> int | None:
-    """The fewest free slots, among those that suffice, that any set of ends leaves; None when none suffices. The sets'
-    sums are the bits of one integer."""
+    """Returns the fewest free slots that suffice, over all sets of ends; None when none suffices. The sums of the sets
+    are the bits of one integer."""
+    # Bit n is set if some set of ends frees exactly n slots.
     sums = 1
     for guess in coming.guesses:
         sums |= sums << guess

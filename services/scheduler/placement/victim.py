@@ -1,7 +1,7 @@
-"""PURE: who is asked to make room, in which order, and how few of them do.
+"""PURE: which running work is preempted for a request, in which order, and how little of it.
 
-The least urgent go first, among these the newest, among equals the one that loses the least: whose checkpoint is the
-freshest. The fit is proven before anybody is released, and who turns out needless is spared.
+The least urgent work goes first, then the newest, then the work that loses the least because its checkpoint is the
+freshest. A fit is proven before any work is released, and work that turns out not to be needed is spared.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from services.scheduler.placement.snapshot import PendingRequest, Running
 
 Find = Callable[[], Slots | None]
 
+# Victims tried one by one before a single check asks whether all of them together suffice.
 _MANY = 256
 
 
 def in_order(works: Iterable[Running], now: float, *, is_auxiliary: bool = False) -> list[Running]:
-    """Those that can be preempted at all, the first to go first. is_auxiliary: work without slots instead of work with
-    slots."""
+    """Returns the work that can be preempted at all, in the order of preemption. is_auxiliary: work without slots
+    instead of work with slots."""
     able = (work for work in works if work.is_preemptible and not work.is_stopping and is_auxiliary == (not work.slots))
     return sorted(
         able, key=lambda work: (-work.priority, -work.started_at, _lost_seconds(work, now), work.allocation_id)
@@ -28,15 +29,16 @@ def in_order(works: Iterable[Running], now: float, *, is_auxiliary: bool = False
 
 
 def less_urgent(victims: Sequence[Running], request: PendingRequest) -> Sequence[Running]:
-    """victims: in order."""
+    """Returns the victims that are less urgent than the request. victims: in the order of preemption."""
     return victims[: bisect_left(victims, -request.priority, key=lambda work: -work.priority)]
 
 
 def find_victims(
     victims: Sequence[Running], slots: int, room: Room, find: Find
 ) -> tuple[list[Running], Slots, int] | None:
-    """Who has to go, where the request fits then, and how many were looked at; None when not even all of them make
-    room. The slots of those who go stay given back in the room; without a find it is left as it was."""
+    """Returns the work to stop, where the request fits then, and how many victims were examined; None when not even all
+    of them make room. On success the slots of the work to stop stay given back in the room; otherwise the room is left
+    as it was."""
     freed: list[Running] = []
     for number, work in enumerate(victims):
         if number == _MANY and not _is_enough(victims[number:], room, find):
@@ -52,7 +54,7 @@ def find_victims(
 
 
 def _is_enough(victims: Sequence[Running], room: Room, find: Find) -> bool:
-    """Whether there is a fit when all of them go. At once that costs far less than one after another."""
+    """Returns whether there is a fit when all of them stop. One check for all costs far less than one for each."""
     coming = sum_of_freed(victims, room)
     for agent_id, slots in coming.items():
         room.add(agent_id, slots)
@@ -63,13 +65,14 @@ def _is_enough(victims: Sequence[Running], room: Room, find: Find) -> bool:
 
 
 def _pruned(freed: list[Running], fit: Slots, room: Room, find: Find) -> tuple[list[Running], Slots]:
-    """Those elsewhere are needless; of those in place, the most valuable is spared first."""
+    """Spares work on other agents than those of the fit. Among the rest, the most valuable work is spared first."""
     needed: list[Running] = []
     for work in freed:
         if fit.keys().isdisjoint(work.slots_by_agent):
             _take_back(work, room)
         else:
             needed.append(work)
+    # The list is in the order of preemption, so its end is the most valuable.
     for work in reversed(tuple(needed)):
         _take_back(work, room)
         again = find()
@@ -82,7 +85,8 @@ def _pruned(freed: list[Running], fit: Slots, room: Room, find: Find) -> tuple[l
 
 
 def _can_matter(work: Running, slots: int, room: Room) -> bool:
-    """Nobody fits that did not before, unless one of these agents is wide enough or idle now."""
+    """Returns whether the end of this work can matter: a request that did not fit before fits only if one of these
+    agents is now wide enough or idle."""
     found = (room.get(agent_id) for agent_id in work.slots_by_agent)
     return any(bin_ is not None and (bin_.free >= slots or bin_.is_idle) for bin_ in found)
 
@@ -93,5 +97,6 @@ def _take_back(work: Running, room: Room) -> None:
 
 
 def _lost_seconds(work: Running, now: float) -> float:
+    """Returns the training time that stopping the work would lose: since its checkpoint, else since its start."""
     age = work.checkpoint_age_seconds
     return max(0.0, now - work.started_at) if age is None else age

@@ -1,8 +1,9 @@
 """PURE: the rendezvous of one gang as a state machine.
 
-WAITING until every member said hello; PROBING until every member said whom it reached; then CHOSEN or FAILED for
-good. A member may say everything again after a lost stream or to a new leader; one that comes back on another port has
-lost its links, so probing starts again. Every function returns a new Gang; `message_for` says what a member is told.
+WAITING until every member has registered; PROBING until every member has reported which peers it reached; then CHOSEN
+or FAILED for good. A member may repeat all its messages after a lost stream or to a new leader. A member that comes
+back on another port has lost its links, so probing starts again. Every function returns a new Gang; `message_for`
+builds the message to a member.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailedProbe:
-    """A peer that a member did not reach, and where it tried."""
+    """Describes a peer that a member did not reach, and the endpoint that it tried."""
 
     target: Endpoint
     error: str
@@ -43,8 +44,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """agents: of the members, in the order of node ranks. since_at: when the first member came. ports and probes: by
-    node rank, of those that said so."""
+    """Holds the state of one rendezvous. agents: of the members, in the order of node ranks. since_at: when the first
+    member arrived. ports and probes: by node rank, of the members that have reported theirs."""
 
     agents: tuple[Agent, ...]
     since_at: float
@@ -67,7 +68,7 @@ class Gang:
 
 
 def on_hello(gang: Gang, node_rank: int, port: int) -> Gang:
-    """A member is there, for the first time or again."""
+    """Registers a member, for the first time or again."""
     if gang.phase is Phase.FAILED or gang.ports.get(node_rank) == port:
         return gang
     is_new_port = node_rank in gang.ports
@@ -78,7 +79,8 @@ def on_hello(gang: Gang, node_rank: int, port: int) -> Gang:
 
 
 def on_probe(gang: Gang, node_rank: int, probes: Probes) -> Gang:
-    """A member has tried all candidates. It may come before the last hello, when it repeats itself to a new leader."""
+    """Records that a member has tried all candidates. The report may arrive before the last hello, when the member
+    repeats it to a new leader."""
     if gang.is_over:
         return gang
     gang = replace(gang, probes={**gang.probes, node_rank: probes})
@@ -105,13 +107,14 @@ def _begin_probing(gang: Gang) -> Gang:
     if isinstance(found, NoNetwork):
         return _fail(gang, ExitKind.NETWORK, found.message)
     gang = replace(gang, phase=Phase.PROBING, candidates=found)
+    # There is no peer to probe.
     if len(gang.agents) == 1:
         return replace(gang, phase=Phase.CHOSEN, chosen=found[0])
     return _judge(gang)
 
 
 def _judge(gang: Gang) -> Gang:
-    """The first candidate over which everybody reached everybody."""
+    """Chooses the first candidate over which all members reached one another."""
     if len(gang.probes) < len(gang.agents):
         return gang
     for candidate in gang.candidates:

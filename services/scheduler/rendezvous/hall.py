@@ -1,7 +1,7 @@
-"""Where gangs meet: runs one pure Gang for each starting allocation and tells its members what has changed.
+"""Runs one pure Gang for each starting allocation and sends changes to its members.
 
-Owns who is listening and the timers; it keeps nothing beyond this leader's term, because members say everything again
-to the next one. Used by the runner service.
+Owns the members' streams and the timers. It keeps nothing beyond this leader's term, because members repeat everything
+to the next leader. Used by the runner service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Attendance:
-    """One member's stream. `outgoing` holds what it is to be told; None ends the stream."""
+    """Represents one member's stream. `outgoing` holds the messages to it; None ends the stream."""
 
     def __init__(self, allocation_id: str, node_rank: int) -> None:
         self.allocation_id = allocation_id
@@ -32,7 +32,7 @@ class Attendance:
         self._told: runner_pb2.JoinGangResponse | None = None
 
     def tell(self, message: runner_pb2.JoinGangResponse) -> None:
-        """Nothing is said twice."""
+        """Queues a message, unless it equals the last one."""
         if message != self._told:
             self._told = message
             self.outgoing.put_nowait(message)
@@ -46,7 +46,8 @@ class _Meeting:
 
 
 class Hall:
-    """interface: the operator's choice of a network interface; None leaves it to the gang."""
+    """Holds the rendezvous of all starting gangs. interface: the operator's choice of a network interface; None leaves
+    the choice to the gang."""
 
     def __init__(self, rendezvous_seconds: float, interface: str | None) -> None:
         self._rendezvous_seconds = rendezvous_seconds
@@ -54,7 +55,7 @@ class Hall:
         self._meetings: dict[str, _Meeting] = {}
 
     def attend(self, allocation_id: str, agents: Sequence[Agent], node_rank: int, port: int) -> Attendance:
-        """A member has come, for the first time or again. agents: of all members, in the order of node ranks."""
+        """Registers a member, for the first time or again. agents: of all members, in the order of node ranks."""
         meeting = self._meetings.get(allocation_id)
         if meeting is None:
             meeting = self._meetings[allocation_id] = self._open(allocation_id, agents)
@@ -69,7 +70,7 @@ class Hall:
             self._advance(meeting, on_probe(meeting.gang, attendance.node_rank, probes))
 
     def is_over(self, allocation_id: str) -> bool:
-        """Whether all has been said to this gang."""
+        """Returns whether this gang has received its result."""
         meeting = self._meetings.get(allocation_id)
         return meeting is None or meeting.gang.is_over
 
@@ -79,7 +80,7 @@ class Hall:
             meeting.attendances.discard(attendance)
 
     def close(self, allocation_id: str) -> None:
-        """The allocation is gone."""
+        """Ends the rendezvous, because the allocation is gone."""
         meeting = self._meetings.pop(allocation_id, None)
         if meeting is not None:
             meeting.timer.cancel()
@@ -87,7 +88,7 @@ class Hall:
                 attendance.outgoing.put_nowait(None)
 
     def close_all(self, error: GanglineError) -> None:
-        """error: what the members that still listen are told."""
+        """Ends all of them. error: sent to the members that still listen."""
         for meeting in self._meetings.values():
             meeting.timer.cancel()
             for attendance in meeting.attendances:
@@ -103,7 +104,7 @@ class Hall:
     def _on_deadline(self, allocation_id: str) -> None:
         meeting = self._meetings.get(allocation_id)
         if meeting is not None:
-            # The clock may lag behind the timer by a little; the deadline has passed for all purposes.
+            # The clock may lag a little behind the timer; the deadline counts as passed.
             self._advance(meeting, on_time(meeting.gang, max(time.time(), meeting.gang.deadline_at)))
 
     def _advance(self, meeting: _Meeting, gang: Gang) -> None:

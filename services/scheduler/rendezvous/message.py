@@ -1,4 +1,4 @@
-"""Maps the rendezvous' records to the messages of runner.proto and back. No logic."""
+"""Maps the rendezvous' records to the messages of runner.proto and back. It contains no logic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.scheduler.rendezvous.network import Candidate, Endpoint
 
 
 def message_for(gang: Gang) -> runner_pb2.JoinGangResponse:
-    """What every member is told in this phase."""
+    """Returns the message to every member in this phase."""
     if gang.phase is Phase.CHOSEN and gang.chosen is not None:
         return runner_pb2.JoinGangResponse(chosen=runner_pb2.GangChosen(candidate=_candidate(gang.chosen)))
     if gang.phase is Phase.FAILED and gang.failure is not None:

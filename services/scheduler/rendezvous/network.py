@@ -1,7 +1,7 @@
-"""PURE: over which networks the members of a gang may reach one another, in the order of preference.
+"""PURE: the networks over which the members of a gang may reach one another, in the order of preference.
 
-Owns the choice of subnets: those that all members share, the fastest first; loopback only where all share one host;
-never a container's bridge. Whether a candidate works is for the members' probes to say.
+Owns the choice of subnets: those that all members share, the fastest first; loopback only if all share one host; never
+a container's bridge. The members' probes then find out whether a candidate works.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from gangline.domain.resource import Agent, NetworkInterface
 LOOPBACK = "127.0.0.0/8"
 ROUTED = "routed"
 
+# Prefixes of interfaces that container runtimes and hypervisors create; other hosts cannot reach them.
 _VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "lxc", "podman")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one member can be reached over one candidate."""
+    """Describes where one member can be reached over one candidate."""
 
     agent_id: str
     interface: str
@@ -30,7 +31,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """endpoints: in the order of node ranks. subnet: its name in probe results."""
+    """Describes one network. endpoints: in the order of node ranks. subnet: its name in probe results."""
 
     subnet: str
     endpoints: tuple[Endpoint, ...]
@@ -38,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class NoNetwork:
-    """No candidate exists; message says what each member has."""
+    """Reports that no candidate exists; message names the agents that lack one."""
 
     message: str
 
@@ -46,20 +47,21 @@ class NoNetwork:
 def choose_candidates(
     agents: Sequence[Agent], ports: Sequence[int], interface: str | None = None
 ) -> tuple[Candidate, ...] | NoNetwork:
-    """agents and ports: of the members, in the order of node ranks. interface: the operator's choice, which leaves no
-    other."""
+    """Returns the candidates. agents and ports: of the members, in the order of node ranks. interface: the operator's
+    choice, which excludes all others."""
     if interface:
         return _named(agents, ports, interface)
     if len({agent.host_id or agent.id for agent in agents}) == 1:
         loopback = (Endpoint(agent.id, "lo", "127.0.0.1", port) for agent, port in zip(agents, ports, strict=True))
         return (Candidate(LOOPBACK, tuple(loopback)),)
+    # Loopback is ruled out here: the gang spans several hosts.
     usable = [_usable(agent) for agent in agents]
     if not all(usable):
         alone = ", ".join(agent.id for agent, found in zip(agents, usable, strict=True) if not found)
         return NoNetwork(f"no network interface besides lo and bridges on {alone}; each agent of a gang needs one")
     shared = set.intersection(*({_subnet(found) for found in interfaces} for interfaces in usable))
     if not shared:
-        # Hosts of one cluster may sit in networks that a router joins, or have addresses of a /32.
+        # Hosts of one cluster may be in networks that a router joins, or have addresses of a /32.
         return (_candidate(ROUTED, agents, ports, [interfaces[0] for interfaces in usable]),)
     picks = {name: [_fastest_in(name, interfaces) for interfaces in usable] for name in shared}
     order = sorted(picks, key=lambda name: (-min(found.speed_mbit for found in picks[name]), name))
@@ -78,7 +80,7 @@ def _named(agents: Sequence[Agent], ports: Sequence[int], interface: str) -> tup
 
 
 def _usable(agent: Agent) -> list[NetworkInterface]:
-    """Fastest first."""
+    """Returns the interfaces that other hosts can reach, the fastest first."""
     found = [own for own in agent.interfaces if not own.name.startswith(_VIRTUAL) and _is_reachable(own)]
     return sorted(found, key=lambda own: (-own.speed_mbit, own.name, own.address))
 

@@ -1,8 +1,8 @@
-"""PURE: hyperparameters drawn at random: a function of the seed and the trial's number, and of nothing else.
+"""PURE: hyperparameters drawn at random, as a function of the seed and the trial's number alone.
 
-A sampler of its own for each trial makes it so: which trials were drawn before, by which leader, does not matter.
-Optuna draws; it takes a second to import, so that waits until there is a range to draw from, and the scheduler has it
-loaded beside its work (`warm_up`) before a transition needs it.
+Each trial has a sampler of its own, so it does not matter which trials were drawn before, or by which leader. Optuna
+draws. Its import takes a second, so it waits until there is a range to draw from; the scheduler loads it in the
+background (`warm_up`) before a transition needs it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 def draw(hyperparameters: Mapping[str, Any], seed: int, number: int) -> dict[str, Any]:
-    """One value for each hyperparameter. number: the trial's."""
+    """Draws one value for each hyperparameter. number: the trial's."""
     return sample(hyperparameters, _Draws(seed, number))
 
 
 def is_drawn(hyperparameters: Mapping[str, Any]) -> bool:
-    """Whether anything but constants is among them."""
+    """Returns whether any hyperparameter is not a constant."""
     return not all(isinstance(found, Const) for _, found in ranges_of(hyperparameters))
 
 
 def warm_up() -> None:
-    """Loads Optuna. May be called from any thread, and again."""
+    """Loads Optuna. May be called from any thread, and more than once."""
     _ask(0)
 
 
 def derive_seed(seed: int, number: int) -> int:
-    """One of 2**31 seeds for each trial; that of the first trial is the experiment's own."""
+    """Returns one of 2**31 seeds for each trial; that of the first trial is the experiment's own."""
     if number == 1:
         return seed
     digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
@@ -41,7 +41,7 @@ def derive_seed(seed: int, number: int) -> int:
 
 
 class _Draws:
-    """Each call is one more parameter of a trial of Optuna's. The order of the calls is that of the section."""
+    """Draws values. Each call adds a parameter to one Optuna trial, in the order of the configuration's section."""
 
     def __init__(self, seed: int, number: int) -> None:
         self._seed = derive_seed(seed, number)
@@ -70,6 +70,6 @@ class _Draws:
 def _ask(seed: int) -> optuna.Trial:
     import optuna  # noqa: PLC0415 - a second, which most processes and searches can do without
 
-    # It would announce every study on stderr, between the lines of the structured log.
+    # By default Optuna logs every study to stderr, between the lines of the structured log.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)).ask()

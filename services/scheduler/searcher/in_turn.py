@@ -1,5 +1,7 @@
-"""PURE: what searchers have in common whose trials do not depend on one another: they are made in turn, as many at a
-time as may be, and a closed one makes room for the next."""
+"""PURE: the base of searchers whose trials do not depend on one another.
+
+The trials are created in turn, as many at a time as allowed, and a closed one makes room for the next.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from services.scheduler.searcher.interface import CreateTrial, Operation, ShutDo
 
 
 class InTurn:
-    """A trial that fails counts as one of them: the search goes on with the next."""
+    """Creates trials in turn. A trial that fails counts as one of them: the search continues with the next."""
 
     listens: ClassVar[frozenset[SearchEventKind]] = frozenset(
         {SearchEventKind.EXPERIMENT_CREATED, SearchEventKind.TRIAL_CLOSED}
@@ -34,6 +36,7 @@ class InTurn:
         if self._num_closed == self._num_trials:
             return [ShutDown()]
         wanted = min(self._num_trials, self._num_closed + self._num_at_once)
+        # Closed trials make room, so as many are open as may be.
         operations = [CreateTrial()] * (wanted - self._num_created)
         self._num_created = wanted
         return operations

@@ -1,4 +1,4 @@
-"""PURE: what a searcher is told, what it answers, and what it is made from."""
+"""PURE: the events of a searcher, its answers, and the input that it is made from."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gangline.domain.state import SearchEventKind
 
 @dataclass(frozen=True, slots=True)
 class CreateTrial:
-    """One more trial. It gets the next number, and `hyperparameters` of that number."""
+    """Asks for one more trial. It gets the next number, and `hyperparameters` of that number."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseTrial:
-    """The trial has trained enough: it checkpoints, and has COMPLETED."""
+    """Ends a trial that has trained enough: it checkpoints and is COMPLETED."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShutDown:
-    """Nothing more will be asked for: the experiment ends with the last of its trials."""
+    """Announces that no more operations follow: the experiment ends with the last of its trials."""
 
 
 Operation = CreateTrial | CloseTrial | ShutDown
@@ -32,10 +32,10 @@ Operation = CreateTrial | CloseTrial | ShutDown
 
 @dataclass(frozen=True)
 class Brief:
-    """What of an experiment its searcher may know.
+    """Holds what a searcher may know of its experiment.
 
-    max_trials: None where the searcher knows by itself. max_concurrent_trials: 0 for no limit. hyperparameters: the
-    section of the configuration.
+    max_trials: None where the searcher knows the number by itself. max_concurrent_trials: 0 for no limit.
+    hyperparameters: the section of the configuration.
     """
 
     hyperparameters: Mapping[str, Any]
@@ -46,18 +46,19 @@ class Brief:
 
 
 class Searcher(Protocol):
-    """listens: the events that it is told; others are not even logged. EXPERIMENT_CREATED comes first and once,
-    TRIAL_CLOSED once for each trial, in whichever way it ended."""
+    """Decides which trials an experiment makes. listens: the events that it receives; others are not even logged.
+    EXPERIMENT_CREATED comes first and once, TRIAL_CLOSED once for each trial, however it ended."""
 
     listens: ClassVar[frozenset[SearchEventKind]]
 
     @property
     def num_planned(self) -> int:
-        """Trials in all, as far as it can tell."""
+        """Returns the number of trials in all, as far as it is known."""
         ...
 
     def on_event(self, event: SearchEvent) -> Sequence[Operation]: ...
 
     def hyperparameters(self, number: int) -> dict[str, Any]:
-        """Of a trial that it asked for. The first one has number 1. May be asked again."""
+        """Returns the hyperparameters of a trial that the searcher asked for. The first one has number 1. May be called
+        again."""
         ...

@@ -1,4 +1,4 @@
-"""PURE: the searchers by the name that `searcher.name` calls them by."""
+"""PURE: the searchers by the name that `searcher.name` selects."""
 
 from __future__ import annotations
 

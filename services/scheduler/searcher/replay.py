@@ -1,4 +1,4 @@
-"""PURE: a searcher as its log makes it, and the log itself: pages of events, so that no value in etcd grows large."""
+"""PURE: a searcher rebuilt from its log, and the log itself: pages of events, so that no value in etcd grows large."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from services.scheduler.records import Draft, Records, get
 from services.scheduler.searcher.interface import Brief, Searcher
 from services.scheduler.searcher.registry import SEARCHERS
 
+# Events on one page. A new event rewrites only the last page.
 PAGE_EVENTS = 64
 
 
 def make_searcher(facts: Facts, seed: int) -> Searcher:
-    """One that has been told nothing yet."""
+    """Builds a searcher that has not received any event."""
     brief = Brief(
         hyperparameters=facts.hyperparameters,
         seed=seed,
@@ -24,7 +25,7 @@ def make_searcher(facts: Facts, seed: int) -> Searcher:
 
 
 def replay(records: Records, search: Search, facts: Facts) -> Searcher:
-    """What it answers is dropped: `search` says how much of it was asked for."""
+    """Replays the log. The answers are dropped: `search` records how many operations were carried out."""
     searcher = make_searcher(facts, search.seed)
     for page in range(-(-search.num_events // PAGE_EVENTS)):
         for event in get(records, SearchLog, search_log_id(search.experiment_id, page)).events:
@@ -33,7 +34,7 @@ def replay(records: Records, search: Search, facts: Facts) -> Searcher:
 
 
 def append(draft: Draft, search: Search, event: SearchEvent) -> None:
-    """Puts the page that the event belongs on. The caller counts it in `search`."""
+    """Puts the page that the event belongs on. The caller counts the event in `search`."""
     page = search.num_events // PAGE_EVENTS
     known = draft.find(SearchLog, search_log_id(search.experiment_id, page))
     draft.put(SearchLog(search.experiment_id, page, (*(known.events if known else ()), event)))

@@ -1,1 +1,2 @@
-"""`gangline simulate`: the planner on a snapshot file, and whole traces in virtual time. No cluster runs here."""
+"""`gangline simulate`: the planner on a snapshot file, and whole traces in virtual time. It needs no running
+cluster."""

@@ -1,7 +1,7 @@
 """`python -m services.scheduler.simulator`, which `gangline simulate` runs: arguments, files, exit codes.
 
-With FILE it prints what the planner decides on that snapshot; with --trace or --load it plays a trace in virtual time,
-once with each strategy. Exit code 2 and one line for input that cannot be used, 1 for what is missing around it.
+With FILE it prints the plan for that snapshot; with --trace or --load it plays a trace in virtual time, once with each
+strategy. Invalid input gives one line and exit code 2; a missing requirement, such as matplotlib, gives exit code 1.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Runs the program and returns the exit code."""
     try:
-        # A snapshot and a trace may hold names that others chose.
+        # A snapshot and a trace may contain names that other users chose, with control characters in them.
         with clean_output():
             _run(_parser().parse_args(arguments))
     except GanglineError as error:
         print(to_line(f"{PROGRAM}: {error.message}"), file=sys.stderr)
         return 2 if error.kind is ErrorKind.INVALID else 1
     except BrokenPipeError:
-        # Whoever reads has seen enough; nothing more may be written at the end either.
+        # The reader closed the pipe; the interpreter must not write to it at exit either.
         sys.stdout = None
     return 0
 
@@ -147,7 +147,7 @@ def _figures(strategy: Strategy, played: Played) -> Figures:
 
 
 def _in_file(name: str, parse: Callable[[str], _T]) -> _T:
-    """What the text of the file says; an error names the file."""
+    """Parses the file's text; an error names the file."""
     text = _read(name)
     try:
         return parse(text)

@@ -1,15 +1,15 @@
 """PURE: two simple schedulers to compare the planner with. Both are ours, and both use the planner's own fitting.
 
-`plan_in_submission_order` starts requests strictly in the order of submission; the first that does not fit lets nobody
-past.
+`plan_in_submission_order` starts requests strictly in the order of submission; the first that does not fit blocks all
+others.
 
 `plan_by_documented_priority` restates in our own words what Determined's documentation says of its priority scheduler
-(topic guide "Scheduling", docs.determined.ai): slots go to tasks by priority, a lower number first; while tasks of a
-higher priority are pending, none of a lower one is scheduled; tasks of equal priority are looked at in the order in
-which they were made; a task that fits into one agent gets the best-fitting one, a larger one whole idle agents. There
-are no reservations and no estimates: of equal priority, one that does not fit lets others past. With preemption, for
-one that does not fit, work of lower priority is preempted, starting with the lowest; which of equals goes first is not
-documented: we take the newest, and only when that makes the fit.
+(topic guide "Scheduling", docs.determined.ai). Slots go to tasks by priority, a lower number first; while tasks of a
+higher priority are pending, none of a lower one is scheduled. Tasks of equal priority are considered in the order of
+their creation. A task that fits into one agent gets the best-fitting one, a larger one whole idle agents. There are no
+reservations and no estimates: a task that does not fit lets others of equal priority pass. With preemption, work of
+lower priority is preempted for it, starting with the lowest. The documentation does not say which of equals goes first:
+we take the newest, and only when that makes the fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from services.scheduler.placement.snapshot import PendingRequest, Running, Shape
 
 
 def plan_in_submission_order(snapshot: Snapshot, now: float) -> Plan:
-    """now: not used; the signature is the planner's."""
+    """Plans in the order of submission. now: not used; the signature is the planner's."""
     room = Room(snapshot.agents, snapshot.pools[0])
     assignments = []
     for request in sorted(snapshot.requests, key=attrgetter("submitted_at")):
@@ -39,7 +39,7 @@ def plan_in_submission_order(snapshot: Snapshot, now: float) -> Plan:
 
 
 def plan_by_documented_priority(snapshot: Snapshot, now: float) -> Plan:
-    """Preempts where the pool's preemption is on. now: not used."""
+    """Plans by the documented rules; preempts where the pool's preemption is on. now: not used."""
     draft = _Draft(snapshot)
     for _, level in groupby(in_order(snapshot.requests), key=attrgetter("priority")):
         waiting = [request for request in level if not draft.start(request)]
@@ -57,7 +57,8 @@ class _Draft:
         self.preemptions: list[Preemption] = []
         self._room = Room(snapshot.agents, snapshot.pools[0])
         self._refused: set[Shape] = set()
-        # What stops already is on its way to somebody; only what it leaves wanting is preempted.
+        # Room once stopping work has ended, less what was promised. Its slots are meant for a request already, so only
+        # what is lacking beyond them is preempted for.
         self._after = Room(snapshot.agents, snapshot.pools[0])
         self._victims: list[Running] = []
         for work in snapshot.running:
@@ -79,7 +80,7 @@ class _Draft:
         return True
 
     def preempt(self, request: PendingRequest) -> None:
-        """Its slots are taken, so that the next one does not count on them too."""
+        """Preempts for the request and takes its slots, so that the next request does not count on them too."""
         found = find_fit(request, self._after)
         if found is None:
             found = self._make_room(request)

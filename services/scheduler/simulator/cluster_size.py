@@ -1,4 +1,4 @@
-"""PURE: the agents of a virtual cluster, from what a user types."""
+"""PURE: the agents of a virtual cluster, from the text of a flag."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import re
 from gangline.errors import invalid
 
 SLOTS_OF_AGENT = 8
+# Bounds the memory that a mistyped flag can take.
 MAX_AGENTS = 100_000
 _TERM = re.compile(r"(\d+)x(\d+)")
 
 
 def parse_agents(text: str) -> list[int]:
-    """The slots of each agent: "64x8" or "4x8+2x4". Raises GanglineError `simulation.agents`."""
+    """Returns the slots of each agent, from "64x8" or "4x8+2x4". Raises GanglineError `simulation.agents`."""
     sizes: list[int] = []
     for term in text.split("+"):
         found = _TERM.fullmatch(term.strip())
@@ -26,7 +27,8 @@ def parse_agents(text: str) -> list[int]:
 
 
 def agents_of_slots(slots: int) -> list[int]:
-    """So many slots on agents of 8, the last one smaller when they do not divide."""
+    """Returns agents of 8 slots with this sum, the last one smaller when 8 does not divide it. Raises GanglineError
+    `simulation.agents`."""
     if not 1 <= slots <= MAX_AGENTS * SLOTS_OF_AGENT:
         raise invalid("simulation.agents", f"--slots: must be at least 1 and at most {MAX_AGENTS * SLOTS_OF_AGENT}")
     whole, rest = divmod(slots, SLOTS_OF_AGENT)

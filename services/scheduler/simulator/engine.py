@@ -1,8 +1,8 @@
 """PURE: plays a trace in virtual time with a planner.
 
-Owns the events (somebody submits, work ends, stopped work has stopped, progress is reported for the first time) and the
-books of the virtual cluster. After every instant at which something happened while somebody waits, the planner decides,
-exactly as the leader's loop has it decide. Time costs nothing here: hours pass between two plans.
+Owns the events (a submission, the end of work, stopped work gives its slots back, the first report of progress) and the
+state of the virtual cluster. After every instant at which something changed while requests wait, the planner decides,
+exactly as in the leader's loop. Virtual time costs nothing: hours may pass between two plans.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _Event = tuple[float, int, _Kind, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """stop_seconds: from the order to stop until the slots are free. restart_seconds: what a preempted request loses
-    when it begins again. ask_at_ages: its ETA is asked for when somebody first has to wait, and at the first plan after
-    it has waited for so long."""
+    """Configures a simulation. stop_seconds: from the order to stop until the slots are free. restart_seconds: what a
+    preempted request loses when it begins again. ask_at_ages: the ETA is asked for when a request first has to wait,
+    and at the first plan after it has waited for each of these times."""
 
     estimates: Estimates = "progress"
     stop_seconds: float = 10.0
@@ -43,7 +43,8 @@ class Setting:
 
 @dataclass(slots=True)
 class _Job:
-    """One submission on its way. attempt: counts its spells, so that an event of an earlier one is known as stale."""
+    """Tracks one submission. attempt: counts its spells, so that an event of an earlier spell is recognised as
+    stale."""
 
     submission: Submission
     done_seconds: float = 0.0
@@ -60,7 +61,7 @@ def play(
     strategy: Strategy,
     setting: Setting | None = None,
 ) -> Played:
-    """Until the last one has ended. Submissions that these agents can never hold are set aside."""
+    """Plays until the last submission has ended. Submissions that these agents can never hold are set aside."""
     return _Engine(submissions, sizes_of_agents, strategy, setting or Setting()).run()
 
 
@@ -76,6 +77,7 @@ class _Engine:
         self._pending: dict[str, PendingRequest] = {}
         self._running: dict[str, Running] = {}
         self._events: list[_Event] = []
+        # Orders events of one instant, and keeps heapq from comparing the rest of the tuple.
         self._numbers = count()
         self._watch = HeadWatch(strategy.config)
         self._runs: dict[str, Run] = {}
@@ -120,7 +122,7 @@ class _Engine:
         heappush(self._events, (at, next(self._numbers), kind, name, attempt))
 
     def _apply(self, kind: _Kind, name: str, attempt: int, now: float) -> bool:
-        """Whether it is anything to plan for."""
+        """Applies an event and returns whether the planner has to run for it."""
         job = self._jobs[name]
         if kind == "submit":
             self._queue(job)
@@ -128,6 +130,7 @@ class _Engine:
                 for age in self._setting.ask_at_ages:
                     heappush(self._questions, (now + age, age, name))
             return True
+        # An event of an earlier spell, which a preemption has made stale.
         if attempt != job.attempt or name not in self._running:
             return False
         match kind:
@@ -177,11 +180,11 @@ class _Engine:
             self._stop(preemption.allocation_id, now)
 
     def _typical_seconds(self) -> float:
-        """Of those that have ended so far; 0 while they are too few to tell."""
+        """Returns the median run time of what has ended so far; 0 while there are too few."""
         return self._ended_seconds[len(self._ended_seconds) // 2] if len(self._ended_seconds) >= FEWEST_ENDED else 0.0
 
     def _answer(self, decided: Plan, now: float) -> None:
-        """Only who has waited ever since its submission is asked about."""
+        """Records the ETA answers that are due, but only for requests that have waited ever since their submission."""
         starting = {assignment.trial_id for assignment in decided.assignments}
         while self._questions and self._questions[0][0] <= now:
             _, age, name = heappop(self._questions)
@@ -215,7 +218,7 @@ class _Engine:
             self._at(now + known_seconds, "report", one.id, job.attempt)
 
     def _report(self, job: _Job, now: float) -> None:
-        """Its progress is known from here on."""
+        """Records that the progress is known from here on."""
         one, work = job.submission, self._running[job.submission.id]
         began_at = work.started_at + job.restart_seconds
         end_at = estimated_end_at(one, self._setting.estimates, began_at, job.done_seconds)
@@ -224,16 +227,17 @@ class _Engine:
             self._running[one.id] = replace(work, estimated_end_at=end_at, is_bounded=is_exact)
 
     def _stop(self, name: str, now: float) -> None:
-        """It saves what it has done and gives its slots back a little later. Not if it ends before that by itself."""
+        """Orders a stop: the work saves its progress and gives its slots back a little later, unless it ends by itself
+        before."""
         job, work = self._jobs[name], self._running[name]
         stopped_at = now + self._setting.stop_seconds
-        # It may end before that by itself, which is known where run times are.
+        # The work may end before that by itself; with exact estimates the planner knows when.
         end_at = min(stopped_at, work.estimated_end_at) if work.is_bounded else stopped_at
         self._running[name] = replace(work, is_stopping=True, estimated_end_at=end_at)
         self._at(stopped_at, "stopped", name, job.attempt)
 
     def _stopped(self, job: _Job, now: float) -> None:
-        """What it did since the order counts for nothing."""
+        """Requeues stopped work. Its progress since the order does not count."""
         work = self._running[job.submission.id]
         ran = now - self._setting.stop_seconds - work.started_at - job.restart_seconds
         self._leave(job, now)

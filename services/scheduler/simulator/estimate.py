@@ -1,8 +1,8 @@
-"""PURE: what the planner is told about run times, while the trace itself knows them to the second.
+"""PURE: the planner's knowledge of run times, while the trace itself has them to the second.
 
-exact: everything, of whoever waits too. none: nothing. progress: as a live scheduler knows it: nothing at first, and
-from its first report of progress on the planned end, which is wrong for what will be cancelled or fail; the rest of a
-request that was preempted is known as well.
+exact: all run times, also of waiting requests. none: no run time. progress: as in a live scheduler, nothing at first,
+and the planned end from the first report of progress on. That end is wrong for runs that will be cancelled or fail. The
+remaining time of a preempted request is known as well.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from services.scheduler.simulator.submission import Submission
 Estimates = Literal["exact", "none", "progress"]
 ESTIMATES: tuple[Estimates, ...] = get_args(Estimates)
 
-# Steps are timed once the first have warmed everything up.
+# Steps are timed only after the first ones, which are slower because of the warm-up.
 REPORT_SECONDS = 60.0
 
 
 def known_after(estimates: Estimates) -> float | None:
-    """How long something has to run until its end is estimated; None for never."""
+    """Returns how long a run takes until its end is estimated; None for never."""
     return {"exact": 0.0, "none": None, "progress": REPORT_SECONDS}[estimates]
 
 
 def estimated_run_seconds(submission: Submission, estimates: Estimates, done_seconds: float, restart: float) -> float:
-    """Of one that waits; 0 when unknown. done_seconds: what it has run already. restart: what beginning again costs."""
+    """Estimates the run time of a waiting request; 0 when unknown. done_seconds: time that it has run already. restart:
+    the cost of beginning again."""
     if estimates == "exact":
         return submission.duration_seconds - done_seconds + restart
     if estimates == "progress" and done_seconds >= REPORT_SECONDS:
@@ -33,7 +34,7 @@ def estimated_run_seconds(submission: Submission, estimates: Estimates, done_sec
 
 
 def estimated_end_at(submission: Submission, estimates: Estimates, at: float, done_seconds: float) -> float:
-    """Of one that runs. at: when it had run for done_seconds. 0 when unknown."""
+    """Estimates the end of a run; 0 when unknown. at: when it had run for done_seconds."""
     if estimates == "none":
         return 0.0
     total = submission.duration_seconds if estimates == "exact" else submission.planned_seconds

@@ -1,4 +1,4 @@
-"""PURE: the figures of a trace that was played: waits by size of gang, use of the cluster, errors of the ETA."""
+"""PURE: the figures of a played trace: waits by size of gang, use of the cluster, errors of the ETA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE_CLASSES: tuple[tuple[str, int], ...] = (("1", 1), ("2-8", 8), ("9-64", 64),
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """In seconds; see Run.wait_seconds."""
+    """Holds waits in seconds; see Run.wait_seconds."""
 
     count: int
     mean: float
@@ -28,8 +28,8 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class EtaError:
-    """Of the answers that were given at one age. median: of the distance between the ETA and the start, relative to the
-    wait that was left; None without an answer. unanswered: asked, but there was no ETA."""
+    """Describes the answers that were given at one age. median: distance between the ETA and the start, relative to the
+    wait that was left; None without an answer. unanswered: questions without an ETA."""
 
     age_seconds: float
     count: int
@@ -39,8 +39,8 @@ class EtaError:
 
 @dataclass(frozen=True, slots=True)
 class HeadFigures:
-    """count: of requests that held the reservation and started. moved: by backfill, and for how long at most. late:
-    against their first promise, for any cause."""
+    """Counts requests that held the reservation and started. moved: those that backfill delayed; moved_seconds: the
+    longest such delay. late: those that started after their first promise, for any cause."""
 
     count: int
     moved: int
@@ -50,8 +50,8 @@ class HeadFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """utilisation: busy slots over all slots, from the first submission to the last. makespan_seconds: from the first
-    submission to the last end. head: None where the order is not fixed."""
+    """Holds the figures of one strategy. utilisation: busy slots over all slots, from the first submission to the last.
+    makespan_seconds: from the first submission to the last end. head: None where the order is not fixed."""
 
     strategy: str
     submissions: int
@@ -70,7 +70,7 @@ class Figures:
 
 
 def figures_of(name: str, played: Played, has_head: bool) -> Figures:
-    """played: with at least one run."""
+    """Computes the figures. played: must have at least one run."""
     first, last = played.runs[0].submission.submitted_at, played.runs[-1].submission.submitted_at
     end = max(run.ended_at for run in played.runs)
     heads = played.heads
@@ -97,7 +97,7 @@ def figures_of(name: str, played: Played, has_head: bool) -> Figures:
 
 
 def utilisation(played: Played, start: float, end: float) -> float:
-    """Of the slots, the share that was busy between two times."""
+    """Returns the share of slots that was busy between two times."""
     busy = sum(
         moment.slots_busy * max(0.0, min(later.at, end) - max(moment.at, start))
         for moment, later in pairwise(played.moments)
@@ -117,8 +117,8 @@ def _waits_by_size(runs: Iterable[Run]) -> dict[str, Waits]:
 
 
 def _waits(runs: Sequence[Run]) -> Waits:
-    """p95 is the nearest rank."""
-    # What is never delayed may come out a rounding error below 0.
+    """Summarises waits. p95 is the nearest rank."""
+    # The wait of a run that was never delayed may be below 0 by a rounding error.
     waits = sorted(max(0.0, run.wait_seconds) for run in runs)
     return Waits(len(waits), fmean(waits), waits[math.ceil(0.95 * len(waits)) - 1], waits[-1])
 

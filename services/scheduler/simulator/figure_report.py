@@ -19,7 +19,7 @@ _LEGEND = (
 
 
 def describe_stop(setting: Setting) -> str:
-    """What a preemption costs in virtual time."""
+    """Describes the cost of a preemption in virtual time."""
     return (
         f"preemption: who is stopped saves a checkpoint when it is asked to and gives its slots back "
         f"{setting.stop_seconds:g} s later; it loses these, and {setting.restart_seconds:g} s when it begins again."
@@ -27,7 +27,7 @@ def describe_stop(setting: Setting) -> str:
 
 
 def describe_figures(figures: Sequence[Figures]) -> str:
-    """Lines for a terminal, without a last line break."""
+    """Returns lines for a terminal, without a last line break."""
     sizes = [name for name, _ in SIZE_CLASSES if any(name in one.waits_by_size for one in figures)]
     heading = (
         "strategy",
@@ -57,7 +57,7 @@ def _row(one: Figures, sizes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _short(seconds: float) -> str:
-    """One unit: "45 s", "12 min", "3.2 h", "5.0 d"."""
+    """Formats seconds in one unit: "45 s", "12 min", "3.2 h", "5.0 d"."""
     for unit, length, most in (("s", 1, 100), ("min", 60, 100)):
         if seconds < most * length:
             return f"{seconds / length:.0f} {unit}"

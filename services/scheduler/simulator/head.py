@@ -1,13 +1,16 @@
-"""PURE: watches whoever holds the reservation: does work that came after it hold its start up?
+"""PURE: watches the holder of the reservation (the head): does work that came after it delay its start?
 
-Looks at every plan beside the engine. What starts while the head waits, and comes after it in the queue, overtakes it:
-that is backfill. Work with a known end has to leave the agents that the reservation names at the time that it names:
-the head is moved by backfill for as long as that time is over, the head waits still, and those agents would do if only
-such work were gone. All other work may hold nothing that the head lacks: the head is moved for as long as it would fit
-on any agents without the work that has overtaken it, unless that work is being stopped. Whatever else makes a head late
-(work that ran before it and overruns its estimate, requests that are more urgent, the time that it takes to stop) shows
-in its start against its first promise. Work that overtook before a more urgent request started is excused: what the
-head lacks was something else then.
+Examines every plan beside the engine. A request that starts while the head waits, and comes after it in the queue,
+overtakes it: that is backfill.
+
+Work with a known end has to leave the agents that the reservation names at the time that it names. Backfill delays the
+head for as long as that time has passed, the head still waits, and those agents would suffice if only such work were
+gone. All other overtaking work may hold nothing that the head lacks. It delays the head for as long as the head would
+fit on any agents without it, unless that work is being stopped.
+
+Other causes (earlier work that overruns its estimate, more urgent requests, the time that a stop takes) only show as a
+start after the first promise. Work that overtook the head before a more urgent request started is excused, because the
+head lacked something else then.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from services.scheduler.simulator.played import Head
 
 @dataclass(slots=True)
 class _Watched:
-    """since: when it first held the reservation. agents: that the newest reservation names, with the slots it takes.
-    due_at: by work with a known end that overtook the head since these were named, when the reservation of that time
-    wanted it out of the way. overtaken_by: other work that has overtaken it and cannot be stopped."""
+    """Tracks one head. since: when it first held the reservation. agents: named by the newest reservation, with the
+    slots it takes there. due_at: for work with a known end that overtook the head since then, the time at which it has
+    to be gone. overtaken_by: other work that has overtaken it and cannot be stopped."""
 
     request: PendingRequest
     since: float
@@ -41,8 +44,9 @@ class _Watched:
 
 
 class HeadWatch:
-    """heads: those that have started. A head whose place a more urgent one takes is watched anew when it is back; one
-    that others are stopped for is watched until it starts, beside the next one."""
+    """Collects the heads of a played trace. heads: those that have started. When a more urgent request takes a head's
+    place, the watch starts again once it is back. A head that work is stopped for is watched until it starts, in
+    parallel with the next one."""
 
     def __init__(self, config: PoolConfig) -> None:
         self.heads: list[Head] = []
@@ -50,7 +54,7 @@ class HeadWatch:
         self._watched: dict[str, _Watched] = {}
 
     def look(self, snapshot: Snapshot, decided: Plan, requests: Mapping[str, PendingRequest], now: float) -> None:
-        """snapshot: what was decided on. requests: those that waited, by id."""
+        """Examines one plan. snapshot: the planner's input. requests: those that waited, by id."""
         reservation = decided.reservations.get(self._config.name)
         starting = {one.trial_id for one in decided.assignments}
         holder = requests[reservation.trial_id] if reservation is not None else None
@@ -80,7 +84,7 @@ class HeadWatch:
     def _note_overtaking(
         self, reservation: Reservation, holder: PendingRequest, starting: Iterable[PendingRequest]
     ) -> None:
-        """Of those that cannot be stopped."""
+        """Records which of the starting requests overtake the holder; those that can be stopped do not count."""
         order = by_priority(holder)
         for request in starting:
             is_stoppable = self._config.is_on_call_possible and request.is_preemptible
@@ -95,7 +99,7 @@ class HeadWatch:
     def _check_overtaking(
         self, snapshot: Snapshot, decided: Plan, requests: Mapping[str, PendingRequest], now: float
     ) -> None:
-        """Only the first of those that wait: whoever comes before another one may have been promised the same slots."""
+        """Checks only the first waiting request: a request before another one may have been promised the same slots."""
         starting = {one.trial_id for one in decided.assignments}
         waiting = (request for name, request in requests.items() if name not in starting)
         watched = self._watched.get(min(waiting, key=by_priority).trial_id)
@@ -126,7 +130,8 @@ def _is_broken(watched: _Watched, snapshot: Snapshot, now: float) -> bool:
 
 
 def _is_held_up(watched: _Watched, snapshot: Snapshot, decided: Plan, requests: Mapping[str, PendingRequest]) -> bool:
-    """It would fit without what has overtaken it, and not without what is being stopped already."""
+    """Returns whether the head would fit without the work that has overtaken it, and would not fit on what is being
+    stopped already."""
     order = by_priority(watched.request)
     told = {one.allocation_id for one in decided.preemptions}
     is_on_call = snapshot.pools[0].is_on_call_possible

@@ -1,7 +1,7 @@
 """PURE: four synthetic loads with the statistics of public traces of training clusters.
 
-Owns the figures of each load and how submissions are drawn from them. The generator of random numbers comes in as an
-argument, so the same seed gives the same trace. Called by the simulator's program, benchmarks/trace.py and tests.
+Owns the figures of each load and how submissions are drawn from them. The generator of random numbers is an argument,
+so the same seed gives the same trace. Called by the simulator's program, benchmarks/trace.py and tests.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from services.scheduler.simulator.submission import OUTCOMES, Submission
 
 DAY_SECONDS = 86_400.0
 NUM_GROUPS = 16
+# A lognormal run time may come out as good as 0; a submission must run for some time.
 SHORTEST_SECONDS = 1.0
+# A run that is cancelled or fails has done at least this share of its plan.
 LEAST_RATIO_DONE = 0.05
 
 
 class Dice(Protocol):
-    """What is needed of random.Random."""
+    """Names the methods that are used of random.Random."""
 
     def random(self) -> float: ...
     def choices(self, population: Sequence[int], weights: Sequence[float]) -> list[int]: ...
@@ -32,11 +34,11 @@ class Dice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """arrivals_per_slot_day: submissions for each slot of the cluster and day. arrival_cv: the coefficient of variation
-    of the times between two of them, 1 for chance alone. day_night_ratio: how many times as many come at noon as at
-    midnight. log_mean, log_deviation: of the run time in seconds, which is lognormal. size_exponent: a gang has 2^k
-    slots in proportion to 2^(-size_exponent k), k = 0..largest_power. outcomes: in the order of OUTCOMES, by weight.
-    """
+    """Describes a load. arrivals_per_slot_day: submissions for each slot of the cluster and day. arrival_cv: the
+    coefficient of variation of the times between two submissions; 1 for a Poisson process. day_night_ratio: the rate at
+    noon over that at midnight. log_mean, log_deviation: of the run time in seconds, which is lognormal. size_exponent:
+    a gang has 2^k slots in proportion to 2^(-size_exponent k), k = 0..largest_power. outcomes: weights in the order of
+    OUTCOMES."""
 
     arrivals_per_slot_day: float
     log_mean: float
@@ -48,7 +50,7 @@ class Load:
     day_night_ratio: float = 1.0
 
     def size_weights(self, slots: int) -> dict[int, float]:
-        """By gang size: only sizes that the cluster can hold."""
+        """Returns the weight of each gang size that the cluster can hold."""
         powers = range(min(self.largest_power, int(math.log2(slots))) + 1)
         return {2**power: 2.0 ** (-self.size_exponent * power) for power in powers}
 
@@ -70,10 +72,11 @@ def draw_load(
     intensity: float = 1.0,
     priorities: Mapping[int, float] | None = None,
 ) -> list[Submission]:
-    """In the order of submission, from second 0 on, which is midnight. slots: of the whole cluster. intensity: times as
-    many arrivals. priorities: their weights; all have the default without.
+    """Draws submissions in the order of submission, from second 0 on, which is midnight. slots: of the whole cluster.
+    intensity: factor on the number of arrivals. priorities: with their weights; without them all have the default.
 
-    What is cancelled or fails has run as long as the load says; its plan was longer, by a share drawn evenly.
+    A run that is cancelled or fails runs as long as the load says; its planned time is longer, by a uniformly drawn
+    share.
     """
     sizes = load.size_weights(slots)
     ranks = priorities or {DEFAULT_PRIORITY: 1.0}
@@ -99,7 +102,7 @@ def draw_load(
 
 
 def _draw_arrivals(load: Load, dice: Dice, per_day: float, days: float) -> list[float]:
-    """A renewal process of gamma-distributed gaps with mean 1, run on a clock that goes faster by day."""
+    """Draws a renewal process of gamma-distributed gaps with mean 1, on a clock that runs faster by day."""
     arrivals: list[float] = []
     shape = load.arrival_cv**-2
     count, total = 0.0, per_day * days
@@ -111,8 +114,8 @@ def _draw_arrivals(load: Load, dice: Dice, per_day: float, days: float) -> list[
 
 
 def _instant(expected_days: float, day_night_ratio: float) -> float:
-    """The second at which so many days' worth of arrivals are expected. The rate swings as a sine with the period of a
-    day, lowest at midnight; its integral is inverted by halving."""
+    """Returns the second by which so many days' worth of arrivals are expected. The rate is a sine with the period of a
+    day, lowest at midnight; its integral is inverted by bisection."""
     swing = (day_night_ratio - 1) / (day_night_ratio + 1)
     low, high = float(math.floor(expected_days)), math.floor(expected_days) + 1.0
     for _ in range(40):
@@ -127,7 +130,7 @@ def _pick(dice: Dice, weights: Mapping[int, float]) -> int:
 
 
 def parse_priorities(text: str) -> dict[int, float]:
-    """ "42:8,20:1": priorities and their weights. Raises GanglineError `simulation.priorities`."""
+    """Parses "42:8,20:1" into priorities and their weights. Raises GanglineError `simulation.priorities`."""
     weights: dict[int, float] = {}
     for part in text.split(","):
         priority, _, weight = part.partition(":")

@@ -1,4 +1,4 @@
-"""PURE: a plan in words: what starts where, what is stopped for whom, and why the rest waits."""
+"""PURE: a plan as text: which requests start where, which work is stopped for which request, and why the rest waits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from services.scheduler.placement.snapshot import PendingRequest
 
 
 def describe_plan(simulation: Simulation, decided: Plan) -> str:
-    """Lines for a terminal, without a last line break."""
+    """Returns lines for a terminal, without a last line break."""
     requests = {request.trial_id: request for request in simulation.snapshot.requests}
     parts = [_summary(simulation), *_starts(decided, requests), *_stops(simulation, decided)]
     return "\n".join([*parts, *_waits(decided, requests, simulation.now)])
 
 
 def describe_seconds(seconds: float) -> str:
-    """The two largest units: "45 s", "12 min 5 s", "3 h 20 min", "2 d 4 h"."""
+    """Formats seconds in the two largest units: "45 s", "12 min 5 s", "3 h 20 min", "2 d 4 h"."""
     left = max(0, round(seconds))
     parts: list[tuple[int, str]] = []
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -29,7 +29,7 @@ def describe_seconds(seconds: float) -> str:
 
 
 def align(rows: Iterable[tuple[str, ...]], numbers: frozenset[int] = frozenset()) -> list[str]:
-    """Columns as wide as their widest field; those with these numbers go to the right."""
+    """Aligns columns to their widest field; the columns with these numbers are aligned to the right."""
     table = list(rows)
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))] if table else []
     return [

@@ -1,4 +1,4 @@
-"""PURE: what is left of a trace that was played: for every submission what became of it, and the cluster over time."""
+"""PURE: the record of a played trace: the course of every submission, and the cluster over time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.scheduler.simulator.submission import Submission
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """One allocation: which slots it held, and from when to when."""
+    """Records one allocation: the slots it held, and from when to when."""
 
     submission_id: str
     slots_by_agent: Mapping[str, int]
@@ -20,7 +20,8 @@ class Spell:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One question for the ETA. age_seconds: how long the request had waited at least. eta_at: None when none is."""
+    """Records one question for the ETA. age_seconds: the least time that the request had waited. eta_at: None when
+    there was no ETA."""
 
     asked_at: float
     age_seconds: float
@@ -29,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of one submission."""
+    """Records the course of one submission."""
 
     submission: Submission
     started_at: float
@@ -39,13 +40,13 @@ class Run:
 
     @property
     def wait_seconds(self) -> float:
-        """All the time that it did not get on: before its start, after preemptions, and what these cost it."""
+        """Returns all the time without progress: before its start, after preemptions, and the work lost to these."""
         return self.ended_at - self.submission.submitted_at - self.submission.duration_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The cluster from this time on, until the next moment."""
+    """Describes the cluster from this time until the next moment."""
 
     at: float
     num_waiting: int
@@ -55,10 +56,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request that held the reservation until it started, see head.py.
+    """Records a request that held the reservation until it started, see head.py.
 
-    promised_at: the start that its first reservation promised. moved_seconds: for how long it was held up by work that
-    had overtaken it.
+    promised_at: the start that its first reservation promised. moved_seconds: for how long work that had overtaken it
+    delayed it.
     """
 
     submission_id: str
@@ -68,13 +69,14 @@ class Head:
 
     @property
     def late_seconds(self) -> float:
-        """Against its first promise, through whatever cause."""
+        """Returns the delay against the first promise, for any cause."""
         return max(0.0, self.started_at - self.promised_at)
 
 
 @dataclass(frozen=True)
 class Played:
-    """runs: in the order of submission. refused: what this cluster can never hold. num_slots: of the cluster."""
+    """Holds a played trace. runs: in the order of submission. refused: submissions that this cluster can never hold.
+    num_slots: of the cluster."""
 
     num_slots: int
     runs: tuple[Run, ...]

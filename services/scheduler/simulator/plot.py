@@ -15,7 +15,7 @@ _HOUR_SECONDS = 3600.0
 
 
 def check_plot(path: str) -> None:
-    """Before anything is played: that a chart can be drawn at all."""
+    """Checks, before a trace is played, that a chart can be drawn at all."""
     if not path.endswith(".png"):
         raise invalid("simulation.argument", f"--plot {path}: the name must end with .png")
     if find_spec("matplotlib") is None:
@@ -23,7 +23,8 @@ def check_plot(path: str) -> None:
 
 
 def draw_plot(played_by_name: Mapping[str, Played], path: str) -> None:
-    """The time axis is shared and counts hours from the first submission. An existing file is written over."""
+    """Draws the charts. The time axis is shared and counts hours from the first submission. An existing file is
+    overwritten."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra, and slow to load
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, and slow to load
 

@@ -1,4 +1,4 @@
-"""PURE: the strategies that a trace is played with, side by side. Adding one is one line."""
+"""PURE: the strategies that a trace is played with, side by side. A new one needs one line."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Decide = Callable[[Snapshot, float], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """decide: the planner, or what it is compared with. has_head: the first who waits stays the first, so that it can
-    be told whether others moved its start."""
+    """Describes a strategy. decide: the planner, or a baseline. has_head: the first waiting request stays the first, so
+    that delays of its start can be measured."""
 
     name: str
     config: PoolConfig
@@ -37,7 +37,7 @@ class Strategy:
 
 
 def _ours(name: str, policy: str, is_preemption_on: bool | None = None, backfill: Backfill | None = None) -> Strategy:
-    """is_preemption_on, backfill: None for the default of such pools."""
+    """Builds a strategy of our planner. is_preemption_on, backfill: None for the default of such pools."""
     if is_preemption_on is None:
         is_preemption_on = default_preemption(policy)
     if backfill is None:
@@ -61,7 +61,7 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 
 def choose_strategies(names: Iterable[str]) -> list[Strategy]:
-    """In the order of STRATEGIES. Raises GanglineError `simulation.strategy`."""
+    """Returns the named strategies in the order of STRATEGIES. Raises GanglineError `simulation.strategy`."""
     wanted = {name.strip() for name in names}
     unknown = sorted(wanted - {strategy.name for strategy in STRATEGIES})
     if unknown:

@@ -1,4 +1,4 @@
-"""PURE: one row of a trace: what somebody submitted, and how long it ran when it had its slots."""
+"""PURE: one row of a trace: what a user submitted, and how long it ran on its slots."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ OUTCOMES = ("completed", "cancelled", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """slots: at least 1. duration_seconds: on its slots, more than 0. planned_seconds: how long it would have run had
-    nobody cancelled it and nothing failed, which is what its progress tells; never less than the duration."""
+    """Describes one submission. slots: at least 1. duration_seconds: on its slots, more than 0. planned_seconds: the
+    run time without a cancellation or failure, which its progress implies; never less than the duration."""
 
     id: str
     submitted_at: float

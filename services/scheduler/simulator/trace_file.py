@@ -1,6 +1,6 @@
 """PURE: the CSV file of a trace, read and written.
 
-Owns its columns. Every mistake is refused with one line that says the line, the column, and what is expected there.
+Owns its columns. Every mistake is refused with one line that names the line, the column, and what is expected there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_trace(text: str) -> list[Submission]:
-    """In the order of submission. An empty field stands for the column's default. Raises GanglineError
-    `trace.syntax` or `trace.invalid`."""
+    """Returns the submissions in the order of submission. An empty field means the column's default. Raises
+    GanglineError `trace.syntax` or `trace.invalid`."""
     reader = csv.reader(io.StringIO(text), strict=True)
     columns: list[str] = []
     submissions: list[Submission] = []
@@ -52,7 +52,7 @@ def parse_trace(text: str) -> list[Submission]:
 
 
 def dump_trace(submissions: Iterable[Submission]) -> str:
-    """Reading it back gives the same submissions."""
+    """Returns the trace as CSV; reading it back gives the same submissions."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*NEEDED, *OPTIONAL])
@@ -64,7 +64,7 @@ def dump_trace(submissions: Iterable[Submission]) -> str:
 
 
 class _Row:
-    """One line, its fields by column."""
+    """Holds one line, its fields by column."""
 
     def __init__(self, columns: Sequence[str], fields: Sequence[str], line: int) -> None:
         self._columns = columns
@@ -94,7 +94,7 @@ class _Row:
         )
 
     def seconds(self, name: str, default: float | None, *, low: float = 0.0, is_above: bool = False) -> float:
-        """At least `low`, or more than it."""
+        """Reads seconds that are at least `low`, or above it."""
         bounds = f"seconds, {'more than' if is_above else 'at least'} {low:g}"
         is_within = (lambda number: low < number < inf) if is_above else (lambda number: low <= number < inf)
         return self._number(name, default, float, bounds, is_within)
@@ -134,7 +134,7 @@ def _header(fields: Sequence[str], line: int) -> list[str]:
 
 
 def _submission(row: _Row, default_id: str) -> Submission:
-    """Without a group it is one by itself."""
+    """Reads a submission. Without a group it forms a group by itself."""
     submission_id = row.text("id", default_id)
     duration = row.seconds("duration_seconds", None, is_above=True)
     return Submission(

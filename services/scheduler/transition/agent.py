@@ -16,7 +16,8 @@ from services.scheduler.transition.rules import Rules
 
 
 def registered(records: Records, agent: Agent, rules: Rules, now: float) -> Change:
-    """An agent has said hello with what it has now. Nothing is written when that is known already."""
+    """Records an agent that has registered with its present slots. Nothing is written when all of it is on record
+    already."""
     known = records.find(Agent, agent.id)
     registered_at = known.registered_at if known else now
     agent = keep_availability(agent, known)
@@ -28,7 +29,8 @@ def registered(records: Records, agent: Agent, rules: Rules, now: float) -> Chan
 def slots_changed(
     records: Records, agent_id: str, slots: Sequence[Slot], rules: Rules, now: float, *, problem: str = ""
 ) -> Change:
-    """A connected agent tells all of its slots again, and its own problem. One that counts as lost says hello first."""
+    """Records all slots of a connected agent again, and its own problem. An agent that counts as lost must register
+    first."""
     known = records.find(Agent, agent_id)
     if known is None or known.state is AgentState.LOST:
         return Change()
@@ -37,12 +39,13 @@ def slots_changed(
 
 
 def _checked(agent: Agent, known: Agent | None, now: float) -> Agent:
-    """An agent whose own check has become good is trusted again."""
+    """Trusts an agent again whose own check has become good."""
     return trusted_again(agent, now) if known is not None and known.problem and not agent.problem else agent
 
 
 def lost(records: Records, agent_id: str, now: float) -> Change:
-    """Its lease has run out. What ran there ends by `member_exited` with AGENT_LOST, one allocation at a time."""
+    """Marks an agent as lost because its lease has run out. Its work ends by `member_exited` with AGENT_LOST, one
+    allocation at a time."""
     agent = records.find(Agent, agent_id)
     if agent is None or agent.state is AgentState.LOST:
         return Change()
@@ -57,5 +60,5 @@ def _known(records: Records, agent: Agent, rules: Rules, now: float) -> Change:
 
 
 def unended_on(records: Records, agent_id: str) -> list[Allocation]:
-    """Allocations that still wait for the end of their member on this agent."""
+    """Returns allocations that still wait for the end of their member on this agent."""
     return [found for found in records.allocations_on(agent_id) if agent_id in unended_agents(found)]

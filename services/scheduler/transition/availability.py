@@ -1,10 +1,10 @@
-"""PURE: an operator's word on an agent or on some of its slots, and what may not stay there because of it.
+"""PURE: an operator's decision on an agent or on some of its slots, and the work that must leave because of it.
 
-The leader owns availability and quarantine; what an agent says of them counts for nothing. Enabling an agent ends its
-quarantine and what trials hold against it. What is disabled is emptied: its work
-checkpoints, gives all of its slots back and waits again. Work on slots that the agent no longer has is ended as a
-failure of the machine. A transaction holds only so many of them, so `clear` does the next ones and is called until it
-changes nothing; since what is wanted is on record, any leader can go on.
+The leader owns availability and quarantine; an agent's own report of them is ignored. Enabling an agent ends its
+quarantine and the exclusions that trials hold against it. A disabled agent or slot is drained: its work checkpoints,
+gives all of its slots back and is requeued. Work on slots that the agent no longer has ends as a failure of the
+machine. A transaction holds only so many of these, so `clear` handles the next ones and is called until it changes
+nothing. The target is on record, so any leader can continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from services.scheduler.transition.retry import describe
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
-# Three operations each, of the 128 that etcd takes.
+# An allocation takes three operations, of the 128 that etcd allows.
 MAX_CLEARED = 32
 
 ABSENT = "its agent does not have it now"
@@ -41,9 +41,11 @@ def change_availability(
     rules: Rules,
     now: float,
 ) -> Change:
-    """slot_ids: empty for the agent itself, whose slots keep their own. Asking for what is so changes nothing.
+    """Changes the availability. slot_ids: empty for the agent itself, whose slots keep their own. A change to the
+    present value has no effect.
 
-    Raises GanglineError `agent.not_found` or `slot.not_found`, naming what there is."""
+    Raises GanglineError `agent.not_found` or `slot.not_found`, naming the existing ones.
+    """
     agent = find_agent(records, agent_id)
     known = {slot.id for slot in agent.known_slots}
     unknown = [slot_id for slot_id in slot_ids if slot_id not in known]
@@ -67,7 +69,7 @@ def change_availability(
 
 
 def find_agent(records: Records, agent_id: str) -> Agent:
-    """Raises GanglineError `agent.not_found`, naming those that there are."""
+    """Returns the agent. Raises GanglineError `agent.not_found`, naming the existing ones."""
     agent = records.find(Agent, agent_id)
     if agent is None:
         known = describe_known("agent", agent_id, [one.id for one in records.all_of(Agent)])
@@ -76,8 +78,8 @@ def find_agent(records: Records, agent_id: str) -> Agent:
 
 
 def keep_availability(agent: Agent, known: Agent | None) -> Agent:
-    """The agent as it describes itself, with what operators have said of it and of its slots, those that it has no
-    more among them: one that comes back is as it was left."""
+    """Returns the agent as it describes itself, with the operators' decisions on it and on its slots. Slots that it no
+    longer has are kept too: a slot that comes back is as it was left."""
     said = {slot.id: slot for slot in known.known_slots} if known else {}
     slots = tuple(
         replace(slot, availability=said[slot.id].availability if slot.id in said else Availability.ENABLED)
@@ -102,7 +104,7 @@ def _with(slots: Sequence[Slot], wanted: Collection[str], availability: Availabi
 
 
 def clear(records: Records, agent_id: str, rules: Rules, now: float) -> Change:
-    """The next allocations that may not stay on this agent are stopped; empty when none is left."""
+    """Stops the next allocations that may not stay on this agent; the change is empty when none is left."""
     draft = Draft(records)
     agent = records.find(Agent, agent_id)
     if agent is not None:
@@ -111,7 +113,7 @@ def clear(records: Records, agent_id: str, rules: Rules, now: float) -> Change:
 
 
 def clear_agent(draft: Draft, agent: Agent, rules: Rules, now: float) -> None:
-    """The same on a draft, with the agent as it is to be; trials that avoid it no longer are readmitted."""
+    """Does the same on a draft, with the agent in its new state; also readmits trials that no longer avoid it."""
     readmit_on(draft, agent, now)
     slot_by_id = {slot.id: slot for slot in agent.slots}
     found = [one for one in draft.allocations_on(agent.id) if one.state is not State.STOPPING]
@@ -124,7 +126,7 @@ def clear_agent(draft: Draft, agent: Agent, rules: Rules, now: float) -> None:
 def _order_for(
     draft: Draft, allocation: Allocation, agent: Agent, slot_by_id: dict[str, Slot], *, rules: Rules, now: float
 ) -> StopOrder | None:
-    """None for what may stay, or has ended here already."""
+    """Returns the order to stop; None for an allocation that may stay or has ended here already."""
     if agent.id not in unended_agents(allocation):
         return None
     held = [slot_id for one in allocation.members if one.agent_id == agent.id for slot_id in one.slot_ids]

@@ -1,8 +1,9 @@
 """PURE: which checkpoints stay, and how the others go.
 
-One that nobody needs is marked: because its experiment keeps better or later ones, or because a user wants it gone.
-Gateways delete the files of what is marked and say so; only then its record goes. What a trial may go on from, and what
-a live allocation has started from, is never marked; so whatever is named without a mark can be loaded (I6).
+A checkpoint that is not needed is marked: because its experiment keeps better or later ones, or because a user deletes
+it. Gateways delete the files of marked checkpoints and report that; only then the record goes. The checkpoint that a
+trial may continue from, and the one that a live allocation has started from, are never marked; so every unmarked
+checkpoint can be loaded (I6).
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from services.scheduler.facts import facts_of
 from services.scheduler.records import Change, Draft, Records, live_allocation_of
 from services.scheduler.retention import find_superfluous
 
-# One operation each, of the 128 that etcd takes; what is left over is marked by the next transactions.
+# A mark takes one operation, of the 128 that etcd allows; the next transactions mark the rest.
 MAX_MARKED = 32
+# Checkpoints in one request to delete, all in one transaction, which etcd limits to 128 operations.
 MAX_NAMED = 100
 
 
@@ -32,7 +34,7 @@ def retire(records: Records, trial_id: str) -> Change:
 
 
 def mark_superfluous(draft: Draft, trial: Trial) -> None:
-    """Of this trial, or of its whole experiment where trials are compared with one another."""
+    """Marks checkpoints of this trial, or of its whole experiment where trials are compared with one another."""
     experiment = draft.find(Experiment, trial.experiment_id)
     if experiment is None:
         return
@@ -50,7 +52,8 @@ def mark_superfluous(draft: Draft, trial: Trial) -> None:
 
 
 def abandoned(records: Records, checkpoint: Checkpoint) -> Change:
-    """A superseded attempt has committed this checkpoint. It is recorded only so that a gateway deletes its files."""
+    """Records a checkpoint that a superseded attempt has committed, marked, only so that a gateway deletes its
+    files."""
     is_ours = records.find(Trial, checkpoint.trial_id) is not None and records.find(Checkpoint, checkpoint.id) is None
     draft = Draft(records)
     if is_ours:
@@ -59,7 +62,7 @@ def abandoned(records: Records, checkpoint: Checkpoint) -> Change:
 
 
 def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_id: str) -> Change:
-    """Marks what a user names, all of it or nothing. A retry with the same request id changes nothing.
+    """Marks the named checkpoints, all or none. A retry with the same request id changes nothing.
 
     Raises GanglineError `checkpoint.too_many`, `checkpoint.not_found`, `checkpoint.deleting`, `checkpoint.needed`.
     """
@@ -82,7 +85,8 @@ def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_
 
 
 def checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> Change:
-    """A gateway has deleted their files. What was never marked stays, whoever says so."""
+    """Removes records whose files a gateway has deleted. A checkpoint that was never marked stays, whatever the report
+    says."""
     draft = Draft(records)
     for checkpoint_id in checkpoint_ids:
         checkpoint = records.find(Checkpoint, checkpoint_id)
@@ -92,12 +96,13 @@ def checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> Chan
 
 
 def age_of(checkpoint: Checkpoint) -> tuple[int, float]:
-    """By which checkpoints of a trial follow one another."""
+    """Returns the sort key that orders a trial's checkpoints by age."""
     return checkpoint.batches_completed, checkpoint.created_at
 
 
 def _marked(checkpoint: Checkpoint, request_id: str = "") -> Checkpoint:
-    """Only with what a gateway deletes it by: large records would not fit into the transaction of a report."""
+    """Marks a checkpoint and keeps only what a gateway needs to delete it: large records would not fit into the
+    transaction of a report."""
     return replace(
         checkpoint,
         state=CheckpointState.DELETING,
@@ -108,7 +113,8 @@ def _marked(checkpoint: Checkpoint, request_id: str = "") -> Checkpoint:
 
 
 def _needed_by(records: Records, trial: Trial) -> list[str]:
-    """What it goes on from, and what its live allocation started from, whose ranks may still be reading it."""
+    """Returns the checkpoint that the trial continues from, and the one that its live allocation started from, which
+    ranks may still be reading."""
     allocation = live_allocation_of(records, trial)
     started_from = [allocation.checkpoint_id] if allocation is not None and allocation.checkpoint_id else []
     goes_on_from = [trial.latest_checkpoint_id] if trial.state is not State.TERMINAL else []

@@ -1,6 +1,6 @@
-"""PURE: when the next thing is due, and what happens when a state has waited for too long.
+"""PURE: when the next event is due, and what happens when a state has waited for too long.
 
-Every state that waits for somebody has a deadline; RUNNING waits for nobody.
+Every state that waits for another process has a deadline; RUNNING waits for none.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ def next_deadline(
     patient_until: float = 0.0,
     agents: Iterable[Agent] = (),
 ) -> float | None:
-    """The first instant after which something has to be done without anybody asking; None when nothing is due.
+    """Returns the first instant at which work is due without an outside event; None when nothing is due.
 
     patient_until: a new leader enforces no allocation's deadline before this time, so that agents can come back.
     """
     waits = []
     for allocation in allocations:
         waits += [max(allocation.deadline_at, patient_until)] if allocation.deadline_at else []
+        # A smaller attempt may grow from then on, so a plan is due.
         waits += [allocation.grow_at] if allocation.grow_at > now else []
     for request in requests:
         waits += [at for at in (request.not_before_at, request.shrink_at) if at > now]
@@ -40,12 +41,12 @@ def next_deadline(
 
 
 def to_readmit(requests: Iterable[Request], now: float) -> list[str]:
-    """Ids of waiting trials that no longer have to avoid one of their agents."""
+    """Returns the ids of waiting trials that no longer have to avoid one of their agents."""
     return [found.trial_id for found in requests if any(one.until_at <= now for one in found.exclusions)]
 
 
 def overdue(allocations: Iterable[Allocation], now: float, patient_until: float = 0.0) -> list[str]:
-    """Ids of allocations whose deadline has passed."""
+    """Returns the ids of allocations whose deadline has passed."""
     if now < patient_until:
         return []
     return [found.id for found in allocations if found.deadline_at and found.deadline_at <= now]
@@ -58,10 +59,13 @@ def expired(
     rules: Rules,
     now: float,
 ) -> Change:
-    """STARTING: the gang is stopped, with the one to blame on record. STOPPING: members that never reported their end
-    count as lost. Those on a lost agent are left out where the trial would start again: its runner may still train, and
-    they end once it has stopped for certain. accepted_agents: those that have accepted, to name the ones that have
-    not."""
+    """Ends an allocation whose deadline has passed.
+
+    STARTING: the gang is stopped, with the agent at fault on record. STOPPING: members that never reported their end
+    count as lost. Members on a lost agent are left out if the trial would start again: their runner may still train,
+    and they end once it has stopped for certain. accepted_agents: those that have accepted, so that the message can
+    name the others.
+    """
     allocation = records.find(Allocation, allocation_id)
     if allocation is None or not allocation.deadline_at or allocation.deadline_at > now:
         return Change()
@@ -87,7 +91,7 @@ def _is_lost(records: Records, agent_id: str) -> bool:
 
 
 def _starts_again(records: Records, allocation: Allocation) -> bool:
-    """Whether the end of this attempt may be followed by another one."""
+    """Returns whether another attempt may follow the end of this one."""
     experiment = get(records, Experiment, allocation.experiment_id)
     return experiment.state is not State.STOPPING and get(records, Trial, allocation.trial_id).closing is None
 

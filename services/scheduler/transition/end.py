@@ -1,8 +1,8 @@
 """PURE: what a user does to an experiment or a trial: pause, activate, cancel, kill.
 
-The wish is written at once, on the experiment; its trials are brought in line with it some at a time, because a
-transaction holds only so many. `pursue` does the next ones and is called until it changes nothing; since the wish is
-on record, any leader can go on.
+The user's wish is written at once, on the experiment. Its trials follow some at a time, because a transaction holds
+only so many. `pursue` handles the next ones and is called until it changes nothing; the wish is on record, so any
+leader can continue.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import close_trial, make_outstanding
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
-# Two or three operations each, of the 128 that etcd takes.
+# A trial takes two or three operations, of the 128 that etcd allows.
 MAX_TRIALS = 32
 
 
 def end_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> Change:
-    """Ends it at once: waiting trials are canceled, live ones are killed, also if they were being canceled. An ended
-    experiment stays as it is.
+    """Ends the experiment at once: waiting trials are canceled, live ones are killed, also if they were being canceled.
+    An ended experiment stays as it is.
 
-    Raises GanglineError `experiment.not_found`."""
+    Raises GanglineError `experiment.not_found`.
+    """
     experiment = get(records, Experiment, experiment_id)
     is_being_canceled = experiment.state is State.STOPPING and experiment.stop_kind is ExitKind.PREEMPTED
     if experiment.state is State.TERMINAL or (experiment.state is State.STOPPING and not is_being_canceled):
@@ -39,7 +40,8 @@ def end_experiment(records: Records, experiment_id: int, reason: str, rules: Rul
 
 
 def cancel_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> Change:
-    """Waiting trials are canceled, live ones once they have their checkpoint. One that is being ended stays so."""
+    """Cancels waiting trials at once, and live ones after their checkpoint. An experiment that is being ended is not
+    changed."""
     experiment = get(records, Experiment, experiment_id)
     if experiment.state in (State.TERMINAL, State.STOPPING):
         return Change()
@@ -48,9 +50,10 @@ def cancel_experiment(records: Records, experiment_id: int, reason: str, rules: 
 
 
 def pause_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> Change:
-    """Live trials checkpoint and wait again; none starts before it is activated.
+    """Pauses the experiment: live trials checkpoint and are requeued; none starts before the experiment is activated.
 
-    Raises GanglineError `experiment.ended` or `experiment.stopping`."""
+    Raises GanglineError `experiment.ended` or `experiment.stopping`.
+    """
     experiment = get(records, Experiment, experiment_id)
     check_going_on(experiment, "paused")
     if experiment.state is State.PAUSED:
@@ -59,10 +62,12 @@ def pause_experiment(records: Records, experiment_id: int, reason: str, rules: R
 
 
 def activate_experiment(records: Records, experiment_id: int, rules: Rules, now: float) -> Change:
-    """Trials that are still stopping because of the pause wait as soon as they have stopped. The time of the pause is
-    no wait for slots, so trials that may go on on fewer slots wait for all of them from now on.
+    """Activates a paused experiment. Trials that are still stopping because of the pause are requeued once they have
+    stopped. The pause does not count as a wait for slots, so trials that may run on fewer slots wait for all of them
+    from now on.
 
-    Raises GanglineError `experiment.ended` or `experiment.stopping`."""
+    Raises GanglineError `experiment.ended` or `experiment.stopping`.
+    """
     experiment = get(records, Experiment, experiment_id)
     check_going_on(experiment, "activated")
     if experiment.state is not State.PAUSED:
@@ -75,7 +80,7 @@ def activate_experiment(records: Records, experiment_id: int, rules: Rules, now:
 
 
 def kill_trial(records: Records, trial_id: str, reason: str, rules: Rules, now: float) -> Change:
-    """The others of its experiment go on. Raises GanglineError `trial.not_found`."""
+    """Kills one trial; the others of its experiment continue. Raises GanglineError `trial.not_found`."""
     trial = get(records, Trial, trial_id)
     if trial.state is State.TERMINAL or trial.closing is Outcome.CANCELED:
         return Change()
@@ -86,7 +91,8 @@ def kill_trial(records: Records, trial_id: str, reason: str, rules: Rules, now: 
 
 
 def pursue(records: Records, experiment_id: int, rules: Rules, now: float) -> Change:
-    """The next trials that are not yet as the experiment or its searcher wants them; empty when all are."""
+    """Updates the next trials that do not yet match the wish of the experiment or of its searcher; empty when all
+    match."""
     experiment = records.find(Experiment, experiment_id)
     if experiment is None or experiment.state is State.TERMINAL:
         return Change()
@@ -106,7 +112,7 @@ def _bring_in_line(draft: Draft, experiment: Experiment, rules: Rules, now: floa
     if experiment.state is not State.STOPPING:
         make_outstanding(draft, experiment, rules, now)
         follow_experiment(draft, experiment, rules)
-        # By itself, since a transaction holds only so many operations.
+        # In a change of its own, since a transaction holds only so many operations.
         if not draft.change and experiment.state is not State.PAUSED:
             give_back(draft, experiment, rules, now)
     if experiment.state in (State.STOPPING, State.PAUSED):

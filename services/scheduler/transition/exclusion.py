@@ -1,8 +1,8 @@
-"""PURE: agents on which trials cannot start: which a trial avoids for a while, and which are taken out of use.
+"""PURE: agents on which trials cannot start: those that one trial avoids for a while, and those that are quarantined.
 
 An agent that fails a start for reasons outside of the trial is excluded for this trial for `exclusion_seconds`. Failed
-starts of several trials, without a successful one between them, put the agent into quarantine for as long. Both end
-early when the agent is trusted again: its own check is good after it was bad, or an operator enables it.
+starts of several trials, without a successful one between them, quarantine the agent for the same time. Both end early
+when the agent is trusted again: its own check is good after it was bad, or an operator enables it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from gangline.domain.resource import Agent, FailedStart
 from services.scheduler.records import Change, Draft, Records
 from services.scheduler.transition.rules import Rules
 
-# Different trials whose failed starts put an agent into quarantine.
+# Different trials whose failed starts quarantine an agent.
 MAX_FAILED_STARTS = 3
-# Two operations each, of the 128 that etcd takes; what has to leave an agent takes up to 96 in the same transaction.
+# A readmission takes two operations, of the 128 that etcd allows; stopping work on an agent takes up to 96 in the same
+# transaction.
 MAX_READMITTED = 12
 
 
 def blamed_agents(allocation: Allocation) -> dict[str, str]:
-    """The agents that could not start or hold their member, with the reason."""
+    """Returns the agents that could not start or hold their member, with the reason."""
     reports = [report for report in (*reversed(allocation.exits), allocation.failure) if report is not None]
     return {report.agent_id: report.message or str(report.kind) for report in reports if report.is_agent_at_fault}
 
 
 def _failed_starts(allocation: Allocation) -> set[str]:
-    """The blamed agents, without those that only a rank blames: user code can print any error, and must not take an
-    agent out of use for others."""
+    """Returns the blamed agents, without those that only a rank blames: user code can print any error, and must not
+    take an agent out of use for others."""
     reports = [report for report in (*allocation.exits, allocation.failure) if report is not None]
     return {report.agent_id for report in reports if report.is_agent_at_fault and report.rank is None}
 
 
 def exclude(draft: Draft, trial: Trial, allocation: Allocation, rules: Rules, now: float) -> Trial:
-    """The trial with the exclusions that hold from now on; each blamed agent has this failed start on its record."""
+    """Returns the trial with the exclusions that hold from now on; also records this failed start on each blamed
+    agent."""
     blamed = blamed_agents(allocation)
     kept = [one for one in trial.exclusions if one.agent_id not in blamed and holds(draft, one, now)]
     new = [Exclusion(agent_id, why, now, now + rules.exclusion_seconds) for agent_id, why in sorted(blamed.items())]
@@ -54,7 +56,8 @@ def holds(records: Records, exclusion: Exclusion, now: float) -> bool:
 
 
 def start_succeeded(draft: Draft, agent_ids: Iterable[str]) -> None:
-    """Ranks came up there, so the failed starts before were not the agent's own trouble, or that is over."""
+    """Clears the failed starts of agents on which ranks came up: those were not the agent's own fault, or the fault is
+    gone."""
     for agent_id in agent_ids:
         agent = draft.find(Agent, agent_id)
         if agent is not None and agent.failed_starts:
@@ -62,7 +65,7 @@ def start_succeeded(draft: Draft, agent_ids: Iterable[str]) -> None:
 
 
 def is_avoided(records: Records, agent: Agent) -> bool:
-    """By all trials or by one that waits, or it may be soon."""
+    """Returns whether all trials avoid the agent, or one that waits does, or failed starts are on record against it."""
     if agent.failed_starts or agent.quarantine_reason:
         return True
     return any(one.agent_id == agent.id for request in records.all_of(Request) for one in request.exclusions)
@@ -73,7 +76,7 @@ def trusted_again(agent: Agent, now: float) -> Agent:
 
 
 def readmitted(records: Records, trial_id: str, now: float) -> Change:
-    """A waiting trial without the exclusions that are over."""
+    """Returns the change of a waiting trial whose exclusions that are over are removed."""
     draft = Draft(records)
     request = records.find(Request, trial_id)
     if request is not None:
@@ -82,7 +85,7 @@ def readmitted(records: Records, trial_id: str, now: float) -> Change:
 
 
 def readmit_on(draft: Draft, agent: Agent, now: float) -> None:
-    """The same for the next waiting trials that avoid an agent which is trusted again."""
+    """Does the same for the next waiting trials that avoid an agent which is trusted again."""
     if not agent.trusted_at:
         return
     behind = [

@@ -1,7 +1,7 @@
-"""PURE: the end of a member, of its allocation with the last one, and what becomes of the trial then.
+"""PURE: the end of a member, the end of its allocation with the last member, and the trial's next state.
 
-The first failure stops the rest of the gang. When every member has ended, the allocation is gone and its slots are
-free in the same change that ends the trial or queues it again.
+The first failure stops the rest of the gang. When every member has ended, the allocation is gone and its slots are free
+in the same change that ends or requeues the trial.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 
 def member_exited(records: Records, allocation_id: str, report: ExitReport, rules: Rules, now: float) -> Change:
-    """The first report of a member counts."""
+    """Records the end of a member. Only the first report of a member counts."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None or report.agent_id not in unended_agents(allocation):
         return Change()
@@ -40,7 +40,7 @@ def member_exited(records: Records, allocation_id: str, report: ExitReport, rule
 
 
 def unended_agents(allocation: Allocation) -> list[str]:
-    """The agents whose member has not ended, by node rank."""
+    """Returns the agents whose member has not ended, by node rank."""
     ended = {report.agent_id for report in allocation.exits}
     return [member.agent_id for member in allocation.members if member.agent_id not in ended]
 

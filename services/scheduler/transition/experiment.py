@@ -1,4 +1,4 @@
-"""PURE: what becomes of an experiment, derived from its trials. Every transition that changes a trial ends here."""
+"""PURE: the state of an experiment, derived from its trials. Every transition that changes a trial ends here."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from gangline.domain.state import Outcome, State
 from gangline.errors import GanglineError, conflict
 from services.scheduler.records import Draft, get
 
+# An experiment shows the furthest state of its trials.
 _FURTHEST_FIRST = (State.RUNNING, State.STOPPING, State.STARTING, State.QUEUED)
 
 
 def follow_allocation(draft: Draft, allocation: Allocation, now: float) -> None:
-    """Puts the allocation, and its trial and experiment as they look with it."""
+    """Puts the allocation, and updates its trial and experiment to match."""
     draft.put(allocation)
     trial = get(draft, Trial, allocation.trial_id)
     draft.put(replace(trial, state=allocation.state, timeline=allocation.timeline))
@@ -24,15 +25,16 @@ def follow_allocation(draft: Draft, allocation: Allocation, now: float) -> None:
 
 
 def settle_experiment(draft: Draft, experiment_id: int, now: float) -> None:
-    """A terminal experiment stays as it is."""
+    """Derives the experiment from its trials. A terminal experiment stays as it is."""
     experiment = get(draft, Experiment, experiment_id)
     if experiment.state is not State.TERMINAL:
         draft.put(derive(experiment, draft.trials_of(experiment_id), draft.find(Search, experiment_id), now))
 
 
 def derive(experiment: Experiment, trials: Sequence[Trial], search: Search | None, now: float) -> Experiment:
-    """The experiment as its trials make it. One that is being ended stays STOPPING until the last of them ended, and a
-    paused one stays PAUSED unless they all do. search: None for experiments of older versions, with one trial."""
+    """Returns the experiment with the state that follows from its trials. One that is being ended stays STOPPING until
+    the last of them has ended, and a paused one stays PAUSED until all have. search: None for experiments of older
+    versions, with one trial."""
     is_found = search is None or (search.is_shut_down and len(trials) >= search.num_wanted)
     is_last = is_found or experiment.state is State.STOPPING
     if trials and is_last and all(trial.state is State.TERMINAL for trial in trials):
@@ -46,8 +48,8 @@ def derive(experiment: Experiment, trials: Sequence[Trial], search: Search | Non
 
 
 def _outcome(experiment: Experiment, trials: Sequence[Trial], is_found: bool) -> tuple[Outcome, str]:
-    """As in Determined, a search with one trial that completed has found something: it is COMPLETED. is_found: it
-    made all of its trials."""
+    """Returns outcome and reason. As in Determined, a search with at least one completed trial is COMPLETED. is_found:
+    the search made all of its trials."""
     failed = [trial for trial in trials if trial.outcome is Outcome.FAILED]
     canceled = [trial for trial in trials if trial.outcome is Outcome.CANCELED]
     num_completed = len(trials) - len(failed) - len(canceled)
@@ -63,7 +65,8 @@ def _outcome(experiment: Experiment, trials: Sequence[Trial], is_found: bool) ->
 
 
 def check_going_on(experiment: Experiment, done: str) -> None:
-    """done: what it cannot be once it is over. Raises GanglineError `experiment.ended` or `experiment.stopping`."""
+    """Refuses to act on an experiment that is over. done: the action as a participle, such as "paused". Raises
+    GanglineError `experiment.ended` or `experiment.stopping`."""
     if experiment.state is State.TERMINAL:
         raise _refusal("ended", experiment, f"has ended ({experiment.outcome})", done)
     if experiment.state is State.STOPPING:

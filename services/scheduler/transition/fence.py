@@ -1,7 +1,7 @@
 """PURE: which attempts of a trial may still change state, and why an attempt is over.
 
 Every report of a runner carries its allocation id. A report changes state only while its attempt is the newest one of
-its trial. A runner whose attempt is over for its member hears so with every answer and ends its ranks.
+its trial. Every answer to a runner whose attempt is over for its member says so, and the runner ends its ranks.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def why_over(records: Records, allocation_id: str, node_rank: int) -> str:
 
 
 def is_superseded(records: Records, allocation_id: str) -> bool:
-    """Whether a later attempt exists, or the trial does not: nothing that this attempt reports counts any more.
+    """Returns whether a later attempt exists, or the trial does not: no report of this attempt counts any more.
 
-    An attempt that has ended may still report what it had done, as long as no other one has begun.
+    An attempt that has ended may still report its results, as long as no other one has begun.
     """
     trial_id, attempt = parse_allocation_id(allocation_id)
     trial = records.find(Trial, trial_id)
@@ -48,7 +48,7 @@ def is_superseded(records: Records, allocation_id: str) -> bool:
 
 
 def live(allocation_id: str, node_rank: int, transition: Callable[[Records], Change]) -> Callable[[Records], Change]:
-    """Wraps a transition of what belongs to other trials too: only a live member may cause it."""
+    """Wraps a transition that also affects other trials, so that only a live member may cause it."""
     return lambda records: Change() if why_over(records, allocation_id, node_rank) else transition(records)
 
 

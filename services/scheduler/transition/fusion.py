@@ -1,6 +1,6 @@
-"""PURE: what tuning of tensor fusion found is kept for later trials, until it is too old, forgotten or crowded out.
+"""PURE: results of tuning tensor fusion are kept for later trials, until they expire, are forgotten or crowded out.
 
-It belongs to no trial: the one that found it may long be deleted.
+A record belongs to no trial: the trial that found it may long be deleted.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from gangline.domain.fusion import FusionRecord, is_expired, is_fusion_key
 from gangline.errors import invalid
 from services.scheduler.records import Change, Draft, Records
 
-# The state is read as a whole by each leader, so what nobody may miss is kept small.
+# Each leader reads the whole state, so records that are only an optimisation are kept few and small.
 MOST_RECORDS = 500
 MOST_BUCKETS = 2000
 
 
 def fusion_found(records: Records, found: FusionRecord, trial_id: str, now: float) -> Change:
-    """Replaces the one of the same key. What cannot be kept is left out: a report must not be refused for ever.
+    """Records a result and replaces the one of the same key. An unusable result is ignored: refusing the report would
+    make the runner retry for ever.
 
-    trial_id: whose runner says so, whatever the record says.
+    trial_id: the trial whose runner reports; it overrides the one in the record.
     """
     if not is_fusion_key(found.key) or len(found.bucket_bytes) > MOST_BUCKETS:
         return Change()
@@ -33,7 +34,7 @@ def fusion_found(records: Records, found: FusionRecord, trial_id: str, now: floa
 
 
 def fusion_forgotten(records: Records, key: str) -> Change:
-    """Empty when there is none."""
+    """Deletes the record of this key; the change is empty when there is none."""
     draft = Draft(records)
     if records.find(FusionRecord, key) is not None:
         draft.delete(FusionRecord, key)
@@ -41,13 +42,13 @@ def fusion_forgotten(records: Records, key: str) -> Change:
 
 
 def check_fusion_key(key: str) -> None:
-    """Raises GanglineError `fusion.key`."""
+    """Raises GanglineError `fusion.key` for a malformed key."""
     if not is_fusion_key(key):
         raise invalid("fusion.key", f"{key!r} is no key of a fusion record; list them with: gangline fusion list")
 
 
 def _surplus(records: Iterable[FusionRecord], now: float) -> list[str]:
-    """Keys of those that nobody recalls any more, and of the oldest ones above the limit."""
+    """Returns the keys of expired records, and of the oldest ones above the limit."""
     newest_first = sorted(records, key=lambda record: (-record.created_at, record.key))
     kept = [record for record in newest_first if not is_expired(record, now)][: MOST_RECORDS - 1]
     kept_keys = {record.key for record in kept}

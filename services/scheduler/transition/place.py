@@ -1,7 +1,7 @@
-"""PURE: a plan's assignment becomes an allocation, after a second look at the records.
+"""PURE: a plan's assignment becomes an allocation, after a check against the present records.
 
-The planner counts slots on a snapshot; here the slots get their names, and whatever is no longer so (a request that is
-gone, an agent that was lost, a slot that is taken) turns the assignment down. Nothing is half placed.
+The planner counts slots on a snapshot; here the slots get their ids. An assignment whose basis has changed (the request
+is gone, an agent was lost, a slot is taken) is turned down. An allocation is placed whole or not at all.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from services.scheduler.transition.size import grow_time, may_have, sized
 
 
 def free_slot_ids(records: Records, agent: Agent) -> list[str]:
-    """Open slots that no live allocation holds, in the agent's order."""
+    """Returns open slots that no live allocation holds, in the agent's order."""
     taken = taken_slot_ids(records, agent.id)
     return [slot.id for slot in agent.slots if slot.is_open and slot.id not in taken]
 
 
 def taken_slot_ids(records: Records, agent_id: str) -> set[str]:
-    """An allocation holds all of its slots until its last member has ended."""
+    """Returns the slots that live allocations hold. An allocation holds all of its slots until its last member has
+    ended."""
     return {
         slot_id
         for allocation in records.allocations_on(agent_id)
@@ -41,7 +42,7 @@ def taken_slot_ids(records: Records, agent_id: str) -> set[str]:
 
 
 def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules, now: float) -> Change:
-    """An empty Change when the assignment does not hold any more; the next cycle plans anew."""
+    """Places the assignment. The change is empty when the assignment no longer holds; the next cycle plans anew."""
     trial_id, slots_by_agent = assignment.trial_id, assignment.slots_by_agent
     request = records.find(Request, trial_id)
     if request is None or request.not_before_at > now:
@@ -51,6 +52,7 @@ def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules,
         return Change()
     if not may_start(records, experiment, slots):
         return Change()
+    # Slot ids are chosen last: all checks before can still turn the assignment down.
     members = _members(records, slots_by_agent, now)
     if members is None:
         return Change()
@@ -81,7 +83,8 @@ def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules,
 
 
 def _members(records: Records, slots_by_agent: Mapping[str, int], now: float) -> tuple[Member, ...] | None:
-    """The member with the most slots first, so that rank 0 has the most peers beside it."""
+    """Chooses the slot ids; None if there are not enough. The member with the most slots comes first, so that rank 0
+    has the most peers on its agent."""
     members: list[Member] = []
     order = sorted(slots_by_agent.items(), key=lambda item: (-item[1], item[0]))
     for node_rank, (agent_id, slots) in enumerate(order):

@@ -1,8 +1,8 @@
-"""PURE: an experiment is put directly ahead of another one of its pool, or directly behind it.
+"""PURE: moves an experiment directly ahead of another one of its pool, or directly behind it.
 
-Owns the positions of experiments in the queue: without one of its own, an experiment stands where its creation puts
-it. A move writes the middle between the two that it goes between, so usually one record; where floats leave no middle,
-as few of those ahead as will do are moved apart as well.
+Owns the positions of experiments in the queue. An experiment without a position of its own has the time of its creation
+as its position. A move writes the middle between the two neighbours, so usually one record. Where floats leave no
+middle, the fewest experiments ahead that suffice are moved apart as well.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from services.scheduler.transition.request import follow_experiment, priority_of
 from services.scheduler.transition.resource import with_resources
 from services.scheduler.transition.rules import Rules
 
-# Of 128 operations that etcd takes in one transaction; the requests of the moved one change beside them.
+# Of the 128 operations that etcd allows in one transaction; the requests of the moved experiment change beside them.
 MAX_MOVED_APART = 64
-# Between positions where nothing says how far they should be apart: those of experiments are seconds.
+# Distance of positions that have no neighbour on one side. Positions are seconds, because they begin as times of
+# creation.
 _STEP = 1.0
 
 
@@ -36,9 +37,10 @@ def move_experiment(
     rules: Rules,
     now: float,
 ) -> Change:
-    """It takes the other one's priority. Where it stands there already, nothing changes.
+    """Moves the experiment, which takes the priority of the anchor. Nothing changes if it is there already.
 
-    Raises GanglineError `experiment.not_found`, `experiment.ended`, `experiment.stopping` or `queue.*`."""
+    Raises GanglineError `experiment.not_found`, `experiment.ended`, `experiment.stopping` or `queue.*`.
+    """
     experiment = get(records, Experiment, experiment_id)
     anchor = get(records, Experiment, move.anchor_experiment_id)
     _check(experiment, anchor, policy_by_pool)
@@ -49,6 +51,7 @@ def move_experiment(
     if _priority(experiment, rules) != priority:
         experiment = with_resources(experiment, {"priority": priority})
     positions = [position_of(one) for one in queue]
+    # An experiment that is there already keeps its position.
     if not _is_between(position_of(experiment), positions, index):
         position, apart = find_position(positions, index, now)
         experiment = replace(experiment, queue_position=position)
@@ -60,15 +63,17 @@ def move_experiment(
 
 
 def position_of(experiment: Experiment) -> float:
-    """Its place among those of its pool and priority: the lowest goes first."""
+    """Returns the position among experiments of one pool and priority: the lowest goes first."""
     return experiment.created_at if experiment.queue_position is None else experiment.queue_position
 
 
 def find_position(positions: Sequence[float], index: int, now: float) -> tuple[float, list[float]]:
-    """A position before positions[index], or after the last one, and new positions for as many of those just before it
-    as have to move apart for that.
+    """Returns a position before positions[index], or after the last one, and new positions for the fewest entries just
+    before it that have to move apart for that.
 
-    positions: ascending, of those that stay. now: what comes after the last one is ahead of what is submitted later."""
+    positions: ascending, of the experiments that stay. now: a position after the last one is at most the present time,
+    so that later submissions come after it.
+    """
     end = now if now > positions[-1] else positions[-1] + _STEP
     high = positions[index] if index < len(positions) else end
     for count in range(min(index, MAX_MOVED_APART) + 1):
@@ -100,7 +105,8 @@ def _check(experiment: Experiment, anchor: Experiment, policy_by_pool: Mapping[s
 
 
 def _others(records: Records, experiment: Experiment, anchor: Experiment, rules: Rules) -> list[Experiment]:
-    """Those that go on in the anchor's pool at its priority, itself among them, but for the one that is moved."""
+    """Returns the experiments of the anchor's pool and priority that have not ended, the anchor among them, without the
+    one that is moved."""
     pool, priority = facts_of(anchor.config_json).pool_name, _priority(anchor, rules)
     return [
         one
@@ -113,7 +119,7 @@ def _others(records: Records, experiment: Experiment, anchor: Experiment, rules:
 
 
 def _place(experiment: Experiment) -> tuple[float, float, int]:
-    """As the planner orders their requests."""
+    """Returns the sort key, the same as the planner's for their requests."""
     return position_of(experiment), experiment.created_at, experiment.id
 
 

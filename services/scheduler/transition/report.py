@@ -1,4 +1,4 @@
-"""PURE: what a runner reports of its trial while it runs: progress, validation, checkpoints.
+"""PURE: a runner's reports on its running trial: progress, validation, checkpoints.
 
 A terminal trial is never changed. A report of an attempt that has ended may still arrive; it counts until the next
 attempt begins (fence.py), because a checkpoint is durable training state.
@@ -21,12 +21,14 @@ from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import tell
 
+# Keeps the trial's record well below the limit of an etcd transaction.
 MAX_VALIDATION_BYTES = 16 << 10
 
 
 def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules, now: float) -> Change:
-    """Backwards too: a restart begins at its checkpoint, below what the trial had reached. A pace that changes without
-    progress is not worth a write. The pace of an attempt on fewer slots is recorded as that of the full size."""
+    """Records progress, backwards too: a restart begins at its checkpoint, below what the trial had reached. A change
+    of pace without progress is not worth a write. The pace of an attempt on fewer slots is recorded as that of the full
+    size."""
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL or trial.batches_completed == progress.batches_completed:
         return Change()
@@ -49,7 +51,7 @@ def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules
 def validated(
     records: Records, trial_id: str, batches_completed: int, validation_json: str, *, rules: Rules, now: float
 ) -> Change:
-    """validation_json: the metrics by name."""
+    """Records a validation. validation_json: the metrics by name."""
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL:
         return Change()
@@ -68,8 +70,9 @@ def validated(
 
 
 def checkpointed(records: Records, checkpoint: Checkpoint) -> Change:
-    """Its files are in storage, complete, before anybody may report it. What its coming makes superfluous is marked
-    with it: perhaps itself, when an old report is told again after its files were deleted."""
+    """Records a checkpoint. Its files must be complete in storage before it is reported. Checkpoints that it makes
+    superfluous are marked in the same change; that may be itself, when an old report is repeated after its files were
+    deleted."""
     trial = records.find(Trial, checkpoint.trial_id)
     known = records.find(Checkpoint, checkpoint.id)
     if trial is None or (known is not None and (known.trial_id != trial.id or known.state is CheckpointState.DELETING)):
@@ -96,8 +99,8 @@ def _tell(draft: Draft, trial: Trial, event: SearchEvent, rules: Rules, now: flo
 
 
 def _bounded(metrics: dict[str, object], metric: str) -> str:
-    """As JSON, the searcher's metric and as many others as a record of the state should hold. All of them are in the
-    history; here a large record would keep every later change of its trial from being written."""
+    """Returns as JSON the searcher's metric and as many others as a record of the state should hold. All of them are in
+    the history; a large record here would prevent every later change of its trial from being written."""
     kept: dict[str, object] = {}
     num_bytes = 0
     for name in sorted(metrics, key=lambda name: (name != metric, name)):
@@ -109,7 +112,7 @@ def _bounded(metrics: dict[str, object], metric: str) -> str:
 
 
 def _number(value: object) -> float | None:
-    """None for what cannot be compared."""
+    """Returns the number; None for a value that cannot be compared."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""PURE: a trial's request for slots. Every trial that is to wait for slots is queued here."""
+"""PURE: a trial's request for slots. Every trial that has to wait for slots is queued here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.scheduler.records import Draft
 from services.scheduler.transition.exclusion import blocklist_of
 from services.scheduler.transition.rules import Rules
 
-# One operation each, of the 128 that etcd takes; others change beside them.
+# A request takes one operation, of the 128 that etcd allows; other records change beside them.
 MAX_FOLLOWING = 32
 
 
@@ -26,8 +26,8 @@ def queue(
     shrink_at: float = 0.0,
     kept_slots: int = 0,
 ) -> None:
-    """A trial that runs again keeps its place in the queue, so it counts from when it was made. shrink_at, kept_slots:
-    when and how it may have fewer slots, see size.py."""
+    """Queues a trial. A requeued trial keeps its place in the queue, because its time of creation counts. shrink_at,
+    kept_slots: when and how it may have fewer slots, see size.py."""
     draft.put(
         Request(
             trial_id=trial.id,
@@ -47,13 +47,13 @@ def queue(
 
 
 def priority_of(facts: Facts, rules: Rules) -> int:
-    """The configured one, else its pool's default."""
+    """Returns the configured priority, else its pool's default."""
     return facts.priority if facts.priority is not None else rules.default_priority(facts.pool_name)
 
 
 def follow_experiment(draft: Draft, experiment: Experiment, rules: Rules) -> None:
-    """The next requests that do not show the experiment's priority do. The planner goes by the experiment's own, so
-    that those whose turn has not come lose nothing."""
+    """Updates the next requests that do not show the experiment's priority. The planner uses the experiment's own, so
+    requests that are updated later lose nothing."""
     priority = priority_of(facts_of(experiment.config_json), rules)
     waiting = (trial for trial in draft.trials_of(experiment.id) if trial.state is State.QUEUED)
     requests = (draft.find(Request, trial.id) for trial in waiting)
@@ -63,9 +63,9 @@ def follow_experiment(draft: Draft, experiment: Experiment, rules: Rules) -> Non
 
 
 def restart_shrink_wait(draft: Draft, experiment_id: int, rules: Rules, now: float) -> None:
-    """Has the requests of an experiment that goes on wait `shrink_seconds` anew before they may have fewer slots.
+    """Makes the requests of an experiment that continues wait `shrink_seconds` anew before they may have fewer slots.
 
-    Changes at most MAX_FOLLOWING requests, which bounds the transaction. The others wait from when they were queued.
+    Changes at most MAX_FOLLOWING requests, which bounds the transaction. The others count from when they were queued.
     """
     due_at = now + rules.shrink_seconds
     waiting = (trial for trial in draft.trials_of(experiment_id) if trial.state is State.QUEUED)

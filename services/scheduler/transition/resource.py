@@ -1,8 +1,8 @@
-"""PURE: what changes of an experiment's resources while it lives: priority, weight, max_slots.
+"""PURE: changes of an experiment's resources while it lives: priority, weight, max_slots.
 
-They are rewritten in its configuration, so that everything that goes by it follows: the planner in its next cycle, and
-the requests that wait. A lower max_slots keeps more trials from starting. Unless told otherwise, it has the newest ones
-stopped as well, until the experiment holds no more: some at once, the others by `pursue`.
+They are rewritten in its configuration, so that everything that reads it follows: the planner in its next cycle, and
+the waiting requests. A lower max_slots keeps more trials from starting. Unless the user says otherwise, it also stops
+the newest trials until the experiment is within the cap: some at once, the others by `pursue`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from services.scheduler.transition.request import follow_experiment
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
-# Two operations each, of the 128 that etcd takes; requests follow beside them.
+# A trial takes two operations, of the 128 that etcd allows; requests are updated beside them.
 MAX_GIVEN_BACK = 24
 
 
 def change_resources(
     records: Records, experiment_id: int, change: ResourceChange, *, rules: Rules, now: float
 ) -> Change:
-    """What is so already changes nothing.
+    """Changes the resources. A change to the present values has no effect.
 
-    Raises GanglineError `experiment.not_found`, `experiment.ended`, `experiment.stopping` or `resources.*`."""
+    Raises GanglineError `experiment.not_found`, `experiment.ended`, `experiment.stopping` or `resources.*`.
+    """
     check_resource_change(change)
     experiment = get(records, Experiment, experiment_id)
     check_going_on(experiment, "changed")
@@ -53,8 +54,8 @@ def change_resources(
 
 
 def give_back(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
-    """The next of its newest trials beyond max_slots are stopped, if it is to give slots back. Trials that are stopping
-    already count as gone."""
+    """Stops the next of the newest trials beyond max_slots, if the experiment has to give slots back. Trials that are
+    stopping already count as gone."""
     facts = facts_of(experiment.config_json)
     if not experiment.gives_back or facts.max_slots is None:
         return
@@ -74,7 +75,7 @@ def give_back(draft: Draft, experiment: Experiment, rules: Rules, now: float) ->
 
 
 def with_resources(experiment: Experiment, values: Mapping[str, float | None]) -> Experiment:
-    """values: by the name of a field of `resources`."""
+    """Returns the experiment with these values in its configuration. values: by the name of a field of `resources`."""
     document = json.loads(experiment.config_json)
     resources = document.setdefault("resources", {})
     if all(name in resources and resources[name] == value for name, value in values.items()):
@@ -84,6 +85,6 @@ def with_resources(experiment: Experiment, values: Mapping[str, float | None]) -
 
 
 def _values(change: ResourceChange) -> dict[str, float | None]:
-    """What is said, as the configuration says it."""
+    """Returns the given values in the form of the configuration."""
     said = {name: value for name, value in asdict(change).items() if value is not None}
     return said | {"max_slots": change.max_slots or None} if "max_slots" in said else said

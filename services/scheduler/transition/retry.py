@@ -1,11 +1,11 @@
-"""PURE: what becomes of a trial when its allocation has ended.
+"""PURE: the next state of a trial when its allocation has ended.
 
-Owns the classification of exits and the rules of running again; no other place says what is tried again. A failure
-inside the trial uses up one of its restarts; one of the machines around it does not, but is bounded too; what would
-fail again just the same (memory, imports, configuration, a loss that is no number, the same error at the same batch as
-before) is not tried again, nor is what a log policy says is hopeless. A damaged checkpoint costs no restart as long as
-the trial has an older one to go on from. The wait before the next attempt grows with the failures in a row; an attempt
-that made progress before it failed begins a new row.
+Owns the classification of exits and the rules of retries; no other module decides what is retried. A failure inside the
+trial uses up one of its restarts; a failure of the machines around it does not, but is bounded too. A failure that
+would recur is not retried: memory, imports, configuration, a loss that is no number, the same error at the same batch
+as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the trial has an older one to
+continue from. The back-off before the next attempt grows with the failures in a row; an attempt that made progress
+before it failed begins a new row.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome
 from services.scheduler.transition.checkpoint import age_of
 from services.scheduler.transition.rules import Rules
 
+# Kinds of exits that are no failure of the member itself.
 _NO_FAILURE = {ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.PEER_FAILED}
+# Kinds of failures that would recur, with the wording for the reason.
 _FINAL = {
     ExitKind.OUT_OF_MEMORY: "out of memory",
     ExitKind.IMPORT_ERROR: "an import that fails",
     ExitKind.CONFIGURATION_ERROR: "a configuration that cannot work",
     ExitKind.NONFINITE_METRIC: "a metric that is no finite number",
 }
+# Kinds of failures outside of the trial; they use up no restart.
 INFRASTRUCTURE = {
     ExitKind.RUNNER_LOST,
     ExitKind.AGENT_LOST,
@@ -39,11 +42,13 @@ INFRASTRUCTURE = {
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """outcome: None when the trial is queued again, not before delay_seconds have passed. failure: what ended this
-    attempt, None when nothing failed. checkpoint: from which the trial goes on instead of its latest.
+    """Holds the decision. outcome: None when the trial is requeued, not before delay_seconds have passed. failure: the
+    failure that ended this attempt; None when there was none. checkpoint: the one that the trial continues from instead
+    of its latest.
 
     infrastructure_failures, failures_in_a_row: attempts without progress, this one included, that failed for reasons
-    outside of the trial, and for any reason."""
+    outside of the trial, and for any reason.
+    """
 
     outcome: Outcome | None
     reason: str
@@ -64,8 +69,9 @@ def decide(
     *,
     older: Checkpoint | None = None,
 ) -> Decision:
-    """allocation: every member has ended. closing: what a user or the searcher wants this trial to end as. older: to go
-    on from where the checkpoint is damaged from which the allocation was to go on."""
+    """Decides about the trial. allocation: every member has ended. closing: the outcome that a user or the searcher
+    wants for this trial. older: the checkpoint to continue from if the one that the allocation started from is
+    damaged."""
     kinds = {report.kind for report in allocation.exits}
     if has_progressed(trial, allocation):
         trial = replace(trial, infrastructure_failures=0, failures_in_a_row=0)
@@ -85,8 +91,8 @@ def decide(
 
 
 def first_failure(allocation: Allocation) -> ExitReport | None:
-    """The earliest real failure: what the scheduler found itself, else what the members report. A member that only
-    ended because another one failed counts when nobody admits to more."""
+    """Returns the earliest real failure: the scheduler's own finding, else one that members report. A member that only
+    ended because another one failed counts when no member reports a failure of its own."""
     if allocation.failure is not None:
         return allocation.failure
     real = [report for report in allocation.exits if report.kind not in _NO_FAILURE]
@@ -95,19 +101,19 @@ def first_failure(allocation: Allocation) -> ExitReport | None:
 
 
 def has_progressed(trial: Trial, allocation: Allocation) -> bool:
-    """Whether this attempt has written a checkpoint, or has come further than every one before it."""
+    """Returns whether this attempt has written a checkpoint, or has come further than every one before it."""
     has_checkpoint = trial.latest_checkpoint_id not in ("", allocation.checkpoint_id)
     return has_checkpoint or furthest_batches(trial, allocation) > trial.furthest_batches
 
 
 def furthest_batches(trial: Trial, allocation: Allocation) -> int:
-    """Of the attempts that have ended, with this one."""
+    """Returns the furthest batch of all ended attempts, this one included."""
     told = (report.batches_completed or 0 for report in allocation.exits)
     return max(trial.furthest_batches, trial.batches_completed, *told)
 
 
 def excluded_by(allocation: Allocation) -> dict[str, str]:
-    """The agents of this attempt on which its trial is not to start again, with the reason."""
+    """Returns the agents of this attempt on which its trial must not start again, with the reason."""
     return {
         report.agent_id: f"log policy {hit.policy!r} matched on rank {hit.rank}: {hit.line}"
         for report in allocation.exits
@@ -117,8 +123,8 @@ def excluded_by(allocation: Allocation) -> dict[str, str]:
 
 
 def older_checkpoint(trial: Trial, allocation: Allocation, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """The next one below that from which the allocation started, or the latest where that is another one.
-    checkpoints: the trial's."""
+    """Returns the next checkpoint below the one that the allocation started from; or the latest one, if that is a
+    different one. checkpoints: the trial's."""
     there = {one.id: one for one in checkpoints if one.state is CheckpointState.COMPLETED}
     started = there.pop(allocation.checkpoint_id, None)
     latest = there.get(trial.latest_checkpoint_id)
@@ -129,7 +135,7 @@ def older_checkpoint(trial: Trial, allocation: Allocation, checkpoints: Iterable
 
 
 def _why_hopeless(trial: Trial, allocation: Allocation, failure: ExitReport, older: Checkpoint | None) -> str:
-    """Empty where another attempt may go better."""
+    """Returns why a retry is hopeless; empty where another attempt may succeed."""
     if failure.kind in _FINAL:
         return f"{_FINAL[failure.kind]} would come again"
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is None:
@@ -144,14 +150,15 @@ def _why_hopeless(trial: Trial, allocation: Allocation, failure: ExitReport, old
 
 
 def _is_repetition(last: ExitReport | None, failure: ExitReport) -> bool:
-    """Only what the code itself does has a signature; how far it was is not always known."""
+    """Returns whether the failure repeats the last one. Only failures of the code itself have a signature; the number
+    of batches is not always known."""
     if last is None or not failure.signature or failure.batches_completed is None:
         return False
     return (last.signature, last.batches_completed) == (failure.signature, failure.batches_completed)
 
 
 def describe(report: ExitReport) -> str:
-    """ "rank 1 on agent a2: RuntimeError: boom"."""
+    """Returns a line such as "rank 1 on agent a2: RuntimeError: boom"."""
     where = f"agent {report.agent_id}" if report.rank is None else f"rank {report.rank} on agent {report.agent_id}"
     what = report.message or _describe_status(report)
     return f"{where}: {what}"
@@ -166,8 +173,9 @@ def _describe_status(report: ExitReport) -> str:
 
 
 def _after_stop(allocation: Allocation, trial: Trial) -> Decision:
-    """Preempted work waits again and has used up nothing, even if the grace was not enough for its checkpoint; killed
-    work has ended. A machine's operator may stop a runner as well: then a member says so without having been asked."""
+    """Decides after a stop. Preempted work is requeued and has used up nothing, even if the grace was too short for its
+    checkpoint; killed work has ended. An operator of a machine may stop a runner too: then a member reports a
+    preemption that the scheduler did not order."""
     counts = trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row
     kinds = {report.kind for report in allocation.exits}
     if allocation.stop_kind is ExitKind.PREEMPTED or ExitKind.PREEMPTED in kinds:
@@ -176,7 +184,7 @@ def _after_stop(allocation: Allocation, trial: Trial) -> Decision:
 
 
 def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
-    """It was preempted, did not get done within the grace, and its agent killed it."""
+    """Returns whether the allocation was preempted, did not finish within the grace, and was killed by its agent."""
     return allocation.stop_kind is ExitKind.PREEMPTED and failure.kind is ExitKind.RUNNER_LOST
 
 

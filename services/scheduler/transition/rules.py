@@ -1,10 +1,11 @@
-"""PURE: the operator's rules: how long the scheduler waits, how often it tries again, what holds by default."""
+"""PURE: the operator's rules: how long the scheduler waits, how often it retries, and the defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# Determined's default.
 DEFAULT_PRIORITY = 42
 
 
@@ -12,15 +13,15 @@ DEFAULT_PRIORITY = 42
 class Rules:
     """default_priorities: pool -> the priority of requests whose configuration names none.
 
-    accept_seconds: for every agent of a gang to accept. rendezvous_seconds: from the first runner's arrival to the
-    last one's. start_seconds: more than that, for the runners to come up before it and the ranks after it.
+    accept_seconds: for every agent of a gang to accept. rendezvous_seconds: from the first runner's arrival to the last
+    one's. start_seconds: in addition to that, for the runners to come up before it and the ranks after it.
 
-    kill_grace_seconds: what an agent gives ranks between "end" and SIGKILL. force_seconds: how long after a grace has
-    run out an agent may take to report the end. max_infrastructure_failures: attempts in a row that may fail for
-    reasons outside of the trial. max_backoff_seconds: the longest wait before a trial runs again.
+    kill_grace_seconds: time that an agent gives ranks between "end" and SIGKILL. force_seconds: time that an agent may
+    take, after a grace has run out, to report the end. max_infrastructure_failures: attempts in a row that may fail for
+    reasons outside of the trial. max_backoff_seconds: the longest back-off before a trial runs again.
 
-    exclusion_seconds: for how long a trial avoids an agent on which it could not start, and for how long an agent is
-    out of use on which several trials could not.
+    exclusion_seconds: for how long a trial avoids an agent on which it could not start, and for how long an agent on
+    which several trials could not start is quarantined.
 
     shrink_seconds: how long a trial that has run waits for all of its slots before it may start on fewer.
     resize_seconds: the least time between two changes of a trial's size.
@@ -42,6 +43,6 @@ class Rules:
         return self.default_priorities.get(pool, DEFAULT_PRIORITY)
 
     def backoff(self, failures: int) -> float:
-        """None after the first failure in a row, as most come once and slots stand idle meanwhile; 1, 2, 4 ... seconds
-        after the second, third, fourth."""
+        """Returns 0 after the first failure in a row, because most occur once and slots are idle meanwhile; then 1, 2,
+        4 ... seconds after the second, third, fourth."""
         return min(2.0 ** (failures - 2), self.max_backoff_seconds) if failures > 1 else 0.0

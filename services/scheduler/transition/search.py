@@ -1,7 +1,8 @@
-"""PURE: the searcher of an experiment is told what happens, and what it asks for is done.
+"""PURE: the searcher of an experiment receives events, and its operations are carried out.
 
-Owns the trials' making and closing. A searcher that asks for more trials than fit into one transaction gets the rest
-by `make_outstanding`, whose every call makes some; how many it asked for is on record, so any leader can go on.
+Owns the creation and closing of trials. If a searcher asks for more trials than fit into one transaction,
+`make_outstanding` creates the rest, some in each call. The number it asked for is on record, so any leader can
+continue.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from services.scheduler.transition.request import queue
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
-# etcd takes 128 operations and 1.5 MiB in one transaction; a new trial is two, and other things change beside it.
+# etcd allows 128 operations and 1.5 MiB in one transaction; a new trial takes two operations, and other records change
+# too.
 MAX_CREATED = 32
 MAX_CREATED_BYTES = 512 << 10
 
 
 def begin_search(draft: Draft, experiment: Experiment, seed: int, rules: Rules, now: float) -> None:
-    """The experiment is in the draft and new."""
+    """Begins the search of an experiment that is new and in the draft."""
     facts = facts_of(experiment.config_json)
     draft.put(Search(experiment.id, seed, num_planned=make_searcher(facts, seed).num_planned))
     tell(draft, experiment.id, SearchEvent(SearchEventKind.EXPERIMENT_CREATED), rules, now)
 
 
 def tell(draft: Draft, experiment_id: int, event: SearchEvent, rules: Rules, now: float) -> None:
-    """Nobody is told any more once the experiment is being ended. The caller settles the experiment."""
+    """Passes an event to the searcher, unless the experiment is being ended. The caller settles the experiment."""
     experiment, search = get(draft, Experiment, experiment_id), draft.find(Search, experiment_id)
     if search is None or search.is_shut_down or experiment.state in (State.STOPPING, State.TERMINAL):
         return
@@ -67,7 +69,7 @@ def closed_event(trial: Trial) -> SearchEvent:
 
 
 def make_outstanding(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
-    """Some of the trials that were asked for and are not there yet."""
+    """Creates some of the trials that the searcher has asked for and that do not exist yet."""
     search = draft.find(Search, experiment.id)
     if search is not None and len(draft.trials_of(experiment.id)) < search.num_wanted:
         searcher = replay(draft, search, facts_of(experiment.config_json))
@@ -75,7 +77,8 @@ def make_outstanding(draft: Draft, experiment: Experiment, rules: Rules, now: fl
 
 
 def close_trial(draft: Draft, trial: Trial, outcome: Outcome, order: StopOrder, *, rules: Rules, now: float) -> None:
-    """A waiting trial has ended with this outcome; a live one is stopped as ordered, and has it then."""
+    """Closes a trial: a waiting one ends with this outcome at once; a live one is stopped as ordered and gets it
+    then."""
     allocation = live_allocation_of(draft, trial)
     if allocation is not None:
         draft.put(replace(trial, closing=outcome))
@@ -120,7 +123,7 @@ def _new_trial(experiment: Experiment, number: int, hyperparameters_json: str, s
 
 
 def _close(draft: Draft, experiment_id: int, operations: Sequence[Operation], rules: Rules, now: float) -> None:
-    """One that has ended, or is being ended, stays as it is."""
+    """Closes the trials that the searcher wants closed. A trial that has ended, or is being ended, stays as it is."""
     for operation in operations:
         if not isinstance(operation, CloseTrial):
             continue

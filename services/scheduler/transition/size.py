@@ -1,9 +1,9 @@
 """PURE: the size of a trial's attempts: when a request may start on fewer slots, and how a smaller one grows back.
 
-A trial that has run may go on on fewer slots (resources.min_slots_per_trial) once it has waited `shrink_seconds`. Two
-changes of its size are at least `resize_seconds` apart; to take the size of its last attempt again is no change. A
-trial that has not run yet waits for its full size: it has no training to go on with. All of this is on record, so
-any leader can go on.
+A trial that has run may continue on fewer slots (resources.min_slots_per_trial) once it has waited `shrink_seconds`.
+Two changes of its size are at least `resize_seconds` apart; taking the size of its last attempt again is no change. A
+trial that has not run yet waits for its full size, because it has no training to continue. All of this is on record, so
+any leader can continue.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from services.scheduler.records import Change, Draft, Records, get
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
-# Of each trial; the record of a trial stays small.
+# Kept for each trial, so that its record stays small.
 MAX_SIZE_CHANGES = 10
 
 
 def shrink_time(trial: Trial, facts: Facts, rules: Rules, now: float) -> float:
-    """From when on a trial that is queued again may start on fewer slots; 0 for never."""
+    """Returns the time from which a requeued trial may start on fewer slots; 0 for never."""
     if not facts.smaller_sizes or not trial.attempts:
         return 0.0
     rested_at = trial.resized_at + rules.resize_seconds if trial.resized_at else 0.0
@@ -31,19 +31,19 @@ def shrink_time(trial: Trial, facts: Facts, rules: Rules, now: float) -> float:
 
 
 def kept_slots(trial: Trial, facts: Facts) -> int:
-    """The size of the last attempt, where that was smaller than the full size and is still allowed; 0 otherwise."""
+    """Returns the size of the last attempt, if it was smaller than the full size and is still allowed; 0 otherwise."""
     return trial.attempt_slots if trial.attempt_slots in facts.smaller_sizes else 0
 
 
 def may_have(request: Request, slots: int, facts: Facts, now: float) -> bool:
-    """Whether this request may start on so many slots now."""
+    """Returns whether this request may start on so many slots now."""
     if slots == request.slots or slots not in facts.smaller_sizes:
         return slots == request.slots
     return slots == request.kept_slots or 0 < request.shrink_at <= now
 
 
 def sized(trial: Trial, slots: int, full_slots: int, reason: str, now: float) -> Trial:
-    """The trial as its next attempt starts on so many slots. Earlier versions recorded no size; it was the full one."""
+    """Returns the trial with the size of its next attempt. Earlier versions recorded no size; it was the full one."""
     last = (trial.attempt_slots or full_slots) if trial.attempts else slots
     if slots == last:
         return replace(trial, attempt_slots=slots)
@@ -70,7 +70,8 @@ def grow(records: Records, allocation_id: str, rules: Rules, now: float) -> Chan
 
 
 def grow_time(trial: Trial, rules: Rules) -> float:
-    """From when on a smaller attempt may be stopped to grow. trial: as its attempt starts."""
+    """Returns the time from which a smaller attempt may be stopped to grow. trial: in the state in which its attempt
+    starts."""
     return trial.resized_at + rules.resize_seconds
 
 

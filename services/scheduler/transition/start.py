@@ -13,7 +13,8 @@ from services.scheduler.transition.rules import Rules
 
 
 def accepted(records: Records, allocation_id: str, accepted_at: float, rules: Rules, now: float) -> Change:
-    """Every agent of the gang has accepted; accepted_at is the last one's time. From here the runners are awaited."""
+    """Records that every agent of the gang has accepted; accepted_at is the last one's time. From here on the deadline
+    is for the runners."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None or allocation.state is not State.STARTING or allocation.timeline.accepted_at:
         return Change()
@@ -27,8 +28,8 @@ def accepted(records: Records, allocation_id: str, accepted_at: float, rules: Ru
 def came_up(
     records: Records, allocation_id: str, node_rank: int, seen: Timeline, *, metrics_address: str, now: float
 ) -> Change:
-    """A runner reports the phases that it has seen. The gang runs once ranks are up somewhere: the rendezvous is
-    behind all of its members then, and a failure from here on is reported, not timed out."""
+    """Records the phases that a runner has seen. The gang runs once ranks are up on any member: all members have passed
+    the rendezvous then, and a failure from here on is reported, not timed out."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None:
         return Change()
@@ -49,7 +50,9 @@ def came_up(
 
 
 def merge_timeline(known: Timeline, seen: Timeline) -> Timeline:
-    """A phase ends for the gang when it ends on its last member. Phases the scheduler times itself stay as they are."""
+    """Merges the phases: a phase ends for the gang when it ends on its last member. Phases that the scheduler times
+    itself stay as they are."""
+    # Set by the scheduler's clock.
     own = {"queued_at", "placed_at", "accepted_at"}
     latest = {
         field.name: max(getattr(known, field.name), getattr(seen, field.name))

@@ -1,7 +1,7 @@
-"""PURE: live allocations are told to end.
+"""PURE: orders live allocations to end.
 
-STOPPING waits for every member to report its end. An agent ends what is left after the grace; the deadline adds what
-it may need to say so.
+STOPPING waits for every member to report its end. An agent ends what is left after the grace; the deadline adds the
+time that it may need to report that.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from services.scheduler.transition.experiment import follow_allocation
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """kind: PREEMPTED lets the trial checkpoint first, KILLED ends it. deadline_at: when an agent has to have reported
-    the end, its grace included. failure: what the scheduler found wrong by itself."""
+    """Holds an order to stop. kind: PREEMPTED lets the trial checkpoint first, KILLED ends it. deadline_at: when an
+    agent must have reported the end, its grace included. failure: a failure that the scheduler found by itself."""
 
     kind: ExitKind
     reason: str
@@ -26,12 +26,12 @@ class StopOrder:
 
 
 def grace_left(allocation: Allocation, force_seconds: float, now: float) -> float:
-    """What a stopping allocation still has until its ranks must have ended, in seconds."""
+    """Returns the seconds that a stopping allocation has until its ranks must have ended."""
     return max(0.0, allocation.deadline_at - now - force_seconds)
 
 
 def stop(records: Records, allocation_id: str, order: StopOrder, now: float) -> Change:
-    """A second stop changes nothing, except that KILLED overrides PREEMPTED."""
+    """Stops an allocation. A second stop changes nothing, except that KILLED overrides PREEMPTED."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None:
         return Change()
@@ -41,7 +41,7 @@ def stop(records: Records, allocation_id: str, order: StopOrder, now: float) -> 
 
 
 def stop_allocation(draft: Draft, allocation: Allocation, order: StopOrder, now: float) -> None:
-    """The same on a draft. The first failure found stays."""
+    """Does the same on a draft. The first failure found is kept."""
     is_escalation = allocation.stop_kind is ExitKind.PREEMPTED and order.kind is ExitKind.KILLED
     if allocation.state is State.STOPPING and not is_escalation:
         return

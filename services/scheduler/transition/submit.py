@@ -14,7 +14,7 @@ from services.scheduler.transition.search import begin_search
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated request for an experiment. seed: of its search and of its first trial."""
+    """Describes a validated request for an experiment. seed: of its search and of its first trial."""
 
     request_id: str
     owner: str
@@ -25,7 +25,7 @@ class Submission:
 
 
 def submit(records: Records, submission: Submission, rules: Rules, now: float) -> Change:
-    """Creates nothing when this request id made an experiment before; find it by `experiment_of_request`."""
+    """Creates the experiment, unless this request id made one before; find that by `experiment_of_request`."""
     if records.experiment_of_request(submission.request_id) is not None:
         return Change()
     counter = records.find(Counter, SINGLETON) or Counter(1)

@@ -1,4 +1,4 @@
-"""What Alembic runs to migrate: on the connection, and in the transaction, that database.py has opened."""
+"""Alembic's environment: migrates on the connection, and in the transaction, that database.py has opened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.gateway.history.table import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    # SQLite's DDL is transactional as well once BEGIN was sent, so a crash leaves the old schema or the new one.
+    # SQLite's DDL is transactional too once BEGIN was sent, so a crash leaves either the old schema or the new one.
     transactional_ddl=True,
 )
 with context.begin_transaction():

@@ -1,4 +1,4 @@
-"""PURE: the policies of resource pools. Adding one is one file and one line here."""
+"""PURE: the policies of resource pools. A new policy needs one file and one line here."""
 
 from __future__ import annotations
 

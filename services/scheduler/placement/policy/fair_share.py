@@ -1,9 +1,9 @@
-"""PURE: the policy `fair_share`: each group gets slots in proportion to its weight, as far as it wants them.
+"""PURE: the policy `fair_share`: each group gets slots in proportion to its weight, up to what it wants.
 
-Shares are max-min fair: nobody's can grow but at the cost of somebody with no more. Slots are given out by whole
-requests, always to the group that has the least for its weight, and are gone at once; so two winners can both start,
-and two requests that each need more than their share do not wait for one another. A group that is owed slots may have
-those stopped that others hold beyond their share; giving them back never takes anybody below it.
+Shares are max-min fair: a share can grow only at the cost of a group that has no more. Slots are given to whole
+requests, always of the group that has the least for its weight, and are gone at once. So two winners can both start,
+and two requests that each need more than their share do not wait for one another. A group that is owed slots may
+preempt work that other groups hold beyond their share; a preemption never takes a group below its share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Turn = tuple[float, int, str]
 
 def plan_pool(view: PoolView, now: float) -> PoolPlan:
     ledger = Ledger(view, now, is_order_fixed=False)
-    # 1. Auxiliary places, which go by priority, and what was moved to the front have no share to wait for.
+    # 1. Auxiliary places, which go by priority, and requests that were moved to the front do not wait for a share.
     auxiliary = in_order(view.running, now, is_auxiliary=True) if view.config.is_preemption_on else []
     queues: dict[str, deque[PendingRequest]] = defaultdict(deque)
     for request in view.requests:
@@ -37,14 +37,14 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
             ledger.consider(request)
         else:
             queues[request.group].append(request)
-    # 2. Who may be stopped: what groups hold beyond their shares.
+    # 2. Work that may be stopped: slots that groups hold beyond their shares.
     freed = {work.allocation_id: _freed_slots(work, ledger.room) for work in view.running}
-    # Who finishes on slots that nobody gets afterwards holds slots all the same, so they are shared out too.
+    # Work on slots that no request gets afterwards holds slots all the same, so these are shared out too.
     shares = fair_shares(
         view, ledger.room.capacity + sum(work.slots - freed[work.allocation_id] for work in view.running)
     )
     victims = _beyond_share(view, shares, freed, now) if view.config.is_preemption_on else []
-    # 3. Slots go where the least is.
+    # 3. Slots go to the group that has the least.
     for request in _least_first(view, ledger, queues):
         share = shares[request.group]
         is_owed = ledger.quota.used[request.group] + request.slots <= share
@@ -54,15 +54,15 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
 
 
 def fair_shares(view: PoolView, capacity: float) -> dict[str, float]:
-    """Max-min filling: groups that want less than their part of what is left get what they want, and leave the rest to
-    the others."""
+    """Computes the shares by max-min filling: groups that want less than their part of the remaining slots get all they
+    want, and leave the rest to the others."""
     open_ = {group: want for group, want in _wanted(view).items() if want > 0}
     shares = dict.fromkeys([*(r.group for r in view.requests), *(w.group for w in view.running)], 0.0)
     left = capacity
     while open_ and left > 0:
         weights = {group: view.weight_of(group) for group in open_}
         total = sum(weights.values())
-        # Without a weight a group gets what nobody else wants, in equal parts.
+        # A group with weight 0 gets what no other group wants, in equal parts.
         weights, total = (weights, total) if total else (dict.fromkeys(open_, 1.0), float(len(open_)))
         sated = [group for group, want in open_.items() if want <= left * weights[group] / total]
         if not sated:
@@ -75,7 +75,7 @@ def fair_shares(view: PoolView, capacity: float) -> dict[str, float]:
 
 
 def _wanted(view: PoolView) -> Mapping[str, float]:
-    """By group: what it holds and waits for, as far as its cap lets it."""
+    """Returns, by group, the slots that it holds and waits for, up to its cap."""
     wanted: dict[str, float] = defaultdict(float)
     for work in view.running:
         wanted[work.group] += work.slots
@@ -87,13 +87,14 @@ def _wanted(view: PoolView) -> Mapping[str, float]:
 
 
 def _freed_slots(work: Running, room: Room) -> int:
-    """Those that somebody gets after it: neither draining nor of an agent that starts nothing."""
+    """Returns the slots that another request gets after this work: neither draining nor on an agent that starts
+    nothing."""
     return sum(slots for agent_id, slots in freed_by(work).items() if room.get(agent_id) is not None)
 
 
 def _beyond_share(view: PoolView, shares: Mapping[str, float], freed: Mapping[str, int], now: float) -> list[Running]:
-    """The first to go first; of each group only so many that it keeps its share. freed: slots by allocation; to stop
-    what frees none helps nobody."""
+    """Returns work beyond the shares, in the order of preemption; each group keeps its share. freed: slots by
+    allocation. Work that frees no slots is left out, because stopping it helps no request."""
     held: dict[str, int] = defaultdict(int)
     for work in view.running:
         if not work.is_stopping:
@@ -109,7 +110,7 @@ def _beyond_share(view: PoolView, shares: Mapping[str, float], freed: Mapping[st
 def _least_first(
     view: PoolView, ledger: Ledger, queues: Mapping[str, deque[PendingRequest]]
 ) -> Iterator[PendingRequest]:
-    """Each time the next request of the group that has the least for its weight by then; ties go to the group whose
+    """Yields requests, each time from the group that has the least for its weight by then. Ties go to the group whose
     first request came first."""
     order = {group: number for number, group in enumerate(queues)}
     turns: list[_Turn] = [(_ratio(view, ledger, group), order[group], group) for group in queues]

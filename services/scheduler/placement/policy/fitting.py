@@ -1,6 +1,6 @@
-"""PURE: the policy `fitting`: every request by itself on the agents as they are, none of them taking room from another.
+"""PURE: the policy `fitting`: places every request by itself on the agents as they are; none takes room from another.
 
-It answers "where would this go?" in a simulation; no pool of a cluster runs it, because two requests may get one slot.
+It answers "where would this go?" in a simulation. No pool of a cluster runs it, because two requests may get one slot.
 """
 
 from __future__ import annotations

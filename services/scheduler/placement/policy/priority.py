@@ -1,12 +1,13 @@
 """PURE: the policy `priority`: the most urgent first, then by queue position, then in the order of submission.
 
-Whoever does not fit may have less urgent work stopped, where the pool allows that; the first who still waits holds a
-reservation, and others pass it only where they do not delay it, or on call: whoever comes first of those that wait may
-have those stopped that have passed it. A request on call may have less urgent work stopped as well, on whatever agents:
-the holder of the reservation can stop the one as well as the other.
+A request that does not fit may preempt less urgent work, where the pool allows that. The first request that still waits
+holds a reservation. Others pass it only if they do not delay it, or on call: the first waiting request may have on-call
+work stopped that has passed it. A request on call may preempt less urgent work too, on any agent, because the holder of
+the reservation can stop either.
 
-Nothing is stopped for its equals again and again: it can be stopped only for one that comes before it in the queue, at
-whose start it goes back to its own place; and that one has started in its turn, so it is on call for nobody.
+Work cannot be stopped for its equals again and again. It can be stopped only for a request that comes before it in the
+queue; when that one starts, the stopped work returns to its own place. The request that started then did so in its
+turn, so it is on call for no other.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
 def _victims(
     request: PendingRequest, victims: Sequence[Running], on_call: Sequence[Running], ledger: Ledger
 ) -> Sequence[Running]:
-    """victims, on_call: the least urgent first."""
+    """Returns the work that the request may have stopped. victims, on_call: the least urgent first."""
     found = less_urgent(victims, request)
     if not on_call or ledger.reservation is not None:
         return found

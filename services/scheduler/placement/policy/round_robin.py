@@ -1,7 +1,7 @@
 """PURE: the policy `round_robin`: the groups take turns, one request each.
 
-What a group runs already counts as turns that it has had. Auxiliary places go by priority, without turns. Nobody is
-stopped; gangs are protected by the reservation.
+Running work counts as turns that its group has had. Auxiliary places go by priority, without turns. The policy preempts
+no work; the reservation protects gangs.
 """
 
 from __future__ import annotations

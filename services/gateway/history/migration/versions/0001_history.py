@@ -1,6 +1,6 @@
-"""The first tables: logs, metrics, the newest of each trial, and the cursors of ingest.
+"""The first tables: logs, metrics, the newest rows of each trial, and the cursors of ingest.
 
-A migration is never changed once it was released, so it names its columns itself instead of asking table.py.
+A migration is never changed after its release, so it names its columns itself instead of importing table.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def downgrade() -> None:
 
 
 def _create_points(name: str, columns: list[sa.Column[object]]) -> None:
-    """A table of numbered rows, found by experiment and by trial."""
+    """Creates a table of numbered rows, with indexes by experiment and by trial."""
     op.create_table(
         name,
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
