@@ -18,7 +18,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Splits "127.0.0.1:0" and "[::1]:8082" alike; the returned host has no brackets. Raises GanglineError
     `server.bad_address`."""
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise invalid("server.bad_address", f"{address!r} is not of the form host:port; port 0 takes a free one")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

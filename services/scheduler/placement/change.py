@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolConfig, Running, Snapshot
+from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Running, Snapshot, default_pool
 
 # Agents that a sentence lists by name before it only counts the rest.
 _MAX_NAMED = 4
@@ -194,7 +194,7 @@ def _add_agents(snapshot: Snapshot, change: AddAgents) -> Snapshot:
     agents = (*snapshot.agents, *(AgentRoom(name, change.pool, change.slots) for name in new))
     if change.pool in snapshot.pool_names:
         return replace(snapshot, agents=agents)
-    return replace(snapshot, agents=agents, pools=(*snapshot.pools, PoolConfig(change.pool)))
+    return replace(snapshot, agents=agents, pools=(*snapshot.pools, default_pool(change.pool)))
 
 
 def _with_request(snapshot: Snapshot, trial_id: str, **fields: Any) -> Snapshot:

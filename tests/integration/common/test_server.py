@@ -153,7 +153,7 @@ async def test_two_servers_cannot_share_a_port() -> None:
             await serve(server.address, add_services, authenticate)
 
 
-@pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1:http", "127.0.0.1:70000"])
+@pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1:http", "127.0.0.1:70000", "127.0.0.1:²"])
 async def test_a_malformed_address_is_refused(listen: str) -> None:
     with pytest.raises(GanglineError) as caught:
         await serve(listen, add_services, authenticate)

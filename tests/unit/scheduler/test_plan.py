@@ -10,6 +10,8 @@ from hypothesis import given
 
 from gangline.domain.state import ReasonCode
 from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolConfig, Running, Snapshot, plan
+from services.scheduler.placement.change import AddAgents, apply_change
+from services.scheduler.placement.snapshot import default_pool
 
 POOL = PoolConfig("default")
 
@@ -216,3 +218,9 @@ def test_a_thousand_pending_are_planned_fast(num_agents: int) -> None:
     decided = _plan(agents, requests)
     assert time.perf_counter() - started < 2.0
     assert len(decided.assignments) + len(decided.reasons) == 1000
+
+
+def test_agents_of_a_pool_that_no_setting_describes_come_with_the_defaults_of_pools() -> None:
+    """Counterfactuals plan as the pool would once its agents were there."""
+    grown = apply_change(Snapshot((), ()), AddAgents("lab", 1, 4))
+    assert grown.pools == (default_pool("lab"),)
