@@ -69,6 +69,7 @@ _STATUS_BY_KIND = {
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 _KIND_BY_STATUS = {status: kind for kind, status in _STATUS_BY_KIND.items()}
+_KIND_BY_NUMBER = {int(status.value[0]): kind for status, kind in _KIND_BY_STATUS.items()}
 _NUMBER_BY_EFFECT = {Effect.NONE: types_pb2.EFFECT_NONE, Effect.UNKNOWN: types_pb2.EFFECT_UNKNOWN}
 _EFFECT_BY_NUMBER = {number: effect for effect, number in _NUMBER_BY_EFFECT.items()}
 # grpc's own words for a call that found no connection, so that no byte of it was sent.
@@ -90,8 +91,23 @@ def find_token(metadata: Iterable[tuple[str, Any]] | None) -> str | None:
 
 def status_of(error: GanglineError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """What a server aborts a call with: status, message, trailing metadata."""
-    detail = types_pb2.ErrorDetail(code=error.code, message=error.message, effect=_NUMBER_BY_EFFECT[error.effect])
-    return _STATUS_BY_KIND[error.kind], error.message, ((ERROR_KEY, detail.SerializeToString()),)
+    return _STATUS_BY_KIND[error.kind], error.message, ((ERROR_KEY, detail_of(error).SerializeToString()),)
+
+
+def detail_of(error: GanglineError) -> types_pb2.ErrorDetail:
+    """What crosses the wire of an error, beside its status."""
+    return types_pb2.ErrorDetail(code=error.code, message=error.message, effect=_NUMBER_BY_EFFECT[error.effect])
+
+
+def status_number_of(error: GanglineError) -> int:
+    """The number of the status that a server aborts a call with."""
+    return int(_STATUS_BY_KIND[error.kind].value[0])
+
+
+def error_in(detail: types_pb2.ErrorDetail, status_number: int) -> GanglineError:
+    """The GanglineError that one part of an answer carries."""
+    kind = _KIND_BY_NUMBER.get(status_number, ErrorKind.INTERNAL)
+    return GanglineError(detail.code, detail.message, kind, _EFFECT_BY_NUMBER.get(detail.effect))
 
 
 def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
@@ -102,9 +118,7 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
     metadata = cast("Iterable[tuple[str, Any]] | None", failure.trailing_metadata())
     for key, value in metadata or ():
         if key == ERROR_KEY:
-            detail = types_pb2.ErrorDetail.FromString(value)
-            kind = _KIND_BY_STATUS.get(failure.code(), ErrorKind.INTERNAL)
-            return GanglineError(detail.code, detail.message, kind, _EFFECT_BY_NUMBER.get(detail.effect))
+            return error_in(types_pb2.ErrorDetail.FromString(value), int(failure.code().value[0]))
     status = failure.code()
     kind = _KIND_BY_STATUS.get(status, ErrorKind.INTERNAL)
     if kind is ErrorKind.UNAVAILABLE:

@@ -27,6 +27,8 @@ from services.scheduler.records import Change, Draft, Records, State
 
 _log = structlog.get_logger(__name__)
 
+NOT_LEADER_CODE = "scheduler.not_leader"
+
 Transition = Callable[[Records], Change]
 
 _RETRY_SECONDS = 0.5
@@ -254,4 +256,4 @@ def not_leader(address: str | None = None, effect: Effect = Effect.NONE) -> Gang
     """What a standby answers, and a leader whose term is over. address: of who leads, when that is known."""
     where = word_referral(address or "")
     text = f"this scheduler does not lead; {where}"
-    return GanglineError("scheduler.not_leader", text, ErrorKind.CONFLICT, effect)
+    return GanglineError(NOT_LEADER_CODE, text, ErrorKind.CONFLICT, effect)
