@@ -1,8 +1,9 @@
 """Sends the users' submits to the leader, several in one call where several wait.
 
 A submit leaves at once while no call is under way. Submits that come meanwhile leave together in the next call, so a
-burst costs the gateway and the leader one call for several submits. Each submit keeps its own result. A submit is sent
-by itself when its configuration is large, because the leader takes a tenth of a second to read it.
+burst costs the gateway, the leader and etcd one call for several submits. After a call with several submits the next
+one lingers for a few milliseconds, because the callers that were just answered often submit again. Each submit keeps
+its own result. A large configuration is sent by itself, because the leader takes a tenth of a second to read it.
 """
 
 from __future__ import annotations
