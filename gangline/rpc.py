@@ -73,6 +73,7 @@ _STATUS_BY_KIND = {
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 _KIND_BY_STATUS = {status: kind for kind, status in _STATUS_BY_KIND.items()}
+_KIND_BY_NUMBER = {int(status.value[0]): kind for status, kind in _KIND_BY_STATUS.items()}
 _NUMBER_BY_EFFECT = {Effect.NONE: types_pb2.EFFECT_NONE, Effect.UNKNOWN: types_pb2.EFFECT_UNKNOWN}
 _EFFECT_BY_NUMBER = {number: effect for effect, number in _NUMBER_BY_EFFECT.items()}
 # grpc's messages for a call that found no connection. No byte of such a call was sent, so it has had no effect.
@@ -94,13 +95,30 @@ def find_token(metadata: Iterable[tuple[str, Any]] | None) -> str | None:
 
 def status_of(error: GanglineError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """Returns the status, message and trailing metadata with which a server aborts a call."""
-    detail = types_pb2.ErrorDetail(
+    return _STATUS_BY_KIND[error.kind], error.message, ((ERROR_KEY, detail_of(error).SerializeToString()),)
+
+
+def detail_of(error: GanglineError) -> types_pb2.ErrorDetail:
+    """Returns what crosses the wire of an error, beside its status."""
+    return types_pb2.ErrorDetail(
         code=error.code,
         message=error.message,
         effect=_NUMBER_BY_EFFECT[error.effect],
         leader_address=error.leader_address,
     )
-    return _STATUS_BY_KIND[error.kind], error.message, ((ERROR_KEY, detail.SerializeToString()),)
+
+
+def status_number_of(error: GanglineError) -> int:
+    """Returns the number of the status with which a server aborts a call."""
+    return int(_STATUS_BY_KIND[error.kind].value[0])
+
+
+def error_in(detail: types_pb2.ErrorDetail, status_number: int) -> GanglineError:
+    """Returns the GanglineError that a failed call, or one part of an answer, carries."""
+    kind = _KIND_BY_NUMBER.get(status_number, ErrorKind.INTERNAL)
+    error = GanglineError(detail.code, detail.message, kind, _EFFECT_BY_NUMBER.get(detail.effect))
+    error.leader_address = detail.leader_address
+    return error
 
 
 def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
@@ -110,10 +128,7 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
     """
     detail = _find_detail(failure)
     if detail is not None:
-        kind = _KIND_BY_STATUS.get(failure.code(), ErrorKind.INTERNAL)
-        error = GanglineError(detail.code, detail.message, kind, _EFFECT_BY_NUMBER.get(detail.effect))
-        error.leader_address = detail.leader_address
-        return error
+        return error_in(detail, int(failure.code().value[0]))
     status = failure.code()
     kind = _KIND_BY_STATUS.get(status, ErrorKind.INTERNAL)
     if kind is ErrorKind.UNAVAILABLE:

@@ -59,22 +59,25 @@ T = typing.TypeVar("T")
 E = typing.TypeVar("E", bound=StrEnum)
 Setter = Callable[[Any, Any], None]
 Getter = Callable[[Any], Any]
+# Name, setter, getter, and whether the field may be None.
+FieldPlan = tuple[str, Setter, Getter, bool]
 
 
 def to_proto(record: Any) -> Any:
     """Returns the message of types.proto that holds the same as this domain record."""
     record_type = type(record)
     message = _MESSAGE_BY_RECORD[record_type]()
-    for name, setter, _ in _plan_of(record_type):
+    for name, setter, _, is_optional in _plan_of(record_type):
         value = getattr(record, name)
-        if value is not None:
+        # Only an optional field tells its zero, or an empty text, from its absence.
+        if value or (is_optional and value is not None):
             setter(message, value)
     return message
 
 
 def from_proto(record_type: type[T], message: Any) -> T:
     """Returns the domain record of the given type that holds the same as this message."""
-    return record_type(**{name: getter(message) for name, _, getter in _plan_of(record_type)})
+    return record_type(**{name: getter(message) for name, _, getter, _ in _plan_of(record_type)})
 
 
 def prepare(*record_types: type) -> None:
@@ -117,19 +120,26 @@ def _members(enum_type: type[StrEnum]) -> dict[int, StrEnum]:
     return {number: member for member, number in _numbers(enum_type).items()}
 
 
-def _plan_of(record_type: type) -> tuple[tuple[str, Setter, Getter], ...]:
+def _plan_of(record_type: type) -> tuple[FieldPlan, ...]:
     return _plan(cast("Any", record_type))
 
 
 @cache
-def _plan(record_type: type) -> tuple[tuple[str, Setter, Getter], ...]:
+def _plan(record_type: type) -> tuple[FieldPlan, ...]:
     hints = typing.get_type_hints(record_type)
     found: list[Field[Any]] = list(fields(record_type))
-    return tuple((field.name, *_field_plan(field.name, hints[field.name], field.default)) for field in found)
+    return tuple(
+        (field.name, *_field_plan(field.name, hints[field.name], field.default), _is_optional(hints[field.name]))
+        for field in found
+    )
+
+
+def _is_optional(hint: Any) -> bool:
+    return typing.get_origin(hint) in (types.UnionType, typing.Union)
 
 
 def _field_plan(name: str, hint: Any, default: Any) -> tuple[Setter, Getter]:
-    is_optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    is_optional = _is_optional(hint)
     if is_optional:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is tuple:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -75,6 +75,10 @@ class Section(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="ignore", frozen=True, json_schema_extra={"additionalProperties": False}
     )
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Itself, as it never changes. pydantic copies such a default for each configuration that does not name it."""
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 _TRIAL = re.compile(r"^([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)$")
 _PYTHON = re.compile(r"^(?:.*/)?python(?:3(?:\.\d+)?)?$")
@@ -53,9 +54,15 @@ Entrypoint = TrialClass | Script | Module | Command
 def parse_entrypoint(text: str | Sequence[str]) -> Entrypoint:
     """Parses an entrypoint. A launcher of torch in front of it (Gangline's or Determined's) is dropped, because every
     slot gets its rank anyway."""
-    words = tuple(shlex.split(text)) if isinstance(text, str) else tuple(text)
+    words = _split(text) if isinstance(text, str) else tuple(text)
     launched = _without_launcher(words)
     return _parse_command(words) if launched is None else parse_launched(launched)
+
+
+# Splitting takes a good part of the time of a check, and users submit one entrypoint again and again.
+@lru_cache(maxsize=64)
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
 
 
 def parse_launched(words: Sequence[str]) -> Entrypoint:

@@ -71,6 +71,68 @@ class SubmitExperimentResponse(google.protobuf.message.Message):
 Global___SubmitExperimentResponse: typing_extensions.TypeAlias = SubmitExperimentResponse
 
 @typing.final
+class SubmitExperimentsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBMITS_FIELD_NUMBER: builtins.int
+    @property
+    def submits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SubmitExperimentRequest]: ...
+    def __init__(
+        self,
+        *,
+        submits: collections.abc.Iterable[Global___SubmitExperimentRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["submits", b"submits"]) -> None: ...
+
+Global___SubmitExperimentsRequest: typing_extensions.TypeAlias = SubmitExperimentsRequest
+
+@typing.final
+class SubmitExperimentsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SubmitResult]:
+        """One for each submit, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: collections.abc.Iterable[Global___SubmitResult] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
+
+Global___SubmitExperimentsResponse: typing_extensions.TypeAlias = SubmitExperimentsResponse
+
+@typing.final
+class SubmitResult(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CREATED_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
+    status: builtins.int
+    @property
+    def created(self) -> Global___SubmitExperimentResponse:
+        """Absent when the submit was refused."""
+
+    @property
+    def error(self) -> gangline.v1.types_pb2.ErrorDetail:
+        """Why it was refused, and the number of the gRPC status that SubmitExperiment answers for it."""
+
+    def __init__(
+        self,
+        *,
+        created: Global___SubmitExperimentResponse | None = ...,
+        error: gangline.v1.types_pb2.ErrorDetail | None = ...,
+        status: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["created", b"created", "error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["created", b"created", "error", b"error", "status", b"status"]) -> None: ...
+
+Global___SubmitResult: typing_extensions.TypeAlias = SubmitResult
+
+@typing.final
 class FindExperimentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

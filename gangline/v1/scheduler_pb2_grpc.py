@@ -39,6 +39,11 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentResponse.FromString,
                 _registered_method=True)
+        self.SubmitExperiments = channel.unary_unary(
+                '/gangline.v1.SchedulerService/SubmitExperiments',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentsResponse.FromString,
+                _registered_method=True)
         self.FindExperiment = channel.unary_unary(
                 '/gangline.v1.SchedulerService/FindExperiment',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentRequest.SerializeToString,
@@ -101,6 +106,14 @@ class SchedulerServiceServicer(object):
 
     def SubmitExperiment(self, request, context):
         """Creates an experiment with its first trials, or returns the one that this request id made before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubmitExperiments(self, request, context):
+        """As SubmitExperiment for each of several submits that came at the same time. A submit that is refused leaves the
+        others alone. While the scheduler cannot write, the call fails as a whole; to repeat it creates nothing twice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -194,6 +207,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentResponse.SerializeToString,
             ),
+            'SubmitExperiments': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitExperiments,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentsResponse.SerializeToString,
+            ),
             'FindExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.FindExperiment,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentRequest.FromString,
@@ -277,6 +295,33 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/SubmitExperiment',
             gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitExperiments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/SubmitExperiments',
+            gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentsRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SubmitExperimentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

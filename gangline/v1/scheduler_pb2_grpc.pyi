@@ -43,6 +43,22 @@ _SchedulerServiceSubmitExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceSubmitExperimentsType = typing_extensions.TypeVar(
+    '_SchedulerServiceSubmitExperimentsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SubmitExperimentsRequest,
+        gangline.v1.scheduler_pb2.SubmitExperimentsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SubmitExperimentsRequest,
+        gangline.v1.scheduler_pb2.SubmitExperimentsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SubmitExperimentsRequest,
+        gangline.v1.scheduler_pb2.SubmitExperimentsResponse,
+    ],
+)
+
 _SchedulerServiceFindExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceFindExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -219,12 +235,16 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceFindExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SubmitExperimentRequest,
             gangline.v1.scheduler_pb2.SubmitExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SubmitExperimentsRequest,
+            gangline.v1.scheduler_pb2.SubmitExperimentsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.FindExperimentRequest,
@@ -279,6 +299,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.SubmitExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SubmitExperimentsRequest,
+            gangline.v1.scheduler_pb2.SubmitExperimentsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.FindExperimentRequest,
             gangline.v1.scheduler_pb2.FindExperimentResponse,
         ],
@@ -327,6 +351,11 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     SubmitExperiment: _SchedulerServiceSubmitExperimentType
     """Creates an experiment with its first trials, or returns the one that this request id made before."""
 
+    SubmitExperiments: _SchedulerServiceSubmitExperimentsType
+    """As SubmitExperiment for each of several submits that came at the same time. A submit that is refused leaves the
+    others alone. While the scheduler cannot write, the call fails as a whole; to repeat it creates nothing twice.
+    """
+
     FindExperiment: _SchedulerServiceFindExperimentType
     """The experiment that a request made. The answer takes into account what is being written at the time of the call."""
 
@@ -370,6 +399,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SubmitExperimentRequest,
         gangline.v1.scheduler_pb2.SubmitExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SubmitExperimentsRequest,
+        gangline.v1.scheduler_pb2.SubmitExperimentsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.FindExperimentRequest,
@@ -425,6 +458,16 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.SubmitExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SubmitExperimentResponse]]:
         """Creates an experiment with its first trials, or returns the one that this request id made before."""
+
+    @abc.abstractmethod
+    def SubmitExperiments(
+        self,
+        request: gangline.v1.scheduler_pb2.SubmitExperimentsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SubmitExperimentsResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SubmitExperimentsResponse]]:
+        """As SubmitExperiment for each of several submits that came at the same time. A submit that is refused leaves the
+        others alone. While the scheduler cannot write, the call fails as a whole; to repeat it creates nothing twice.
+        """
 
     @abc.abstractmethod
     def FindExperiment(

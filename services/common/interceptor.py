@@ -40,6 +40,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, admit: Admit, limits: Mapping[str, int] = MappingProxyType({})) -> None:
         self._admit = admit
         self._limits = limits
+        # By method: the handler of the service, and the same with all that happens around it.
+        self._wrapped: dict[str, tuple[Any, grpc.RpcMethodHandler[Any, Any]]] = {}
 
     async def intercept_service(
         self,
@@ -50,12 +52,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        call = _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES))
         try:
             await self._admit(method, find_token(cast("Any", handler_call_details.invocation_metadata)))
         except Exception as error:  # noqa: BLE001 - the top of every call
-            return call.refuse(error)
-        return call.wrap(handler)
+            return _Call(method, MAX_MESSAGE_BYTES).refuse(error)
+        known = self._wrapped.get(method)
+        if known is None or known[0] is not handler:
+            known = handler, _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES)).wrap(handler)
+            self._wrapped[method] = known
+        return known[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +90,14 @@ def _check(request: Any) -> Any:
 
 
 class _Call:
-    """Handles one call on its way through the handler."""
+    """Handles every call of one method. It keeps nothing of a call but its metrics."""
 
     def __init__(self, method: str, max_bytes: int) -> None:
         self._method = method
         self._max_bytes = max_bytes
+        # To look a metric up by its labels takes longer than to count.
+        self._count_by_status: dict[str, Counter] = {}
+        self._seconds: Histogram | None = None
 
     def refuse(self, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
         """Answers with an error, as a stream whatever the method is. For other kinds grpc reads the request's body
@@ -141,7 +149,7 @@ class _Call:
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
                 await self._end(context, error)
             self._count("ok")
-            CALL_SECONDS.labels(self._method).observe(time.monotonic() - started)
+            self._observe(time.monotonic() - started)
             return response
 
         return run
@@ -176,4 +184,12 @@ class _Call:
         raise AssertionError("abort returned")
 
     def _count(self, status: str) -> None:
-        CALLS.labels(self._method, status).inc()
+        counter = self._count_by_status.get(status)
+        if counter is None:
+            counter = self._count_by_status[status] = CALLS.labels(self._method, status)
+        counter.inc()
+
+    def _observe(self, seconds: float) -> None:
+        if self._seconds is None:
+            self._seconds = CALL_SECONDS.labels(self._method)
+        self._seconds.observe(seconds)

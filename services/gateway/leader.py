@@ -58,6 +58,8 @@ class Leader:
         self._etcd_problem = etcd_problem
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
+        # Of the channel. Making one takes longer than a call's own work.
+        self._stub: SchedulerServiceAsyncStub | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     async def call(self, choose: Choose[Q, A], request: Q) -> A:
@@ -113,7 +115,7 @@ class Leader:
         leader = self._mirror.state.leader
         if leader is None:
             raise no_leader()
-        stub: SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(self._dial(leader.grpc_address))
+        stub = self._dial(leader.grpc_address)
         try:
             return await choose(stub)(request, timeout=seconds, metadata=self._metadata)
         except grpc.aio.AioRpcError as failure:
@@ -133,8 +135,8 @@ class Leader:
             await self._channel.close()
         await asyncio.gather(*self._closing)
 
-    def _dial(self, address: str) -> grpc.aio.Channel:
-        if self._channel is None or address != self._address:
+    def _dial(self, address: str) -> SchedulerServiceAsyncStub:
+        if self._stub is None or address != self._address:
             if self._channel is not None:
                 # Calls that are in progress at the old leader may still be answered.
                 closing = asyncio.create_task(self._channel.close(TRY_SECONDS))
@@ -142,7 +144,8 @@ class Leader:
                 closing.add_done_callback(self._closing.discard)
             self._address = address
             self._channel = grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS)
-        return self._channel
+            self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        return self._stub
 
 
 def no_leader() -> GanglineError:

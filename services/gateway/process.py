@@ -38,6 +38,7 @@ from services.gateway.rpc.gateway_service import GatewayService
 from services.gateway.rpc.ingest_service import IngestService
 from services.gateway.settings import GatewaySettings
 from services.gateway.storage import Storage
+from services.gateway.submitter import Submitter
 from services.gateway.usecase.bundle import History, UseCases, assemble
 from services.gateway.usecase.following import Following
 
@@ -72,10 +73,12 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.push_async_callback(_end, watching)
         leader = Leader(mirror, token, etcd_problem=lambda: etcd.health.problem)
         parts.push_async_callback(leader.close)
+        submitter = Submitter(leader)
+        parts.push_async_callback(submitter.close)
         news = BellBoard()
         following = Following(mirror, news)
         history = await _open_history(parts, settings.database_url, news, following)
-        usecases = assemble(mirror, leader, history, storage, etcd)
+        usecases = assemble(mirror, leader, submitter, history, storage=storage, etcd=etcd)
         cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ChangeCheckpoints), storage)
         cleanup.start()
         parts.push_async_callback(cleanup.stop)

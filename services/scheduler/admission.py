@@ -15,7 +15,7 @@ from gangline.domain.experiment import Experiment
 from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
 from gangline.errors import GanglineError, conflict, invalid, not_found
-from services.scheduler.facts import DEFAULT_POOL, Facts, facts_of
+from services.scheduler.facts import DEFAULT_POOL, Facts, facts_of, facts_of_parsed
 from services.scheduler.placement.feasibility import never_fits
 from services.scheduler.placement.snapshot import PoolConfig
 from services.scheduler.searcher.replay import make_searcher
@@ -33,8 +33,9 @@ def admit(
     """
     if not submitted["request_id"]:
         raise invalid("request.no_id", "a submit needs a request id; the client makes one for each experiment")
-    config_json = _parse(submitted["config_json"]).model_dump_json()
-    facts = facts_of(config_json)
+    config = _parse(submitted["config_json"])
+    config_json = config.model_dump_json()
+    facts = facts_of_parsed(config_json, config)
     pool = _find_pool(facts, pools)
     warnings = _check_fit(facts, pool, [agent for agent in agents if agent.pool == pool.name])
     submission = Submission(

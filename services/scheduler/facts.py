@@ -48,11 +48,24 @@ class Facts:
         return self.pool or DEFAULT_POOL
 
 
+# Configurations whose facts are being read, by their text. Only `facts_of_parsed` adds one, and it removes it again.
+_parsed: dict[str, ExperimentConfig] = {}
+
+
+def facts_of_parsed(config_json: str, config: ExperimentConfig) -> Facts:
+    """As `facts_of`, without parsing the text again. config: what the text says."""
+    _parsed[config_json] = config
+    try:
+        return facts_of(config_json)
+    finally:
+        _parsed.pop(config_json, None)
+
+
 # More than ever wait or run at once: a cycle asks for each of them, and one more than fits would parse them all anew.
 @lru_cache(maxsize=1 << 16)
 def facts_of(config_json: str) -> Facts:
     """Raises pydantic's ValidationError for what no Gangline ever stored."""
-    config = ExperimentConfig.model_validate_json(config_json)
+    config = _parsed.get(config_json) or ExperimentConfig.model_validate_json(config_json)
     return Facts(
         name=config.name,
         slots=config.resources.slots_per_trial,

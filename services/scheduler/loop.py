@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 import structlog
@@ -89,13 +89,15 @@ class Loop:
         self._count_pause_seconds = COUNT_SECONDS
         self._waking: asyncio.TimerHandle | None = None
         self._pass_seconds = 0.0
+        # As of the last plan. Slots that are given back wake the loop at once, and then this is worked out anew.
+        self._full_pools: frozenset[str] = frozenset()
 
     def wake(self) -> None:
         """Something has changed that a plan may depend on."""
         self._wake.set()
 
     def on_committed(self, change: Change) -> None:
-        if _is_urgent(change):
+        if is_urgent(change, self._full_pools, self._memory.knows):
             self.wake()
         elif change.touches(Request, Allocation, Experiment) and self._waking is None:
             self._waking = asyncio.get_running_loop().call_later(_LAZY_SECONDS, self._wake_lazily)
@@ -122,6 +124,7 @@ class Loop:
             await self._view.expiry.expire(now)
         if not self._state.count(Request) and not any(one.full_slots for one in self._state.all_of(Allocation)):
             self._plan, self._planned_revision = Plan((), (), {}), self._state.revision
+            self._full_pools = frozenset()
             self._count()
             return
         # 2. A frozen picture of agents, requests and running work.
@@ -130,6 +133,7 @@ class Loop:
         # 3. The decision.
         with _timed("plan"):
             self._plan, self._planned_revision = plan(snapshot, now), snapshot.revision
+        self._full_pools = full_pools(snapshot, self._plan)
         self._pass_seconds = time.perf_counter() - started
         # 4. Each assignment is checked again and written; the store dispatches what etcd accepted.
         if self._view.leadership.is_fresh:
@@ -230,14 +234,30 @@ class Loop:
         self._count_pause_seconds = max(COUNT_SECONDS, (time.perf_counter() - started) / _COUNT_SHARE)
 
 
-def _is_urgent(change: Change) -> bool:
-    """Whether it may let somebody start, or brings a deadline nearer: a request, an agent, slots that are given back,
-    an end that is asked for, an experiment that is paused or goes on again."""
+def full_pools(snapshot: Snapshot, decided: Plan) -> frozenset[str]:
+    """The pools in which no slot is free once the plan is committed."""
+    taken = Counter[str]()
+    for assignment in decided.assignments:
+        taken.update(assignment.slots_by_agent)
+    open_pools = {agent.pool for agent in snapshot.agents if agent.is_usable and agent.free > taken[agent.id]}
+    return snapshot.pool_names - open_pools
+
+
+def is_urgent(change: Change, full: Collection[str], knows: Callable[[int], bool]) -> bool:
+    """Whether it may let a trial start, or brings a deadline nearer: a request, an agent, slots that are given back,
+    an end that is asked for, an experiment that is paused or goes on again.
+
+    A request in a full pool can only start after other work has stopped, which takes seconds. So it is not urgent.
+    full: these pools. knows: whether the planner has seen this experiment; a new one counts by its requests alone.
+    """
     calm = (Stage.STARTING, Stage.RUNNING)
     return (
         change.touches(Agent)
-        or any(True for _ in change.all_of(Request))
+        or any(not request.slots or request.pool not in full for request in change.all_of(Request))
         or any(kind is Allocation for kind, _ in change.deletes)
         or any(allocation.state not in calm for allocation in change.all_of(Allocation))
-        or any(experiment.state not in (*calm, Stage.TERMINAL) for experiment in change.all_of(Experiment))
+        or any(
+            experiment.state not in (*calm, Stage.TERMINAL) and knows(experiment.id)
+            for experiment in change.all_of(Experiment)
+        )
     )

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import structlog
 
+from gangline.domain.allocation import Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.search import Search
@@ -47,8 +49,10 @@ class Pursuit:
         self._wake.set()
 
     def on_committed(self, change: Change) -> None:
-        touched: list[_Touched] = [(Experiment, record.id) for record in change.all_of(Experiment)]
-        touched += [(Experiment, record.experiment_id) for record in change.all_of(Search)]
+        experiment_ids = {record.id: None for record in change.all_of(Experiment)}
+        experiment_ids |= {record.experiment_id: None for record in change.all_of(Search)}
+        whole = whole_submits(change) if experiment_ids else frozenset()
+        touched: list[_Touched] = [(Experiment, one) for one in experiment_ids if one not in whole]
         touched += [(Agent, record.id) for record in change.all_of(Agent)]
         # A trial that has ended goes on from nothing any more; and marks may be left over.
         ended = (record for record in change.all_of(Trial) if record.state is State.TERMINAL)
@@ -80,6 +84,27 @@ class Pursuit:
             return
         if change:
             self._touched[touched] = None
+
+
+def whole_submits(change: Change) -> frozenset[int]:
+    """The experiments of which this change puts all trials that their searches want, each waiting with its request.
+    Nothing of them is left to pursue."""
+    num_wanted: dict[int, int] = {}
+    num_trials, num_requests = defaultdict[int, int](int), defaultdict[int, int](int)
+    experiments: list[Experiment] = []
+    for record in change.puts:
+        match record:
+            case Search():
+                num_wanted[record.experiment_id] = record.num_wanted
+            case Trial():
+                num_trials[record.experiment_id] += 1
+            case Request():
+                num_requests[record.experiment_id] += 1
+            case Experiment() if record.state is State.QUEUED and not record.gives_back:
+                experiments.append(record)
+    return frozenset(
+        one.id for one in experiments if num_wanted.get(one.id) == num_trials[one.id] == num_requests[one.id]
+    )
 
 
 async def warm_up_if_drawn(config_json: str) -> None:

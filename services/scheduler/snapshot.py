@@ -90,6 +90,9 @@ class Memory:
     def find(self, experiment_id: int) -> _Known | None:
         return self._experiments.get(experiment_id)
 
+    def knows(self, experiment_id: int) -> bool:
+        return experiment_id in self._experiments
+
     def learn(self, experiment_id: int, known: _Known) -> None:
         self._experiments[experiment_id] = known
         self._groups[known.group.id] = known.group

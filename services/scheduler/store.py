@@ -27,6 +27,7 @@ from services.scheduler.records import Change, Draft, Records, State
 
 _log = structlog.get_logger(__name__)
 
+
 Transition = Callable[[Records], Change]
 
 _RETRY_SECONDS = 0.5

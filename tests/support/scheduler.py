@@ -116,6 +116,12 @@ class Caller:
         assert isinstance(answer, scheduler_pb2.SubmitExperimentResponse)
         return answer
 
+    async def submit_group(self, *submits: scheduler_pb2.SubmitExperimentRequest) -> list[scheduler_pb2.SubmitResult]:
+        request = scheduler_pb2.SubmitExperimentsRequest(submits=submits)
+        answer = await self._call("SubmitExperiments", request)
+        assert isinstance(answer, scheduler_pb2.SubmitExperimentsResponse)
+        return list(answer.results)
+
     async def end(self, experiment_id: int, user: str = "ann") -> scheduler_pb2.EndExperimentResponse:
         request = scheduler_pb2.EndExperimentRequest(request_id="k", experiment_id=experiment_id, user=user)
         answer = await self._call("EndExperiment", request)

@@ -31,10 +31,11 @@ DEFAULT_PRIORITIES = {"default": 37}
 
 
 class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """submissions: every SubmitExperiment that came in, refused ones as well."""
+    """submissions: every submit that came in, refused ones as well. group_sizes: of each call that brought some."""
 
     def __init__(self, etcd: EtcdClient, cluster_token: str) -> None:
         self.submissions: list[scheduler_pb2.SubmitExperimentRequest] = []
+        self.group_sizes: list[int] = []
         self.agent_changes: list[scheduler_pb2.ChangeAgentRequest] = []
         self.experiment_changes: list[scheduler_pb2.ChangeExperimentRequest] = []
         self.checkpoint_changes: list[scheduler_pb2.ChangeCheckpointsRequest] = []
@@ -72,8 +73,21 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def SubmitExperiment(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.SubmitExperimentRequest, context: Any
     ) -> scheduler_pb2.SubmitExperimentResponse:
+        self.group_sizes.append(1)
         self.submissions.append(request)
         await self._admit()
+        return await self._submit(request)
+
+    async def SubmitExperiments(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SubmitExperimentsRequest, context: Any
+    ) -> scheduler_pb2.SubmitExperimentsResponse:
+        self.group_sizes.append(len(request.submits))
+        self.submissions += request.submits
+        await self._admit()
+        results = [scheduler_pb2.SubmitResult(created=await self._submit(submit)) for submit in request.submits]
+        return scheduler_pb2.SubmitExperimentsResponse(results=results)
+
+    async def _submit(self, request: scheduler_pb2.SubmitExperimentRequest) -> scheduler_pb2.SubmitExperimentResponse:
         known = self._experiment_by_request_id.get(request.request_id)
         experiment = known or await self._create(request)
         revision = await self._put(keys.experiment(experiment.id), experiment)
@@ -232,10 +246,10 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
             number, "digits", request.owner, request.config_json, request.code_sha256,
             request_id=request.request_id, created_at=1.0,
         )  # fmt: skip
+        self._experiment_by_request_id[request.request_id] = experiment
         trial = Trial(f"{number}.1", number, 1, created_at=1.0)
         await self._put(keys.trial(trial.id), trial)
         await self._put(keys.request(trial.id), Request(trial.id, number, "default", 2, submitted_at=1.0))
-        self._experiment_by_request_id[request.request_id] = experiment
         return experiment
 
     async def _find(self, kind: type[R], key: str) -> R:

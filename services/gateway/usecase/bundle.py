@@ -11,6 +11,7 @@ from services.gateway.history.writer import Writer
 from services.gateway.leader import Leader
 from services.gateway.mirror import Watched
 from services.gateway.storage import Storage
+from services.gateway.submitter import Submitter
 from services.gateway.usecase.agent import Agents
 from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.cluster import Clusters
@@ -49,13 +50,15 @@ class UseCases:
     ingest: Ingest
 
 
-def assemble(mirror: Watched, leader: Leader, history: History, storage: Storage, etcd: HealthWatch) -> UseCases:
+def assemble(
+    mirror: Watched, leader: Leader, submitter: Submitter, history: History, *, storage: Storage, etcd: HealthWatch
+) -> UseCases:
     pending = Pending(leader)
     views = Views(mirror, history.reader, pending)
     code = Code(mirror, storage)
     ingest = Ingest(history.writer, history.news, mirror)
     return UseCases(
-        experiments=Experiments(mirror, leader, views, code, history.following),
+        experiments=Experiments(mirror, leader, submitter, views, code, following=history.following),
         records=Records(mirror, views, history.reader, ingest, history.following),
         queue=Queue(mirror, leader, views, pending),
         agents=Agents(mirror, leader),

@@ -20,6 +20,7 @@ from services.gateway.leader import Leader
 from services.gateway.mirror import LEADER_BELL, Watched
 from services.gateway.parsing import off_loop, read_text
 from services.gateway.record import ExperimentView, TrialView
+from services.gateway.submitter import Submitter
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
 from services.gateway.usecase.settling import check_request_id, settle
@@ -37,9 +38,12 @@ ExperimentChange = ExperimentAction | ResourceChange | QueueMove
 
 
 class Experiments:
-    def __init__(self, mirror: Watched, leader: Leader, views: Views, code: Code, following: Following) -> None:
+    def __init__(
+        self, mirror: Watched, leader: Leader, submitter: Submitter, views: Views, code: Code, *, following: Following
+    ) -> None:
         self._mirror = mirror
         self._leader = leader
+        self._submitter = submitter
         self._views = views
         self._code = code
         self._following = following
@@ -56,7 +60,7 @@ class Experiments:
             request_id=request_id, owner=principal.name, config_json=config_json, code_sha256=code_sha256
         )
         try:
-            answer = await self._leader.call(lambda scheduler: scheduler.SubmitExperiment, request)
+            answer = await self._submitter.submit(request)
         except GanglineError as error:
             error.request_id = request_id
             raise

@@ -11,18 +11,17 @@ from typing import Any
 import structlog
 
 from gangline import wire
-from gangline.config.bound import is_small
 from gangline.domain.experiment import Checkpoint, Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.admission import admit, check_repeated, find_pool, preview
+from services.scheduler.admission import find_pool, preview
 from services.scheduler.placement.simulation_file import dump_simulation
-from services.scheduler.pursuit import warm_up_if_drawn
 from services.scheduler.records import Change, get
 from services.scheduler.seat import Seat
 from services.scheduler.service.access import require_cluster
+from services.scheduler.service.submitting import submit_group, submit_one
 from services.scheduler.store import Transition
 from services.scheduler.term import Term
 from services.scheduler.transition.availability import change_availability
@@ -38,7 +37,6 @@ from services.scheduler.transition.fusion import check_fusion_key, fusion_forgot
 from services.scheduler.transition.queue_move import move_experiment
 from services.scheduler.transition.resource import change_resources
 from services.scheduler.transition.rules import Rules
-from services.scheduler.transition.submit import submit
 
 _log = structlog.get_logger(__name__)
 
@@ -52,33 +50,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SubmitExperimentRequest, _context: Any
     ) -> scheduler_pb2.SubmitExperimentResponse:
         require_cluster()
-        term = self._seat.require()
-        submitted = {
-            "request_id": request.request_id,
-            "owner": request.owner,
-            "config_json": request.config_json,
-            "code_sha256": request.code_sha256,
-        }
-        known = term.state.experiment_of_request(request.request_id) if request.request_id else None
-        if known is not None:
-            check_repeated(known, submitted)
-        agents = list(term.state.all_of(Agent))
-        if is_small(request.config_json):
-            submission, warnings = admit(submitted, term.pools, agents, self._random)
-        else:
-            # It takes a tenth of a second to read.
-            submission, warnings = await asyncio.to_thread(admit, submitted, term.pools, agents, self._random)
-        await warm_up_if_drawn(submission.config_json)
-        rules, now = term.conditions.rules, time.time()
-        await term.store.commit_asked(lambda records: submit(records, submission, rules, now))
-        experiment = term.state.experiment_of_request(request.request_id)
-        assert experiment is not None, "a submit that was committed can be found"
-        own = (submission.owner, submission.code_sha256, submission.config_json)
-        if (experiment.owner, experiment.code_sha256, experiment.config_json) != own:
-            # Another submit under this id came first. To compare what the two mean takes longer than all else here.
-            check_repeated(experiment, submitted)
-        _log.info("submitted", experiment_id=experiment.id, owner=experiment.owner, slots=submission.facts.slots)
-        return _submitted(term, experiment, warnings)
+        return await submit_one(self._seat.require(), request, self._random)
+
+    async def SubmitExperiments(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.SubmitExperimentsRequest, _context: Any
+    ) -> scheduler_pb2.SubmitExperimentsResponse:
+        require_cluster()
+        results = await submit_group(self._seat.require(), request.submits, self._random)
+        return scheduler_pb2.SubmitExperimentsResponse(results=results)
 
     async def FindExperiment(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.FindExperimentRequest, _context: Any
@@ -268,9 +247,3 @@ def _acting(request: scheduler_pb2.ChangeExperimentRequest, rules: Rules, now: f
             return lambda records: cancel_experiment(records, experiment_id, f"canceled by {user}", rules, now)
         case _:
             raise invalid("request.action", f"{request.action} is no action of an experiment that this version knows")
-
-
-def _submitted(term: Term, experiment: Experiment, warnings: list[str]) -> scheduler_pb2.SubmitExperimentResponse:
-    return scheduler_pb2.SubmitExperimentResponse(
-        experiment=wire.to_proto(experiment), revision=term.state.revision, warnings=warnings
-    )

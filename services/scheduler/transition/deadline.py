@@ -34,15 +34,24 @@ def next_deadline(
         # A smaller attempt may grow from then on, so a plan is due.
         waits += [allocation.grow_at] if allocation.grow_at > now else []
     for request in requests:
-        waits += [at for at in (request.not_before_at, request.shrink_at) if at > now]
-        waits += [exclusion.until_at for exclusion in request.exclusions]
+        # Thousands may wait, and few of them for a time.
+        if request.not_before_at > now:
+            waits.append(request.not_before_at)
+        if request.shrink_at > now:
+            waits.append(request.shrink_at)
+        if request.exclusions:
+            waits += [exclusion.until_at for exclusion in request.exclusions]
     waits += [agent.quarantined_until_at for agent in agents if agent.quarantined_until_at > now]
     return min(waits, default=None)
 
 
 def to_readmit(requests: Iterable[Request], now: float) -> list[str]:
     """Returns the ids of waiting trials that no longer have to avoid one of their agents."""
-    return [found.trial_id for found in requests if any(one.until_at <= now for one in found.exclusions)]
+    return [
+        found.trial_id
+        for found in requests
+        if found.exclusions and any(one.until_at <= now for one in found.exclusions)
+    ]
 
 
 def overdue(allocations: Iterable[Allocation], now: float, patient_until: float = 0.0) -> list[str]:

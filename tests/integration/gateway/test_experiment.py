@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from gangline.domain.state import Outcome
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import types_pb2
 from services.gateway import leader as leader_module
+from services.gateway.usecase import code as code_module
 from tests.support.gateway import CONFIG, Client, pack, sha256
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import within
@@ -134,6 +136,18 @@ async def test_http_refuses_an_unknown_key_with_path_and_nearest(client: Client,
 
 async def test_code_must_be_uploaded_first(client: Client, leader: StandInLeader) -> None:
     request = pb.CreateExperimentRequest(request_id="r", config_json=json.dumps(CONFIG), code_sha256="a" * 64)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await client.gateway.CreateExperiment(request, metadata=client.metadata)
+    assert code_of(failure) == "code.not_uploaded"
+
+
+async def test_code_that_is_gone_is_noticed_again_soon_after_a_submit(
+    client: Client, leader: StandInLeader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(client, "r1")
+    monkeypatch.setattr(code_module, "STORED_SECONDS", 0.0)
+    (tmp_path / "storage" / "code" / f"{sha256(ARCHIVE)}.tar.gz").unlink()
+    request = pb.CreateExperimentRequest(request_id="r2", config_json=json.dumps(CONFIG), code_sha256=sha256(ARCHIVE))
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await client.gateway.CreateExperiment(request, metadata=client.metadata)
     assert code_of(failure) == "code.not_uploaded"

@@ -7,10 +7,12 @@ import random
 
 import pytest
 
+from gangline.config import ExperimentConfig
 from gangline.config.bound import MAX_TEXT_BYTES
 from gangline.domain.resource import Agent, Slot
 from gangline.errors import GanglineError
 from services.scheduler.admission import admit, preview
+from services.scheduler.facts import facts_of
 from services.scheduler.placement import PoolConfig
 from services.scheduler.transition.submit import Submission
 
@@ -37,6 +39,36 @@ def test_what_is_admitted_has_a_seed_and_warnings() -> None:
     assert _admit(reproducibility={"experiment_seed": 3})[0].seed == 3
     _, warnings = _admit(resources={"resource_pool": "gpu"})
     assert "pool 'gpu' has no agents yet" in warnings[0]
+
+
+def test_a_submit_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = ExperimentConfig.model_validate_json.__func__  # type: ignore[attr-defined]  # of a class method
+
+    def count(config_json: str, **options: object) -> ExperimentConfig:
+        parsed.append(config_json)
+        found: ExperimentConfig = parse(ExperimentConfig, config_json, **options)
+        return found
+
+    monkeypatch.setattr(ExperimentConfig, "model_validate_json", count)
+    submission, _ = _admit(name="parsed once", hyperparameters={"lr": 0.1})
+    assert len(parsed) == 1
+    # Every later question about this experiment is answered from the same facts.
+    assert facts_of(submission.config_json) is submission.facts
+    assert len(parsed) == 1
+
+
+def test_the_facts_of_a_submit_are_those_of_the_stored_text() -> None:
+    """A new leader reads the text; nothing may depend on who has admitted the experiment."""
+    submission, _ = _admit(
+        name="from the text",
+        resources={"slots_per_trial": 2, "resource_pool": "default", "weight": 2, "priority": 7, "max_slots": 4},
+        searcher={"name": "random", "metric": "loss", "max_trials": 3, "max_concurrent_trials": 2},
+        hyperparameters={"lr": {"type": "log", "minval": -4, "maxval": -1}, "layers": 3, "nested": {"a": [1, 2.5]}},
+        reproducibility={"experiment_seed": 3},
+    )
+    facts_of.cache_clear()
+    assert facts_of(submission.config_json) == submission.facts
 
 
 def test_preview_draws_and_counts() -> None:

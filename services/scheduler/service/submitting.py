@@ -1,0 +1,109 @@
+"""Submits as the leader serves them: one by one, or a group that one call has brought.
+
+Each submit of a group is admitted and committed for itself, so a refusal concerns one submit alone. The store writes
+submits that wait together in one transaction, and every submit is answered after its own transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from gangline import rpc, wire
+from gangline.config.bound import is_small
+from gangline.config.hyperparameter import Random
+from gangline.domain.resource import Agent
+from gangline.errors import Effect, ErrorKind, GanglineError, invalid
+from gangline.v1 import scheduler_pb2
+from services.common.not_leader import NOT_LEADER_CODE
+from services.scheduler.admission import admit, check_repeated
+from services.scheduler.pursuit import warm_up_if_drawn
+from services.scheduler.term import Term
+from services.scheduler.transition.submit import submit
+
+_log = structlog.get_logger(__name__)
+
+# A gateway sends fewer. More would keep the event loop busy for too long at once.
+MAX_GROUP = 64
+
+
+async def submit_one(
+    term: Term, request: scheduler_pb2.SubmitExperimentRequest, rng: Random
+) -> scheduler_pb2.SubmitExperimentResponse:
+    """Returns once the experiment is durable. Raises GanglineError."""
+    submitted = {
+        "request_id": request.request_id,
+        "owner": request.owner,
+        "config_json": request.config_json,
+        "code_sha256": request.code_sha256,
+    }
+    known = term.state.experiment_of_request(request.request_id) if request.request_id else None
+    if known is not None:
+        check_repeated(known, submitted)
+    agents = list(term.state.all_of(Agent))
+    if is_small(request.config_json):
+        submission, warnings = admit(submitted, term.pools, agents, rng)
+    else:
+        # It takes a tenth of a second to read.
+        submission, warnings = await asyncio.to_thread(admit, submitted, term.pools, agents, rng)
+    await warm_up_if_drawn(submission.config_json)
+    rules, now = term.conditions.rules, time.time()
+    await term.store.commit_asked(lambda records: submit(records, submission, rules, now))
+    experiment = term.state.experiment_of_request(request.request_id)
+    assert experiment is not None, "a submit that was committed can be found"
+    own = (submission.owner, submission.code_sha256, submission.config_json)
+    if (experiment.owner, experiment.code_sha256, experiment.config_json) != own:
+        # Another submit under this id came first. To compare what the two mean takes longer than all else here.
+        check_repeated(experiment, submitted)
+    _log.info("submitted", experiment_id=experiment.id, owner=experiment.owner, slots=submission.facts.slots)
+    return scheduler_pb2.SubmitExperimentResponse(
+        experiment=wire.to_proto(experiment), revision=term.state.revision, warnings=warnings
+    )
+
+
+async def submit_group(
+    term: Term, requests: Sequence[scheduler_pb2.SubmitExperimentRequest], rng: Random
+) -> list[scheduler_pb2.SubmitResult]:
+    """One result for each request, in their order.
+
+    Raises GanglineError when one of them cannot be written now: then the caller repeats the whole group, and request
+    ids find the submits that were written.
+    """
+    if len(requests) > MAX_GROUP:
+        raise invalid("request.too_many", f"{len(requests)} submits in one call; send at most {MAX_GROUP}")
+    outcomes = await asyncio.gather(*(_attempt(term, request, rng) for request in requests))
+    passing = [outcome for outcome in outcomes if isinstance(outcome, GanglineError) and _may_pass(outcome)]
+    if passing:
+        # Others of the group may have been written.
+        is_untouched = len(passing) == len(outcomes) and all(error.effect is Effect.NONE for error in passing)
+        first = passing[0]
+        effect = Effect.NONE if is_untouched else Effect.UNKNOWN
+        raise GanglineError(first.code, first.message, first.kind, effect)
+    return [_result(outcome) for outcome in outcomes]
+
+
+async def _attempt(
+    term: Term, request: scheduler_pb2.SubmitExperimentRequest, rng: Random
+) -> scheduler_pb2.SubmitExperimentResponse | GanglineError:
+    try:
+        return await submit_one(term, request, rng)
+    except GanglineError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - a bug that one submit meets must not fail the others
+        _log.error("a submit failed", request_id=request.request_id, exc_info=error)
+        text = f"the submit failed: {type(error).__name__}; see the scheduler's log"
+        return GanglineError("rpc.internal", text, ErrorKind.INTERNAL)
+
+
+def _may_pass(error: GanglineError) -> bool:
+    """Whether the same submit may succeed a moment later, here or with the next leader."""
+    return error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT) or error.code == NOT_LEADER_CODE
+
+
+def _result(outcome: scheduler_pb2.SubmitExperimentResponse | GanglineError) -> scheduler_pb2.SubmitResult:
+    if isinstance(outcome, GanglineError):
+        return scheduler_pb2.SubmitResult(error=rpc.detail_of(outcome), status=rpc.status_number_of(outcome))
+    return scheduler_pb2.SubmitResult(created=outcome)
