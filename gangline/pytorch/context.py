@@ -23,6 +23,7 @@ from gangline.core.beat import BACKWARD, OPTIMIZER, TRAIN_BATCH
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.pytorch import batch as batches
+from gangline.pytorch.backward import watch_gradients
 from gangline.pytorch.experimental import PyTorchExperimentalContext
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.precision import Precision, check_one_scaler
@@ -143,6 +144,7 @@ class PyTorchTrialContext(Lacking):
                 "it on the CPU",
             )
         wrapped = self.strategy.prepare_model(model.to(self.device))
+        watch_gradients(wrapped, lambda: self.update.on_gradient())
         self.models.append(wrapped)
         return wrapped
 
@@ -237,8 +239,8 @@ class PyTorchTrialContext(Lacking):
     def backward(
         self, loss: torch.Tensor, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
-        """As loss.backward. Where gradients are aggregated over several batches they become a mean, unless
-        optimizations.average_aggregated_gradients is off."""
+        """As loss.backward, for a loss of one number. Where gradients are aggregated over several batches they become a
+        mean, unless optimizations.average_aggregated_gradients is off. create_graph: on one slot only."""
         # Tells a rank that waits for the others here from one that has not come so far.
         self.core.beat.enter(BACKWARD)
         self.update.backward(loss, gradient, retain_graph, create_graph)

@@ -26,6 +26,24 @@ _MEANINGS = (
         "layers of it, and compute penalties on weights in its forward pass, or set parallelism.blocks to [] so that "
         "the whole model is gathered at once",
     ),
+    (
+        "out of bounds for storage of size 0",
+        "pytorch.parameters_gone",
+        "a backward pass needed whole parameters that were given up already; add losses up for one context.backward, "
+        "or use ddp or zero1",
+    ),
+    (
+        "Trying to backward through the graph a second time",
+        "pytorch.graph_used",
+        "a second backward pass went through a graph that the first one has freed; add losses up for one "
+        "context.backward, or pass retain_graph=True to all but the last one",
+    ),
+    (
+        "SyncBatchNorm expected input tensor to be on GPU",
+        "parallelism.batch_norm",
+        "a SyncBatchNorm layer was put into the model after it was wrapped, so it runs on GPUs only; call "
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm before context.wrap_model",
+    ),
 )
 
 

@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gangline.pytorch.fusion.bucketed import BucketedModel
-from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
+from gangline.pytorch.parallel.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.ddp_meter import DdpMeter
 from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.parallel.freshness import FreshForwards
-from gangline.pytorch.parallel.ownership import WrappedModels, class_name
+from gangline.pytorch.parallel.ownership import WrappedModels, check_initialised, class_name
 from gangline.pytorch.parallel.route import OriginalForward, reroute, route
 from gangline.pytorch.parallel.same_change import check_same_change
 from gangline.pytorch.parallel.strategy import Holder, Strategy
@@ -46,6 +46,8 @@ class DdpStrategy(Strategy):
         self._bucketed: BucketedModel | None = None
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
+        check_initialised(model)
+        prepare_batch_norm(model)
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         if not is_trained:
             # DistributedDataParallel does it where there is something to train.
@@ -54,7 +56,6 @@ class DdpStrategy(Strategy):
         if is_trained or not isinstance(model, torch.jit.ScriptModule):
             self._route(model)
         self._models.add(model)
-        warn_of_batch_norm(model)
         return model
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -115,8 +116,11 @@ class DdpStrategy(Strategy):
         """torch exchanges a bucket once all of its gradients are there, and says that one is missing a step later."""
         for routed in self._exchanged():
             unused = [one for one in routed.wrapped_for if one.grad is None]
-            # A model that this backward pass has not reached at all waits for one of its own.
-            if not unused or len(unused) == len(routed.wrapped_for):
+            if len(unused) == len(routed.wrapped_for):
+                # A model that this backward pass has not reached at all waits for one of its own.
+                self._models.check_unchanged(routed.model)
+                continue
+            if not unused:
                 continue
             name_by_id = {id(parameter): name for name, parameter in routed.model.named_parameters()}
             names = [name_by_id.get(id(one), "a parameter that it has no more") for one in unused]
