@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gangline import pytorch
-from tests.support import changing_work, unusual_work
+from tests.support import changing_work, usage_work
 from tests.support.gang import run_gang
 
 _WHOLE = ["ddp", "zero1"]
@@ -57,11 +57,11 @@ def _stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("size", "strategies"), _SIZES)
 def test_statistics_of_all_ranks_on_the_cpu(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    _check(unusual_work.SyncNormTrial, tmp_path, strategies, size)
+    _check(usage_work.SyncNormTrial, tmp_path, strategies, size)
 
 
 def test_statistics_of_all_ranks_are_differentiated_twice(tmp_path: Path) -> None:
-    _check(unusual_work.PenalisedNormTrial, tmp_path, _WHOLE)
+    _check(usage_work.PenalisedNormTrial, tmp_path, _WHOLE)
 
 
 def test_layers_that_are_converted_too_late(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_layers_that_are_converted_too_late(tmp_path: Path) -> None:
         "parallelism.batch_norm: a SyncBatchNorm layer was put into the model after it was wrapped, so it runs on GPUs "
         "only; call torch.nn.SyncBatchNorm.convert_sync_batchnorm before context.wrap_model"
     )
-    _check_refused(unusual_work.LateSyncNormTrial, tmp_path, ["ddp", "zero3"], 2, text)
+    _check_refused(usage_work.LateSyncNormTrial, tmp_path, ["ddp", "zero3"], 2, text)
 
 
 def test_class_that_derives_from_sync_batch_norm(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_class_that_derives_from_sync_batch_norm(tmp_path: Path) -> None:
         "parallelism.batch_norm: OwnSyncNorm derives from torch.nn.SyncBatchNorm, which torch runs on GPUs only; use "
         "torch.nn.SyncBatchNorm itself, or GroupNorm"
     )
-    _check_refused(unusual_work.OwnSyncNormTrial, tmp_path, ["ddp", "zero3"], 2, text)
+    _check_refused(usage_work.OwnSyncNormTrial, tmp_path, ["ddp", "zero3"], 2, text)
 
 
 @pytest.mark.parametrize(("size", "strategies"), _SIZES)
@@ -87,28 +87,28 @@ def test_lazy_modules_without_shapes_are_refused(tmp_path: Path, size: int, stra
         "leave it open, so ranks cannot share them; run a batch through the model before context.wrap_model, as in "
         "model(torch.zeros(2, 3, 32, 32)) under torch.no_grad()"
     )
-    _check_refused(unusual_work.LazyTrial, tmp_path, strategies, size, text)
+    _check_refused(usage_work.LazyTrial, tmp_path, strategies, size, text)
 
 
 def test_lazy_modules_that_have_run_train_as_in_one_process(tmp_path: Path) -> None:
-    _check(unusual_work.RunLazyTrial, tmp_path, _ALL)
+    _check(usage_work.RunLazyTrial, tmp_path, _ALL)
 
 
 def test_lazy_modules_train_on_one_slot(tmp_path: Path) -> None:
-    ((refusal, _),) = changing_work.run_many(unusual_work.LoneLazyTrial, tmp_path, ["ddp"])
+    ((refusal, _),) = changing_work.run_many(usage_work.LoneLazyTrial, tmp_path, ["ddp"])
     assert refusal == ""
 
 
 _LOSSES = {
-    unusual_work.LossTrial: (
+    usage_work.LossTrial: (
         "pytorch.loss: context.backward got a loss of shape [{count}, 3] where it needs one number; pass its mean, as "
         "in context.backward(loss.mean())"
     ),
-    unusual_work.NumberLossTrial: (
+    usage_work.NumberLossTrial: (
         "pytorch.loss: context.backward got a float; pass the loss as the tensor that it was computed as, without "
         ".item()"
     ),
-    unusual_work.DetachedLossTrial: (
+    usage_work.DetachedLossTrial: (
         "pytorch.loss: context.backward got a loss that depends on no trained parameter; compute it from the output of "
         "a wrapped model, without torch.no_grad() and .detach(), and leave some parameters with requires_grad"
     ),
@@ -124,11 +124,11 @@ def test_loss_that_has_no_gradient_is_refused(tmp_path: Path, kind: Kind) -> Non
 
 @pytest.mark.parametrize(("size", "strategies"), _SIZES)
 def test_weights_loaded_into_a_wrapped_model(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    _check(unusual_work.LoadingTrial, tmp_path, strategies, size)
+    _check(usage_work.LoadingTrial, tmp_path, strategies, size)
 
 
 def test_weights_that_the_chief_alone_loads_are_refused(tmp_path: Path) -> None:
-    found = _refusals(unusual_work.ChiefLoadingTrial, tmp_path, _ALL)
+    found = _refusals(usage_work.ChiefLoadingTrial, tmp_path, _ALL)
     for strategy in _WHOLE:
         for refusal in found[strategy]:
             assert refusal.startswith("training.drift: "), refusal
@@ -152,18 +152,18 @@ def test_weights_that_take_the_place_of_parameters_are_refused(tmp_path: Path) -
         "parallelism.assigned: load_state_dict(assign=True) would put other parameters in the place of those that "
         "STRATEGY has divided; leave assign out, or load before context.wrap_model"
     )
-    for kind in (unusual_work.AssignedLoadingTrial, unusual_work.LateAssignedLoadingTrial):
+    for kind in (usage_work.AssignedLoadingTrial, usage_work.LateAssignedLoadingTrial):
         _check_refused(kind, tmp_path / kind.__name__, _WHOLE, 2, changed)
         _check_refused(kind, tmp_path / f"{kind.__name__}_divided", _DIVIDED, 2, assigned)
 
 
 def test_penalty_on_gradients_is_as_in_one_process(tmp_path: Path) -> None:
-    _check(unusual_work.PenaltyTrial, tmp_path, _WHOLE)
+    _check(usage_work.PenaltyTrial, tmp_path, _WHOLE)
 
 
 @pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
 def test_penalty_on_gradients_of_a_divided_model(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    _check(unusual_work.PenaltyTrial, tmp_path, strategies, size)
+    _check(usage_work.PenaltyTrial, tmp_path, strategies, size)
 
 
 @pytest.mark.parametrize(("size", "strategies"), _SIZES)
@@ -173,28 +173,28 @@ def test_graph_of_exchanged_gradients_is_refused(tmp_path: Path, size: int, stra
         "ranks cannot be differentiated; make a penalty with torch.autograd.grad(..., create_graph=True) and add it to "
         "the loss of one context.backward, or train on one slot"
     )
-    _check_refused(unusual_work.SecondOrderTrial, tmp_path, strategies, size, text)
+    _check_refused(usage_work.SecondOrderTrial, tmp_path, strategies, size, text)
 
 
 @pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
 def test_parts_of_a_divided_model_that_are_not_here(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    for found in _refusals(unusual_work.PartTrial, tmp_path, strategies, size).values():
+    for found in _refusals(usage_work.PartTrial, tmp_path, strategies, size).values():
         assert all(refusal.startswith(_SHARD_USED) for refusal in found), found
 
 
 def test_parts_of_a_whole_model_are_refused(tmp_path: Path) -> None:
-    for kind in (unusual_work.PartTrial, unusual_work.HeadTrial, unusual_work.BlocksTrial):
+    for kind in (usage_work.PartTrial, usage_work.HeadTrial, usage_work.BlocksTrial):
         _check_refused(kind, tmp_path / kind.__name__, _WHOLE, 2, _CALL_WHOLE)
 
 
 @pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
 def test_parts_of_a_divided_model_that_has_been_gathered(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    _check(unusual_work.ValidatedPartTrial, tmp_path, strategies, size)
+    _check(usage_work.ValidatedPartTrial, tmp_path, strategies, size)
 
 
 @pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
 def test_blocks_of_a_divided_model_that_are_called_first(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    _check(unusual_work.BlocksTrial, tmp_path, strategies, size)
+    _check(usage_work.BlocksTrial, tmp_path, strategies, size)
 
 
 @pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
@@ -204,16 +204,16 @@ def test_gradients_that_no_pass_would_reduce_are_refused(tmp_path: Path, size: i
         "batch, so their gradients would be lost; call the wrapped model itself and not a part of it, or name the "
         "part's class in parallelism.blocks"
     )
-    _check_refused(unusual_work.HeadTrial, tmp_path, strategies, size, text)
+    _check_refused(usage_work.HeadTrial, tmp_path, strategies, size, text)
 
 
 @pytest.mark.parametrize(("size", "strategies"), _SIZES)
 def test_part_beside_the_whole_model(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    _check(unusual_work.WholeAndPartTrial, tmp_path, strategies, size)
+    _check(usage_work.WholeAndPartTrial, tmp_path, strategies, size)
 
 
 def test_part_of_a_divided_model_in_a_validation(tmp_path: Path) -> None:
-    for found in _refusals(unusual_work.PartEvaluationTrial, tmp_path, ["zero3"]).values():
+    for found in _refusals(usage_work.PartEvaluationTrial, tmp_path, ["zero3"]).values():
         assert all(refusal.startswith(_SHARD_USED) for refusal in found), found
 
 
@@ -224,12 +224,12 @@ def test_backward_pass_beside_the_context_is_refused(tmp_path: Path, size: int, 
         "last records of an epoch, for aggregation and for fp16; call context.backward(loss) in the place of "
         "loss.backward(), or torch.autograd.grad where no optimizer uses the gradients"
     )
-    _check_refused(unusual_work.OwnBackwardTrial, tmp_path, strategies, size, text)
+    _check_refused(usage_work.OwnBackwardTrial, tmp_path, strategies, size, text)
 
 
 @pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
 def test_two_backward_passes_through_one_graph(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    _check(unusual_work.TwiceTrial, tmp_path, strategies, size)
+    _check(usage_work.TwiceTrial, tmp_path, strategies, size)
 
 
 def test_two_backward_passes_through_one_graph_of_a_whole_model_are_refused(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_two_backward_passes_through_one_graph_of_a_whole_model_are_refused(tmp_
         "the last time, so its gradients would stay on this rank; add losses up for one context.backward, or call the "
         "wrapped model itself again before the next one"
     )
-    _check_refused(unusual_work.TwiceTrial, tmp_path, _WHOLE, 2, text)
+    _check_refused(usage_work.TwiceTrial, tmp_path, _WHOLE, 2, text)
 
 
 def test_second_backward_pass_through_a_graph_that_is_freed(tmp_path: Path) -> None:
@@ -246,12 +246,12 @@ def test_second_backward_pass_through_a_graph_that_is_freed(tmp_path: Path) -> N
         "pytorch.graph_used: a second backward pass went through a graph that the first one has freed; add losses up "
         "for one context.backward, or pass retain_graph=True to all but the last one"
     )
-    assert changing_work.run_many(unusual_work.FreedTwiceTrial, tmp_path, ["none"])[0][0] == text
-    _check_refused(unusual_work.FreedTwiceTrial, tmp_path, ["zero3"], 2, text)
+    assert changing_work.run_many(usage_work.FreedTwiceTrial, tmp_path, ["none"])[0][0] == text
+    _check_refused(usage_work.FreedTwiceTrial, tmp_path, ["zero3"], 2, text)
 
 
 def test_groups_of_hsdp_have_the_timeout_of_the_trial(tmp_path: Path) -> None:
-    waits, *others = run_gang(4, tmp_path / "gang", unusual_work.lonely_collective, 2.0)
+    waits, *others = run_gang(4, tmp_path / "gang", usage_work.lonely_collective, 2.0)
     assert len(waits) == 3
     assert all(1.0 < seconds < 20.0 for seconds in waits), waits
     assert others == [[]] * 3
