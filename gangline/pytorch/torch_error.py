@@ -16,8 +16,8 @@ _MEANINGS = (
     (
         "Expected to have finished reduction in the prior iteration",
         "pytorch.unused_parameters",
-        "some parameters took no part in the last loss, so their gradients never came; freeze them, or set "
-        "parallelism: {strategy: ddp, find_unused_parameters: true}",
+        "some parameters took no part in the last loss, so their gradients never came; freeze them, add losses "
+        "up for one context.backward, or set parallelism: {strategy: ddp, find_unused_parameters: true}",
     ),
     (
         "mixed torch.Tensor and DTensor",

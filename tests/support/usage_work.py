@@ -235,21 +235,16 @@ class PartTrial(ChangingTrial):
         return {"loss": loss}
 
 
-class ValidatedPartTrial(PartTrial):
-    """After a pass of the whole model, as in a validation."""
-
-    @staticmethod
-    def change(trial: Any, batch_idx: int) -> None:
-        """Not called, as train_batch is another one."""
+class LatePartTrial(PartTrial):
+    """After a pass of the model that has no backward pass."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        with torch.no_grad():
-            self.model(batch[0])
+        self.model(batch[0])
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
 class HeadTrial(PartTrial):
-    """Trains the head alone, by itself, after a pass of the whole model without gradients."""
+    """Trains the head alone, by itself, after such a pass."""
 
     def make_model(self) -> nn.Module:
         model = Net()
@@ -259,8 +254,7 @@ class HeadTrial(PartTrial):
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         inputs, targets = batch
-        with torch.no_grad():
-            self.model(inputs)
+        self.model(inputs)
         features = torch.cat([inputs, inputs[:, :2]], 1)
         return self.step(functional.mse_loss(self.model.head(features), targets))
 
@@ -324,6 +318,19 @@ class TwiceTrial(ChangingTrial):
         loss = functional.mse_loss(outputs, targets)
         self.context.backward(loss, retain_graph=self.keeps)
         self.context.backward(outputs.abs().mean() if self.keeps else loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+
+class PartlyTwiceTrial(ChangingTrial):
+    """The second backward pass does not reach the head."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        stem = self.model.stem(inputs)
+        loss = functional.mse_loss(self.model(inputs), targets)
+        self.context.backward(loss)
+        self.context.backward(stem.square().mean())
         self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +42,10 @@ class DdpStrategy(Strategy):
         self._exchange = exchange
         self._routed: list[_Routed] = []
         self._forwards = FreshForwards()
+        # torch looks for unused parameters, or learns the graph, in what a forward pass returns.
+        self._needs_forward = bool(options.get("find_unused_parameters") or options.get("static_graph"))
+        self._expecting: set[int] = set()
+        self._is_repeated = False
         self._models = WrappedModels(self.name, replaces=False)
         self._is_exchanging = True
         self._bucketed: BucketedModel | None = None
@@ -96,12 +101,24 @@ class DdpStrategy(Strategy):
         return self._bucketed
 
     def before_backward(self, is_first: bool) -> None:
-        self._forwards.begin_backward(is_first)
+        if self._needs_forward:
+            self._forwards.begin_backward(is_first)
+            return
+        self._is_repeated = not is_first
+        for routed in self._exchanged():
+            if routed.number not in self._expecting:
+                self._expect(routed)
+        self._expecting.clear()
 
     def after_backward(self) -> None:
-        self._forwards.end_backward()
-        if not self._options.get("find_unused_parameters") and not self._options.get("static_graph"):
-            self._check_used()
+        if self._needs_forward:
+            self._forwards.end_backward()
+            return
+        self._check_used()
+        if self._is_repeated:
+            # Gradients of the first pass are there, so those that are missing now show in torch's count alone.
+            for wrapper in self._wrappers:
+                wrapper.reducer._rebuild_buckets()
 
     def traffic_meters(self) -> Sequence[TrafficMeter]:
         return [DdpMeter(lambda: tuple(self._wrappers))]
@@ -152,7 +169,10 @@ class DdpStrategy(Strategy):
         routed.number = len(self._wrappers)
         routed.wrapper, routed.wrapped_for = self._make_wrapper(inner, {}), routed.trained
         self._exchange.attach(routed.wrapper)
-        routed.on_forward = self._forwards.add(class_name(routed.model), routed.model)
+        if self._needs_forward:
+            routed.on_forward = self._forwards.add(class_name(routed.model), routed.model)
+        else:
+            routed.on_forward = partial(self._expecting.add, routed.number)
         return routed.wrapper
 
     def _follow(self, routed: _Routed) -> None:
@@ -181,7 +201,20 @@ class DdpStrategy(Strategy):
             reroute(model, self._wrap(routed, routed.inner))
         else:
             self._rewrap(routed, {})
-            self._forwards.renew(routed.number or 0, model)
+            if self._needs_forward:
+                self._forwards.renew(routed.number or 0, model)
+
+    def _expect(self, routed: _Routed) -> None:
+        """Has torch exchange the gradients of the coming backward pass for a model that has made no forward pass since
+        the last one: where a trial calls its parts or methods, or goes through a graph again. A wrapper's own forward
+        pass does the same, beside sending buffers, which would change what the graph has kept."""
+        if routed.has_changed():
+            self._follow(routed)
+        if not routed.trained:
+            return
+        assert routed.wrapper is not None
+        routed.wrapper.reducer._rebuild_buckets()
+        routed.wrapper.reducer.prepare_for_backward([])
 
     def _rewrap(self, routed: _Routed, options: dict[str, Any]) -> None:
         """The model's wrapper anew, with other options of DistributedDataParallel."""
@@ -207,6 +240,7 @@ class DdpStrategy(Strategy):
         finally:
             self._set_exchange(True)
         self._forwards.forget()
+        self._expecting.clear()
 
     def _set_exchange(self, is_on: bool) -> None:
         self._is_exchanging = is_on

@@ -85,13 +85,9 @@ class ShardedStrategy(Strategy):
         self._models.add(model)
         self._announce(model, root)
         self._shards.add(model)
-        self._loads.watch(model)
+        self._watch_use(model, root)
         whole_random.install(self.mesh)
         model.register_forward_pre_hook(lambda *_: _take_over_flags(root), prepend=True)
-        _begin_with_root(root)
-        for module in _sharded_modules(root):
-            for group in parameter_groups(module):
-                self._kept.watch(group)
         return model
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -164,6 +160,14 @@ class ShardedStrategy(Strategy):
             for module in _sharded_modules(root):
                 module.set_force_sum_reduction_for_comms(True)
         return root
+
+    def _watch_use(self, model: nn.Module, root: FSDPModule) -> None:
+        """Lets a trial load weights, call blocks by themselves and differentiate gradients."""
+        self._loads.watch(model)
+        _begin_with_root(root)
+        for module in _sharded_modules(root):
+            for group in parameter_groups(module):
+                self._kept.watch(group)
 
     def _announce(self, model: nn.Module, root: FSDPModule) -> None:
         modules = _sharded_modules(root)

@@ -17,10 +17,6 @@ _ALL = [*_WHOLE, *_DIVIDED]
 # hsdp needs four ranks.
 _SIZES = [(2, _ALL), (4, ["hsdp"])]
 _DIVIDED_SIZES = [(2, _DIVIDED), (4, ["hsdp"])]
-_CALL_WHOLE = (
-    "parallelism.backward: context.backward was called, but no wrapped model has made a forward pass with gradients in "
-    "this batch, so its gradients would stay on this rank; call the wrapped model itself and not a part of it"
-)
 _SHARD_USED = "pytorch.shard_used: a parameter was used while only this rank's part of it is here; call the wrapped "
 
 Kind = type[pytorch.PyTorchTrial]
@@ -182,18 +178,18 @@ def test_parts_of_a_divided_model_that_are_not_here(tmp_path: Path, size: int, s
         assert all(refusal.startswith(_SHARD_USED) for refusal in found), found
 
 
-def test_parts_of_a_whole_model_are_refused(tmp_path: Path) -> None:
-    for kind in (usage_work.PartTrial, usage_work.HeadTrial, usage_work.BlocksTrial):
-        _check_refused(kind, tmp_path / kind.__name__, _WHOLE, 2, _CALL_WHOLE)
+@pytest.mark.parametrize("kind", [usage_work.PartTrial, usage_work.HeadTrial])
+def test_parts_of_a_whole_model(tmp_path: Path, kind: Kind) -> None:
+    _check(kind, tmp_path, _WHOLE)
 
 
-@pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
-def test_parts_of_a_divided_model_that_has_been_gathered(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    _check(usage_work.ValidatedPartTrial, tmp_path, strategies, size)
+@pytest.mark.parametrize(("size", "strategies"), _SIZES)
+def test_parts_after_a_pass_of_the_model(tmp_path: Path, size: int, strategies: list[str]) -> None:
+    _check(usage_work.LatePartTrial, tmp_path, strategies, size)
 
 
-@pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
-def test_blocks_of_a_divided_model_that_are_called_first(tmp_path: Path, size: int, strategies: list[str]) -> None:
+@pytest.mark.parametrize(("size", "strategies"), _SIZES)
+def test_blocks_that_are_called_before_their_model(tmp_path: Path, size: int, strategies: list[str]) -> None:
     _check(usage_work.BlocksTrial, tmp_path, strategies, size)
 
 
@@ -227,18 +223,19 @@ def test_backward_pass_beside_the_context_is_refused(tmp_path: Path, size: int, 
     _check_refused(usage_work.OwnBackwardTrial, tmp_path, strategies, size, text)
 
 
-@pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
+@pytest.mark.parametrize(("size", "strategies"), _SIZES)
 def test_two_backward_passes_through_one_graph(tmp_path: Path, size: int, strategies: list[str]) -> None:
     _check(usage_work.TwiceTrial, tmp_path, strategies, size)
 
 
-def test_two_backward_passes_through_one_graph_of_a_whole_model_are_refused(tmp_path: Path) -> None:
+def test_second_backward_pass_that_reaches_fewer_parameters(tmp_path: Path) -> None:
+    """Of a whole model, whose gradients go out in buckets: a bucket with a missing gradient would stay here."""
     text = (
-        "parallelism.backward: context.backward was called again without another forward pass of a wrapped model since "
-        "the last time, so its gradients would stay on this rank; add losses up for one context.backward, or call the "
-        "wrapped model itself again before the next one"
+        "pytorch.unused_parameters: some parameters took no part in the last loss, so their gradients never came; "
+        "freeze them, add losses up for one context.backward, or set parallelism: {strategy: ddp, "
+        "find_unused_parameters: true}"
     )
-    _check_refused(usage_work.TwiceTrial, tmp_path, _WHOLE, 2, text)
+    _check_refused(usage_work.PartlyTwiceTrial, tmp_path, _WHOLE, 2, text)
 
 
 def test_second_backward_pass_through_a_graph_that_is_freed(tmp_path: Path) -> None:
