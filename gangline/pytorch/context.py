@@ -144,7 +144,7 @@ class PyTorchTrialContext(Lacking):
                 "it on the CPU",
             )
         wrapped = self.strategy.prepare_model(model.to(self.device))
-        watch_gradients(wrapped, lambda: self.update.on_gradient())
+        watch_gradients(wrapped, self._on_gradient)
         self.models.append(wrapped)
         return wrapped
 
@@ -354,6 +354,10 @@ class PyTorchTrialContext(Lacking):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _on_gradient(self) -> None:
+        # Not the method of today's update, as use_amp makes another one.
+        self.update.on_gradient()
 
     def _average_gradients(self, is_on: bool) -> None:
         # Both, as use_amp makes the updates anew from the setting.

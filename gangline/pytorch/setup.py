@@ -53,7 +53,7 @@ def init(
     seed.seed_build(setting.trial_seed)
     world = core.distributed
     strategy = choose_strategy(
-        setting.parallelism, world.size, device, setting.optimizations, world.cross_size, timeout
+        setting.parallelism, world.size, device, setting.optimizations, world.cross_size, timeout=timeout
     )
     with core:
         context = PyTorchTrialContext(core, setting, strategy, device, enable_tensorboard_logging)

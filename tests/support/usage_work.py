@@ -56,7 +56,7 @@ class NormedNet(nn.Module):
 
 class SyncNormTrial(ChangingTrial):
     def make_model(self) -> nn.Module:
-        model: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(NormedNet())
+        model: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(NormedNet())  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return model
 
 
@@ -72,7 +72,7 @@ class LateSyncNormTrial(ChangingTrial):
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
-        nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def make_model(self) -> nn.Module:
         return NormedNet()
@@ -219,6 +219,8 @@ class SecondOrderTrial(ChangingTrial):
 class PartTrial(ChangingTrial):
     """Calls the parts of its model one by one, and never the model."""
 
+    model: Any
+
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         inputs, targets = batch
         return self.step(functional.mse_loss(self.model.head(self.encode(inputs)), targets))
@@ -294,6 +296,8 @@ class BlocksTrial(PartTrial):
 
 
 class PartEvaluationTrial(ChangingTrial):
+    model: Any
+
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         return {"error": self.model.blocks[0].widen(self.model.stem(batch[0])).mean()}
 
@@ -303,7 +307,7 @@ class OwnBackwardTrial(ChangingTrial):
         inputs, targets = batch
         loss = functional.mse_loss(self.model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.context.step_optimizer(self.optimizer)
+        self.context.step_optimizer(self.optimizer, lambda parameters: self.context.clip_grad_norm(parameters, 1.0))
         return {"loss": loss}
 
 
@@ -324,6 +328,8 @@ class TwiceTrial(ChangingTrial):
 
 class PartlyTwiceTrial(ChangingTrial):
     """The second backward pass does not reach the head."""
+
+    model: Any
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         inputs, targets = batch

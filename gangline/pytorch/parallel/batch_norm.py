@@ -1,6 +1,6 @@
 """Batch normalisation over several ranks: SyncBatchNorm on the CPU, and a warning where layers see one slot's records.
 
-torch runs SyncBatchNorm on GPUs only. On the CPU the strategies of several ranks give such layers the class below, which
+torch runs SyncBatchNorm on GPUs only. On the CPU the strategies of several ranks give such layers the class below. It
 computes the same statistics with operations that autograd knows. Called when a model is wrapped.
 """
 
@@ -43,7 +43,7 @@ class CpuSyncBatchNorm(_BatchNorm):
 
     process_group: dist.ProcessGroup | None
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  the name that torch gives it
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
         if not self.training:
@@ -68,11 +68,11 @@ class CpuSyncBatchNorm(_BatchNorm):
             normalised = normalised + self.bias.view(shape)
         return normalised.to(input.dtype)
 
-    def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002  the name that torch gives it
+    def _check_input_dim(self, input: torch.Tensor) -> None:
         """forward has done it."""
 
     def _total(self, own: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = _Total.apply(own, self.process_group)
+        total: torch.Tensor = _Total.apply(own, self.process_group)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return total
 
     @torch.no_grad()
@@ -98,7 +98,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Total.apply(gradients[0], ctx.group), None
+        return _Total.apply(gradients[0], ctx.group), None  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _is_on_cpu(layer: nn.Module) -> bool:

@@ -34,6 +34,7 @@ def choose_strategy(
     device: torch.device,
     optimizations: Optimizations,
     num_machines: int = 1,
+    *,
     timeout: timedelta | None = None,
 ) -> Strategy:
     """parallelism: one word, or a mapping with `strategy` and its options; None means ddp. A trial of one slot trains

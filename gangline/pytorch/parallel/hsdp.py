@@ -41,7 +41,7 @@ class HsdpStrategy(ShardedStrategy):
 
     def _own_group(self, ranks: torch.Tensor) -> dist.ProcessGroup:
         """Makes a group of each row, on all ranks in the same order. Returns that of this rank."""
-        groups = [dist.new_group(row, timeout=self._timeout) for row in ranks.tolist()]
+        groups: list[dist.ProcessGroup] = [dist.new_group(row, timeout=self._timeout) for row in ranks.tolist()]
         (place,) = (ranks == dist.get_rank()).any(dim=1).nonzero()
         return groups[int(place)]
 

@@ -1,8 +1,8 @@
 """What load_state_dict does to a divided model: whole values become the parts that this rank holds.
 
-torch cannot copy a whole tensor into a part. A hook of each module divides the values before torch copies them. It keeps
-a checksum of them as well, because ranks that load different values would train a mixture. Used by the strategies that
-divide models.
+torch cannot copy a whole tensor into a part. A hook of each module divides the values before torch copies them. It
+keeps a checksum of them as well, because ranks that load different values would train a mixture. Used by the strategies
+that divide models.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Loads:
         """A model right after it was divided."""
         for module in model.modules():
             if module not in _known:
-                module.register_load_state_dict_pre_hook(_before_load)
-            parts = {name: one for name, one in module._parameters.items() if isinstance(one, DTensor)}
-            _known[module] = _Known(self, parts)
+                module.register_load_state_dict_pre_hook(_before_load)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            own: dict[str, Any] = dict(module._parameters)
+            _known[module] = _Known(self, {name: one for name, one in own.items() if isinstance(one, DTensor)})
 
     def divide(self, value: torch.Tensor, part: DTensor) -> DTensor:
         """This rank's part of a whole value, placed as `part`. Every rank divides its own copy of the value."""

@@ -189,11 +189,12 @@ class ShardedStrategy(Strategy):
             for module in _sharded_modules(root):
                 for group in parameter_groups(module):
                     if group.is_unsharded and any(_has_gradient(held) for held in group.fsdp_params):
+                        assert isinstance(module, nn.Module)
                         raise invalid(
                             "parallelism.backward",
-                            f"context.backward reached parameters of {class_name(module)}, which has made no forward "
-                            "pass in this batch, so their gradients would be lost; call the wrapped model itself and "
-                            "not a part of it, or name the part's class in parallelism.blocks",
+                            f"context.backward reached parameters of {class_name(module)} through a part that was "
+                            "called by itself, so their gradients would be lost; call the wrapped model itself and not "
+                            "a part of it, or name the part's class in parallelism.blocks",
                         )
 
     def _give_up_whole(self) -> None:

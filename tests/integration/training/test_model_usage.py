@@ -1,4 +1,4 @@
-"""A trial that uses its models in ways of its own trains as in one process, or is refused in one line with a way out."""
+"""A trial that uses its models in its own way trains as in one process, or is refused in one line with a way out."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_lazy_modules_train_on_one_slot(tmp_path: Path) -> None:
     assert refusal == ""
 
 
-_LOSSES = {
+_LOSSES: dict[Kind, str] = {
     usage_work.LossTrial: (
         "pytorch.loss: context.backward got a loss of shape [{count}, 3] where it needs one number; pass its mean, as "
         "in context.backward(loss.mean())"
@@ -196,9 +196,9 @@ def test_blocks_that_are_called_before_their_model(tmp_path: Path, size: int, st
 @pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
 def test_gradients_that_no_pass_would_reduce_are_refused(tmp_path: Path, size: int, strategies: list[str]) -> None:
     text = (
-        "parallelism.backward: context.backward reached parameters of Net, which has made no forward pass in this "
-        "batch, so their gradients would be lost; call the wrapped model itself and not a part of it, or name the "
-        "part's class in parallelism.blocks"
+        "parallelism.backward: context.backward reached parameters of Net through a part that was called by itself, so "
+        "their gradients would be lost; call the wrapped model itself and not a part of it, or name the part's class "
+        "in parallelism.blocks"
     )
     _check_refused(usage_work.HeadTrial, tmp_path, strategies, size, text)
 
@@ -221,6 +221,17 @@ def test_backward_pass_beside_the_context_is_refused(tmp_path: Path, size: int, 
         "loss.backward(), or torch.autograd.grad where no optimizer uses the gradients"
     )
     _check_refused(usage_work.OwnBackwardTrial, tmp_path, strategies, size, text)
+
+
+def test_backward_pass_beside_the_context_on_one_slot(tmp_path: Path) -> None:
+    """Is refused where context.backward would have changed the loss."""
+    refusal, models = changing_work.run(usage_work.OwnBackwardTrial, tmp_path)
+    assert refusal == ""
+    _, expected = changing_work.run(changing_work.ChangingTrial, tmp_path)
+    assert all(torch.allclose(models[0][name], value, atol=1e-6) for name, value in expected[0].items())
+    for optimizations in ({"aggregation_frequency": 2}, {"mixed_precision": "fp16"}):
+        refusal, _ = changing_work.run(usage_work.OwnBackwardTrial, tmp_path, optimizations=optimizations)
+        assert refusal.startswith("pytorch.own_backward: ")
 
 
 @pytest.mark.parametrize(("size", "strategies"), _SIZES)
