@@ -59,7 +59,7 @@ class Evaluation:
             with torch.no_grad():
                 metrics = self._by_batch() if self._is_by_batch else self._full()
         except RuntimeError as error:
-            meaning = explain(error)
+            meaning = explain(error, self._context.strategy.name)
             if meaning is None:
                 raise
             raise meaning from error

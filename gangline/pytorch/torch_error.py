@@ -17,7 +17,7 @@ _MEANINGS = (
         "Expected to have finished reduction in the prior iteration",
         "pytorch.unused_parameters",
         "some parameters took no part in the last loss, so their gradients never came; freeze them, add losses "
-        "up for one context.backward, or set parallelism: {strategy: ddp, find_unused_parameters: true}",
+        "up for one context.backward, or set parallelism: {{strategy: {strategy}, find_unused_parameters: true}}",
     ),
     (
         "mixed torch.Tensor and DTensor",
@@ -57,10 +57,10 @@ def unused_parameters(model: str, names: Sequence[str], strategy: str) -> Gangli
     )
 
 
-def explain(error: BaseException) -> GanglineError | None:
-    """None where torch's own words are as good as any."""
+def explain(error: BaseException, strategy: str) -> GanglineError | None:
+    """strategy: the trial's. None where torch's own words are as good as any."""
     text = str(error)
     for words, code, meaning in _MEANINGS:
         if words in text:
-            return invalid(code, meaning)
+            return invalid(code, meaning.format(strategy=strategy))
     return None

@@ -88,7 +88,7 @@ class ParameterUpdate:
             try:
                 loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             except RuntimeError as error:
-                meaning = explain(error)
+                meaning = explain(error, self._strategy.name)
                 if meaning is None:
                     raise
                 raise meaning from error

@@ -210,9 +210,9 @@ class DdpStrategy(Strategy):
         pass does the same, beside sending buffers, which would change what the graph has kept."""
         if routed.has_changed():
             self._follow(routed)
-        if not routed.trained:
-            return
         assert routed.wrapper is not None
+        if not routed.trained or not routed.wrapper.require_backward_grad_sync:
+            return
         routed.wrapper.reducer._rebuild_buckets()
         routed.wrapper.reducer.prepare_for_backward([])
 

@@ -243,7 +243,7 @@ def test_second_backward_pass_that_reaches_fewer_parameters(tmp_path: Path) -> N
     """Of a whole model, whose gradients go out in buckets: a bucket with a missing gradient would stay here."""
     text = (
         "pytorch.unused_parameters: some parameters took no part in the last loss, so their gradients never came; "
-        "freeze them, add losses up for one context.backward, or set parallelism: {strategy: ddp, "
+        "freeze them, add losses up for one context.backward, or set parallelism: {strategy: STRATEGY, "
         "find_unused_parameters: true}"
     )
     _check_refused(usage_work.PartlyTwiceTrial, tmp_path, _WHOLE, 2, text)
