@@ -157,11 +157,11 @@ class PyTorchTrialContext(Lacking):
     ) -> Optimizer:
         """After the models whose parameters it holds.
 
-        backward_passes_per_step: accepted, no effect. Several backward passes may come before a step; with ddp and
-        zero1 each needs a forward pass of its own. fp16_compression: the ranks exchange the gradients of its
-        models in fp16, as with optimizations.gradient_compression: true; what the experiment names there counts,
-        and optimizers of one model may not say True and False. average_aggregated_gradients: for all optimizers, in
-        the place of what optimizations say; None leaves that.
+        backward_passes_per_step: accepted, no effect. Several backward passes may come before a step.
+        fp16_compression: the ranks exchange the gradients of its models in fp16, as with
+        optimizations.gradient_compression: true; what the experiment names there counts, and optimizers of one model
+        may not say True and False. average_aggregated_gradients: for all optimizers, in the place of what optimizations
+        say; None leaves that.
         """
         if average_aggregated_gradients is not None:
             self._average_gradients(average_aggregated_gradients)
