@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from gangline.config.optimization import Optimizations
 from gangline.pytorch.parallel import choose_strategy
 from gangline.pytorch.parallel.announcement import Announcements
 from gangline.pytorch.parallel.sharded import ShardedStrategy
-from tests.support.changing_work import ChangingTrial, rank
+from tests.support.changing_work import ChangingTrial, State, rank, run
 from tests.support.strategy_work import Net
 
 
@@ -343,6 +344,17 @@ class PartlyTwiceTrial(ChangingTrial):
 
 class FreedTwiceTrial(TwiceTrial):
     keeps = False
+
+
+def run_aggregated(
+    kinds: list[type[pytorch.PyTorchTrial]], directory: Path, strategies: list[str]
+) -> list[tuple[str, list[State]]]:
+    """Each kind in each strategy, with a step for every two batches."""
+    return [
+        run(kind, directory, parallelism=strategy, optimizations={"aggregation_frequency": 2})
+        for strategy in strategies
+        for kind in kinds
+    ]
 
 
 def lonely_collective(seconds: float) -> list[float]:

@@ -27,9 +27,9 @@ from gangline.pytorch.parallel.announcement import Announcements
 from gangline.pytorch.parallel.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.block import find_blocks
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.gradient_pass import GradientPasses, has_gradient
 from gangline.pytorch.parallel.loading import Loads
 from gangline.pytorch.parallel.ownership import Shards, WrappedModels, check_initialised, class_name
-from gangline.pytorch.parallel.second_order import KeptParameters
 from gangline.pytorch.parallel.shard_meter import ShardMeter, can_be_measured, parameter_groups
 from gangline.pytorch.parallel.strategy import Holder, Strategy
 from gangline.pytorch.profile.traffic import TrafficMeter
@@ -57,7 +57,7 @@ class ShardedStrategy(Strategy):
         self._models = WrappedModels(self.name, replaces=True)
         self._shards = Shards(self.name)
         self._loads = Loads(self.name)
-        self._kept = KeptParameters()
+        self._passes = GradientPasses()
         self._known_mesh: DeviceMesh | None = None
         self._announcements: Announcements | None = None
 
@@ -132,8 +132,10 @@ class ShardedStrategy(Strategy):
 
     def before_backward(self, is_first: bool) -> None:
         self._shards.check()
+        self._passes.is_exchanging = True
 
     def after_backward(self) -> None:
+        self._passes.is_exchanging = False
         self._check_reduced()
         if self._announcements is not None:
             self._announcements.end_pass()
@@ -167,7 +169,7 @@ class ShardedStrategy(Strategy):
         _begin_with_root(root)
         for module in _sharded_modules(root):
             for group in parameter_groups(module):
-                self._kept.watch(group)
+                self._passes.watch(group)
 
     def _announce(self, model: nn.Module, root: FSDPModule) -> None:
         modules = _sharded_modules(root)
@@ -188,7 +190,7 @@ class ShardedStrategy(Strategy):
         for root in self._roots:
             for module in _sharded_modules(root):
                 for group in parameter_groups(module):
-                    if group.is_unsharded and any(_has_gradient(held) for held in group.fsdp_params):
+                    if group.is_unsharded and has_gradient(group):
                         assert isinstance(module, nn.Module)
                         raise invalid(
                             "parallelism.backward",
@@ -245,11 +247,6 @@ def _begin_with_root(root: FSDPModule) -> None:
         for module in _sharded_modules(root)
         if module is not root
     )
-
-
-def _has_gradient(held: Any) -> bool:
-    whole = getattr(held, "_unsharded_param", None)
-    return whole is not None and whole.grad is not None
 
 
 def _take_over_flags(root: FSDPModule) -> None:

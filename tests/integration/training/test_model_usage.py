@@ -239,6 +239,18 @@ def test_two_backward_passes_through_one_graph(tmp_path: Path, size: int, strate
     _check(usage_work.TwiceTrial, tmp_path, strategies, size)
 
 
+def test_aggregation_over_batches(tmp_path: Path) -> None:
+    """In every other batch nothing is exchanged."""
+    kinds: list[Kind] = [usage_work.PenaltyTrial, usage_work.TwiceTrial, usage_work.BlocksTrial]
+    alone = usage_work.run_aggregated(kinds, tmp_path, ["none"])
+    for by_rank in run_gang(2, tmp_path / "gang", usage_work.run_aggregated, kinds, tmp_path, _ALL):
+        assert len(by_rank) == len(_ALL) * len(kinds)
+        for place, (refusal, models) in enumerate(by_rank):
+            assert refusal == "", place
+            for name, value in alone[place % len(kinds)][1][0].items():
+                assert torch.allclose(models[0][name].double(), value.double(), atol=1e-5), (place, name)
+
+
 def test_second_backward_pass_that_reaches_fewer_parameters(tmp_path: Path) -> None:
     """Of a whole model, whose gradients go out in buckets: a bucket with a missing gradient would stay here."""
     text = (
