@@ -23,6 +23,7 @@ from gangline.core.beat import BACKWARD, OPTIMIZER, TRAIN_BATCH
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.pytorch import batch as batches
+from gangline.pytorch.backward import watch_gradients
 from gangline.pytorch.experimental import PyTorchExperimentalContext
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.precision import Precision, check_one_scaler
@@ -143,6 +144,7 @@ class PyTorchTrialContext(Lacking):
                 "it on the CPU",
             )
         wrapped = self.strategy.prepare_model(model.to(self.device))
+        watch_gradients(wrapped, self._on_gradient)
         self.models.append(wrapped)
         return wrapped
 
@@ -155,11 +157,11 @@ class PyTorchTrialContext(Lacking):
     ) -> Optimizer:
         """After the models whose parameters it holds.
 
-        backward_passes_per_step: accepted, no effect. Several backward passes may come before a step; with ddp and
-        zero1 each needs a forward pass of its own. fp16_compression: the ranks exchange the gradients of its
-        models in fp16, as with optimizations.gradient_compression: true; what the experiment names there counts,
-        and optimizers of one model may not say True and False. average_aggregated_gradients: for all optimizers, in
-        the place of what optimizations say; None leaves that.
+        backward_passes_per_step: accepted, no effect. Several backward passes may come before a step.
+        fp16_compression: the ranks exchange the gradients of its models in fp16, as with
+        optimizations.gradient_compression: true; what the experiment names there counts, and optimizers of one model
+        may not say True and False. average_aggregated_gradients: for all optimizers, in the place of what optimizations
+        say; None leaves that.
         """
         if average_aggregated_gradients is not None:
             self._average_gradients(average_aggregated_gradients)
@@ -237,8 +239,8 @@ class PyTorchTrialContext(Lacking):
     def backward(
         self, loss: torch.Tensor, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
-        """As loss.backward. Where gradients are aggregated over several batches they become a mean, unless
-        optimizations.average_aggregated_gradients is off."""
+        """As loss.backward, for a loss of one number. Where gradients are aggregated over several batches they become a
+        mean, unless optimizations.average_aggregated_gradients is off. create_graph: on one slot only."""
         # Tells a rank that waits for the others here from one that has not come so far.
         self.core.beat.enter(BACKWARD)
         self.update.backward(loss, gradient, retain_graph, create_graph)
@@ -352,6 +354,10 @@ class PyTorchTrialContext(Lacking):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _on_gradient(self) -> None:
+        # Not the method of today's update, as use_amp makes another one.
+        self.update.on_gradient()
 
     def _average_gradients(self, is_on: bool) -> None:
         # Both, as use_amp makes the updates anew from the setting.

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gangline.errors import invalid
+from gangline.pytorch.bits import sum_of_bits
 from gangline.pytorch.context import PyTorchTrialContext
 
 # Of the time of a batch, on average: after a check that took longer the next reports go without.
@@ -23,7 +24,6 @@ _COST_RATIO = 0.001
 # Of a parameter's largest value. Rounding makes less of it, a gradient that was not exchanged soon more.
 _TOLERANCE = 1e-3
 _MODULUS = 1 << 62
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _log = logging.getLogger("gangline")
 
 
@@ -74,8 +74,8 @@ class DriftCheck:
         raise invalid(
             "training.drift",
             f"{name} differs between ranks by {drift:.1g} of its largest value at batch {batches}, so each rank trains "
-            f"a model of its own; {describe_newest()}. Make gradients with context.backward alone, change parameters "
-            "in the same way on all ranks, and draw what initialises them from the same seed",
+            f"a model of its own; {describe_newest()}. Make gradients with context.backward alone, load and change "
+            "parameters in the same way on all ranks, and draw what initialises them from the same seed",
         )
 
     def _find(self) -> tuple[str, float]:
@@ -116,19 +116,11 @@ class DriftCheck:
 
 @torch.no_grad()
 def checksums(parameters: Mapping[str, torch.Tensor]) -> list[int]:
-    """Sums of the bits of each, which any change changes: a sum of values misses what adds up to zero."""
-    sums = [_sum_of_bits(parameter.detach()) for parameter in parameters.values()]
+    """Of each parameter, as whole numbers."""
+    sums = [sum_of_bits(parameter.detach()) for parameter in parameters.values()]
     # One transfer from the device for all.
     found: list[int] = torch.stack([one.to(sums[0].device, torch.int64) for one in sums]).tolist()
     return found
-
-
-def _sum_of_bits(values: torch.Tensor) -> torch.Tensor:
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    kind = _INTEGERS[values.element_size()]
-    # In the integer's own type, where it may overflow: a wider one takes seventy times as long.
-    return values.view(kind).sum(dtype=kind)
 
 
 def next_distance(cost_seconds: float, batch_seconds: float) -> int:

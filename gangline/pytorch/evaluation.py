@@ -19,6 +19,7 @@ from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.foreign_loader import ForeignLoader
 from gangline.pytorch.loader import DataLoader
 from gangline.pytorch.metric import ValidationMetrics, check_metrics
+from gangline.pytorch.torch_error import explain
 from gangline.pytorch.trial import PyTorchTrial
 
 
@@ -54,8 +55,14 @@ class Evaluation:
             model.eval()
         self._context.strategy.share_buffers(self._context.models)
         self._context.reducers.reset(is_training=False)
-        with torch.no_grad():
-            metrics = self._by_batch() if self._is_by_batch else self._full()
+        try:
+            with torch.no_grad():
+                metrics = self._by_batch() if self._is_by_batch else self._full()
+        except RuntimeError as error:
+            meaning = explain(error, self._context.strategy.name)
+            if meaning is None:
+                raise
+            raise meaning from error
         method = "evaluate_batch" if self._is_by_batch else "evaluate_full_dataset"
         metrics = reducer.join(metrics, self._context.reducers.reduce(is_training=False), method)
         for model in self._context.models:

@@ -123,6 +123,7 @@ class TrainingLoop:
         self._pace.agree(self._position.batches, 1)
         self._looked_at = self._told_at = (self._position.batches, time.perf_counter())
         self._reports.start(self._position.batches)
+        self._context.strategy.begin_training()
         self._fusion = open_fusion(self._context, self._steps_left(), self._loader.batch_size or 0, self._saved_fusion)
         self._link.takes_traces = True
         try:
@@ -205,8 +206,8 @@ class TrainingLoop:
             exchange = _NOTHING if is_step else context.strategy.accumulate()
             with exchange, context.clock.phase("forward"), context.autocast():
                 result = self._call_train(batch, position.epoch, position.batches)
-        except RuntimeError as error:
-            meaning = explain(error)
+        except (RuntimeError, ValueError) as error:
+            meaning = explain(error, context.strategy.name)
             if meaning is None:
                 raise
             raise meaning from error

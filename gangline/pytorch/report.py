@@ -49,8 +49,12 @@ class TrainingReports:
         self._average: Callable[[], dict[str, float]] | None = None
 
     def start(self, batches: int) -> None:
-        """batches: completed before the first `add`."""
+        """batches: completed before the first `add`. Raises GanglineError `training.drift` where ranks begin with
+        different parameters, as after a load on one rank alone: a step with zero1 would mix them."""
         self.newest = batches
+        self._drift.start(batches)
+        self._drift.begin(batches, is_wanted=True)
+        self._drift.end(batches, self._describe_newest)
         self._drift.start(batches)
         self._context.reducers.reset(is_training=True)
         # What a reducer gathers, a callback looks at or the profile measures is of the moment at which a report is due.

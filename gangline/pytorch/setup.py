@@ -45,13 +45,15 @@ def init(
     beat = open_beat(cluster)
     beat.prepare(GROUP)
     device = group.choose_device()
-    is_group_ours = group.open_group(device, timeout_of(cluster))
+    timeout = timeout_of(cluster)
+    is_group_ours = group.open_group(device, timeout)
     beat.prepare(BUILD)
     core = gangline.core.init(distributed=distributed or _distributed())
     setting = make_setting(core.info, hparams or {}, exp_conf or {}, aggregation_frequency)
     seed.seed_build(setting.trial_seed)
+    world = core.distributed
     strategy = choose_strategy(
-        setting.parallelism, core.distributed.size, device, setting.optimizations, core.distributed.cross_size
+        setting.parallelism, world.size, device, setting.optimizations, world.cross_size, timeout=timeout
     )
     with core:
         context = PyTorchTrialContext(core, setting, strategy, device, enable_tensorboard_logging)

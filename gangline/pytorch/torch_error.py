@@ -16,8 +16,8 @@ _MEANINGS = (
     (
         "Expected to have finished reduction in the prior iteration",
         "pytorch.unused_parameters",
-        "some parameters took no part in the last loss, so their gradients never came; freeze them, or set "
-        "parallelism: {strategy: ddp, find_unused_parameters: true}",
+        "some parameters took no part in the last loss, so their gradients never came; freeze them, add losses "
+        "up for one context.backward, or set parallelism: {{strategy: {strategy}, find_unused_parameters: true}}",
     ),
     (
         "mixed torch.Tensor and DTensor",
@@ -25,6 +25,24 @@ _MEANINGS = (
         "a parameter was used while only this rank's part of it is here; call the wrapped model itself, not methods or "
         "layers of it, and compute penalties on weights in its forward pass, or set parallelism.blocks to [] so that "
         "the whole model is gathered at once",
+    ),
+    (
+        "out of bounds for storage of size 0",
+        "pytorch.parameters_gone",
+        "a backward pass needed whole parameters that were given up already; add losses up for one context.backward, "
+        "or use ddp or zero1",
+    ),
+    (
+        "Trying to backward through the graph a second time",
+        "pytorch.graph_used",
+        "a second backward pass went through a graph that the first one has freed; add losses up for one "
+        "context.backward, or pass retain_graph=True to all but the last one",
+    ),
+    (
+        "SyncBatchNorm expected input tensor to be on GPU",
+        "parallelism.batch_norm",
+        "a SyncBatchNorm layer was put into the model after it was wrapped, so it runs on GPUs only; call "
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm before context.wrap_model",
     ),
 )
 
@@ -39,10 +57,10 @@ def unused_parameters(model: str, names: Sequence[str], strategy: str) -> Gangli
     )
 
 
-def explain(error: BaseException) -> GanglineError | None:
-    """None where torch's own words are as good as any."""
+def explain(error: BaseException, strategy: str) -> GanglineError | None:
+    """strategy: the trial's. None where torch's own words are as good as any."""
     text = str(error)
     for words, code, meaning in _MEANINGS:
         if words in text:
-            return invalid(code, meaning)
+            return invalid(code, meaning.format(strategy=strategy))
     return None

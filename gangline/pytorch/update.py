@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gangline.config.optimization import Optimizations
 from gangline.errors import invalid
+from gangline.pytorch.backward import check_loss, own_backward, second_order
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.precision import Precision
 from gangline.pytorch.profile.clock import StepClock
@@ -43,6 +44,7 @@ class ParameterUpdate:
         self.is_step_batch = True
         self._weight = 1.0
         self._is_first_backward = True
+        self._is_in_batch = self._is_in_backward = False
         self._strategy = strategy
         self._precision = precision
         self._clock = clock
@@ -59,9 +61,19 @@ class ParameterUpdate:
         """weight: what this rank's loss counts in the mean over all ranks, where they have other numbers of records."""
         self.is_step_batch = is_step_batch
         self._weight = weight
-        self._is_first_backward = True
+        self._is_first_backward = self._is_in_batch = True
+
+    def on_gradient(self) -> None:
+        """A backward pass has reached a wrapped model. Raises GanglineError `pytorch.own_backward` where the trial
+        runs it by itself and context.backward would have changed its gradients."""
+        is_own = self._is_in_batch and not self._is_in_backward
+        if is_own and (self._strategy.has_peers or self._loss_divisor > 1 or self.own_scaler is not None):
+            raise own_backward()
 
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
+        check_loss(loss, gradient)
+        if create_graph and self._strategy.has_peers:
+            raise second_order(self._strategy.name)
         with self._clock.phase("backward"), self._precision.without_autocast():
             if self._loss_divisor > 1:
                 loss = loss / self._loss_divisor
@@ -72,13 +84,16 @@ class ParameterUpdate:
             if self.is_step_batch:
                 self._strategy.before_backward(self._is_first_backward)
                 self._is_first_backward = False
+            self._is_in_backward = True
             try:
                 loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             except RuntimeError as error:
-                meaning = explain(error)
+                meaning = explain(error, self._strategy.name)
                 if meaning is None:
                     raise
                 raise meaning from error
+            finally:
+                self._is_in_backward = False
             if self.is_step_batch:
                 self._strategy.after_backward()
 
@@ -121,6 +136,7 @@ class ParameterUpdate:
     def end_batch(self) -> None:
         """A scaler learns once from all optimizers that it stepped, unless the trial has updated it already: an update
         without a step before it is an error in torch."""
+        self._is_in_batch = False
         for scaler in self.scalers:
             states = getattr(scaler, "_per_optimizer_states", {})
             if any(state["found_inf_per_device"] for state in states.values()):

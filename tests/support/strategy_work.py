@@ -344,7 +344,9 @@ def fit_many(directory: Path, runs: Sequence[dict[str, Any]]) -> list[Recorder]:
     return [fit(**run) for run in runs]
 
 
-def fit_pairs(directory: Path, strategies: Sequence[str]) -> list[dict[str, torch.Tensor]]:
+def fit_pairs(
+    directory: Path, strategies: Sequence[str], kind: type[PairTrial] = PairTrial
+) -> list[dict[str, torch.Tensor]]:
     """The states of both models after a few batches, whole, for each strategy."""
     import os
 
@@ -352,7 +354,7 @@ def fit_pairs(directory: Path, strategies: Sequence[str]) -> list[dict[str, torc
     found = []
     for strategy in strategies:
         with pytorch.init(hparams={"global_batch_size": 8}, exp_conf={"parallelism": strategy}) as context:
-            trial = PairTrial(context)
+            trial = kind(context)
             pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(6), checkpoint_policy="none")
             states = [context.get_full_model_state(model) for model in trial.models]
         found.append({f"{index}.{name}": value for index, one in enumerate(states) for name, value in one.items()})
@@ -360,12 +362,14 @@ def fit_pairs(directory: Path, strategies: Sequence[str]) -> list[dict[str, torc
 
 
 def refuse_pair(directory: Path) -> str:
-    """What is said where the second model's loss has two backward passes, and the first one's none."""
+    """What is said where the second model's loss has two backward passes, and the first one's none, while torch looks
+    for unused parameters in what a forward pass returns."""
     import os
 
     os.chdir(directory)
     try:
-        with pytorch.init(hparams={"global_batch_size": 8}) as context:
+        parallelism = {"strategy": "ddp", "find_unused_parameters": True}
+        with pytorch.init(hparams={"global_batch_size": 8}, exp_conf={"parallelism": parallelism}) as context:
             pytorch.Trainer(GreedyPairTrial(context), context).fit(max_length=pytorch.Batch(1))
     except GanglineError as error:
         return error.message

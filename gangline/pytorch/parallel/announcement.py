@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ _MOST_NUMEL = 1 << 40
 
 
 class Announcements:
-    """Of one trial. names: of the blocks, by number, added with `watch`."""
+    """Of one trial. names: of the blocks, by number, added with `watch`. timeout: of an announcement; None for
+    torch's own."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, timeout: timedelta | None = None) -> None:
         self._is_late = device.type != "cpu"
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._names: list[str] = []
         self._open: deque[tuple[torch.Tensor, Any, int]] = deque()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,9 +31,12 @@ def choose_strategy(
     device: torch.device,
     optimizations: Optimizations,
     num_machines: int = 1,
+    *,
+    timeout: timedelta | None = None,
 ) -> Strategy:
     """parallelism: one word, or a mapping with `strategy` and its options; None means ddp. A trial of one slot trains
-    without a strategy, whatever it names: so a script for many slots can be tried on one."""
+    without a strategy, whatever it names: so a script for many slots can be tried on one. timeout: of collectives in
+    the process groups that the strategy makes itself; None for torch's own."""
     name, options = _read(parallelism)
     conflict = compression_conflict(optimizations.gradient_compression, name)
     if conflict is not None:
@@ -47,9 +51,9 @@ def choose_strategy(
     makers: dict[str, Callable[[], Strategy]] = {
         "ddp": lambda: DdpStrategy(device, options, Exchange(optimizations)),
         "zero1": lambda: Zero1Strategy(device, options, Exchange(optimizations)),
-        "zero2": lambda: Zero2Strategy(device, **options),
-        "zero3": lambda: Zero3Strategy(device, **options),
-        "hsdp": lambda: HsdpStrategy(device, size=size, num_machines=num_machines, **options),
+        "zero2": lambda: Zero2Strategy(device, timeout=timeout, **options),
+        "zero3": lambda: Zero3Strategy(device, timeout=timeout, **options),
+        "hsdp": lambda: HsdpStrategy(device, timeout=timeout, size=size, num_machines=num_machines, **options),
     }
     return makers[name]()
 

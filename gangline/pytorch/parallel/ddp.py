@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gangline.pytorch.fusion.bucketed import BucketedModel
-from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
+from gangline.pytorch.parallel.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.ddp_meter import DdpMeter
 from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.parallel.freshness import FreshForwards
-from gangline.pytorch.parallel.ownership import WrappedModels, class_name
+from gangline.pytorch.parallel.ownership import WrappedModels, check_initialised, class_name
 from gangline.pytorch.parallel.route import OriginalForward, reroute, route
 from gangline.pytorch.parallel.same_change import check_same_change
 from gangline.pytorch.parallel.strategy import Holder, Strategy
@@ -41,11 +42,17 @@ class DdpStrategy(Strategy):
         self._exchange = exchange
         self._routed: list[_Routed] = []
         self._forwards = FreshForwards()
+        # torch looks for unused parameters, or learns the graph, in what a forward pass returns.
+        self._needs_forward = bool(options.get("find_unused_parameters") or options.get("static_graph"))
+        self._expecting: set[int] = set()
+        self._is_repeated = False
         self._models = WrappedModels(self.name, replaces=False)
         self._is_exchanging = True
         self._bucketed: BucketedModel | None = None
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
+        check_initialised(model)
+        prepare_batch_norm(model)
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         if not is_trained:
             # DistributedDataParallel does it where there is something to train.
@@ -54,7 +61,6 @@ class DdpStrategy(Strategy):
         if is_trained or not isinstance(model, torch.jit.ScriptModule):
             self._route(model)
         self._models.add(model)
-        warn_of_batch_norm(model)
         return model
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -95,12 +101,24 @@ class DdpStrategy(Strategy):
         return self._bucketed
 
     def before_backward(self, is_first: bool) -> None:
-        self._forwards.begin_backward(is_first)
+        if self._needs_forward:
+            self._forwards.begin_backward(is_first)
+            return
+        self._is_repeated = not is_first
+        for routed in self._exchanged():
+            if routed.number not in self._expecting:
+                self._expect(routed)
+        self._expecting.clear()
 
     def after_backward(self) -> None:
-        self._forwards.end_backward()
-        if not self._options.get("find_unused_parameters") and not self._options.get("static_graph"):
-            self._check_used()
+        if self._needs_forward:
+            self._forwards.end_backward()
+            return
+        self._check_used()
+        if self._is_repeated:
+            # Gradients of the first pass are there, so those that are missing now show in torch's count alone.
+            for wrapper in self._wrappers:
+                wrapper.reducer._rebuild_buckets()
 
     def traffic_meters(self) -> Sequence[TrafficMeter]:
         return [DdpMeter(lambda: tuple(self._wrappers))]
@@ -115,8 +133,11 @@ class DdpStrategy(Strategy):
         """torch exchanges a bucket once all of its gradients are there, and says that one is missing a step later."""
         for routed in self._exchanged():
             unused = [one for one in routed.wrapped_for if one.grad is None]
-            # A model that this backward pass has not reached at all waits for one of its own.
-            if not unused or len(unused) == len(routed.wrapped_for):
+            if len(unused) == len(routed.wrapped_for):
+                # A model that this backward pass has not reached at all waits for one of its own.
+                self._models.check_unchanged(routed.model)
+                continue
+            if not unused:
                 continue
             name_by_id = {id(parameter): name for name, parameter in routed.model.named_parameters()}
             names = [name_by_id.get(id(one), "a parameter that it has no more") for one in unused]
@@ -148,7 +169,10 @@ class DdpStrategy(Strategy):
         routed.number = len(self._wrappers)
         routed.wrapper, routed.wrapped_for = self._make_wrapper(inner, {}), routed.trained
         self._exchange.attach(routed.wrapper)
-        routed.on_forward = self._forwards.add(class_name(routed.model), routed.model)
+        if self._needs_forward:
+            routed.on_forward = self._forwards.add(class_name(routed.model), routed.model)
+        else:
+            routed.on_forward = partial(self._expecting.add, routed.number)
         return routed.wrapper
 
     def _follow(self, routed: _Routed) -> None:
@@ -177,7 +201,20 @@ class DdpStrategy(Strategy):
             reroute(model, self._wrap(routed, routed.inner))
         else:
             self._rewrap(routed, {})
-            self._forwards.renew(routed.number or 0, model)
+            if self._needs_forward:
+                self._forwards.renew(routed.number or 0, model)
+
+    def _expect(self, routed: _Routed) -> None:
+        """Has torch exchange the gradients of the coming backward pass for a model that has made no forward pass since
+        the last one: where a trial calls its parts or methods, or goes through a graph again. A wrapper's own forward
+        pass does the same, beside sending buffers, which would change what the graph has kept."""
+        if routed.has_changed():
+            self._follow(routed)
+        assert routed.wrapper is not None
+        if not routed.trained or not routed.wrapper.require_backward_grad_sync:
+            return
+        routed.wrapper.reducer._rebuild_buckets()
+        routed.wrapper.reducer.prepare_for_backward([])
 
     def _rewrap(self, routed: _Routed, options: dict[str, Any]) -> None:
         """The model's wrapper anew, with other options of DistributedDataParallel."""
@@ -203,6 +240,7 @@ class DdpStrategy(Strategy):
         finally:
             self._set_exchange(True)
         self._forwards.forget()
+        self._expecting.clear()
 
     def _set_exchange(self, is_on: bool) -> None:
         self._is_exchanging = is_on

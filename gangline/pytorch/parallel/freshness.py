@@ -1,5 +1,5 @@
-"""Which wrapped models a backward pass may reach: torch exchanges a wrapper's gradients once for each forward pass, and
-leaves them on their rank in silence after that.
+"""Which wrapped models a backward pass may reach, where torch looks for unused parameters or keeps a static graph: it
+exchanges a wrapper's gradients once for each forward pass then, and leaves them on their rank in silence after that.
 
 Owns the count of forward passes and what is said of a backward pass whose gradients would not get to the other ranks.
 With one model a forward pass since the last backward pass is enough to know; with several, hooks on their parameters

@@ -12,6 +12,7 @@ from gangline.pytorch.parallel.strategy import Strategy
 
 class SingleStrategy(Strategy):
     name: ClassVar[str] = "none"
+    has_peers: ClassVar[bool] = False
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         return model

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from gangline.errors import invalid
@@ -56,6 +57,12 @@ class WrappedModels:
 
         optimizer.register_step_pre_hook(look)
 
+    def check_unchanged(self, model: nn.Module) -> None:
+        """Raises GanglineError `parallelism.model_changed` where a wrapped model has other parameters by now."""
+        for known, parameters in self._models:
+            if known is model:
+                self._check_unchanged(model, parameters)
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Of all models as they are now; names begin with the model's number where there are several."""
         several = len(self._models) > 1
@@ -72,7 +79,22 @@ class WrappedModels:
         raise invalid(
             "parallelism.model_changed",
             f"{class_name(model)} had {len(parameters)} parameters when it was wrapped and has others now; "
-            "tie, add and replace parameters before context.wrap_model",
+            "tie, add and replace parameters before context.wrap_model, and leave assign=True out of load_state_dict",
+        )
+
+
+def check_initialised(model: nn.Module) -> None:
+    """Raises GanglineError `parallelism.lazy_model`. One rank alone may leave its parameters to the first pass."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return
+    lazy = [name for name, one in (*model.named_parameters(), *model.named_buffers()) if is_lazy(one)]
+    if lazy:
+        more = f" and {len(lazy) - 1} more" if len(lazy) > 1 else ""
+        raise invalid(
+            "parallelism.lazy_model",
+            f"{lazy[0]}{more} of {class_name(model)} have no shape before a first pass, as lazy modules leave it open, "
+            "so ranks cannot share them; run a batch through the model before context.wrap_model, as in "
+            "model(torch.zeros(2, 3, 32, 32)) under torch.no_grad()",
         )
 
 

@@ -10,6 +10,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -23,10 +24,12 @@ from torch.optim import Optimizer
 from gangline.errors import invalid
 from gangline.pytorch.parallel import whole_random
 from gangline.pytorch.parallel.announcement import Announcements
-from gangline.pytorch.parallel.batch_norm import warn_of_batch_norm
+from gangline.pytorch.parallel.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.block import find_blocks
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
-from gangline.pytorch.parallel.ownership import Shards, WrappedModels, class_name
+from gangline.pytorch.parallel.gradient_pass import GradientPasses, has_gradient
+from gangline.pytorch.parallel.loading import Loads
+from gangline.pytorch.parallel.ownership import Shards, WrappedModels, check_initialised, class_name
 from gangline.pytorch.parallel.shard_meter import ShardMeter, can_be_measured, parameter_groups
 from gangline.pytorch.parallel.strategy import Holder, Strategy
 from gangline.pytorch.profile.traffic import TrafficMeter
@@ -37,18 +40,24 @@ _log = logging.getLogger("gangline")
 class ShardedStrategy(Strategy):
     """blocks: names of the classes to gather one at a time; None finds them.
 
-    reshards: whether a block's whole parameters are given up after its forward pass and gathered again for backward.
+    timeout: of collectives in process groups that the strategy makes; None for torch's own. reshards: whether a block's
+    whole parameters are given up after its forward pass and gathered again for backward.
     """
 
     needs_all_ranks = True
     reshards: ClassVar[bool]
 
-    def __init__(self, device: torch.device, blocks: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, device: torch.device, blocks: Sequence[str] | None = None, timeout: timedelta | None = None
+    ) -> None:
         self._device = device
         self._blocks = blocks
+        self._timeout = timeout
         self._roots: list[FSDPModule] = []
         self._models = WrappedModels(self.name, replaces=True)
         self._shards = Shards(self.name)
+        self._loads = Loads(self.name)
+        self._passes = GradientPasses()
         self._known_mesh: DeviceMesh | None = None
         self._announcements: Announcements | None = None
 
@@ -63,10 +72,11 @@ class ShardedStrategy(Strategy):
         return self._known_mesh
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
+        check_initialised(model)
         _check_shardable(self.name, model)
+        prepare_batch_norm(model)
         # Ranks may have built different models where the trial draws random numbers of its own; DDP does the same.
         broadcast_tensors((*model.parameters(), *model.buffers()))
-        warn_of_batch_norm(model)
         blocks = find_blocks(model, self._blocks)
         if dist.get_rank() == 0:
             _log.info("%s: %s is gathered %s", self.name, type(model).__name__, _words_for(blocks))
@@ -75,6 +85,7 @@ class ShardedStrategy(Strategy):
         self._models.add(model)
         self._announce(model, root)
         self._shards.add(model)
+        self._watch_use(model, root)
         whole_random.install(self.mesh)
         model.register_forward_pre_hook(lambda *_: _take_over_flags(root), prepend=True)
         return model
@@ -82,6 +93,7 @@ class ShardedStrategy(Strategy):
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._models.check(optimizer)
         self._models.watch(optimizer)
+        optimizer.register_step_pre_hook(lambda *_: self._give_up_whole())
         if isinstance(optimizer, torch.optim.LBFGS):
             raise invalid(
                 "parallelism.optimizer",
@@ -115,10 +127,16 @@ class ShardedStrategy(Strategy):
             count *= mesh.size(dim)
         return Holder(index, count)
 
+    def begin_training(self) -> None:
+        self._loads.check(self._device)
+
     def before_backward(self, is_first: bool) -> None:
         self._shards.check()
+        self._passes.is_exchanging = True
 
     def after_backward(self) -> None:
+        self._passes.is_exchanging = False
+        self._check_reduced()
         if self._announcements is not None:
             self._announcements.end_pass()
 
@@ -145,18 +163,47 @@ class ShardedStrategy(Strategy):
                 module.set_force_sum_reduction_for_comms(True)
         return root
 
+    def _watch_use(self, model: nn.Module, root: FSDPModule) -> None:
+        """Lets a trial load weights, call blocks by themselves and differentiate gradients."""
+        self._loads.watch(model)
+        _begin_with_root(root)
+        for module in _sharded_modules(root):
+            for group in parameter_groups(module):
+                self._passes.watch(group)
+
     def _announce(self, model: nn.Module, root: FSDPModule) -> None:
         modules = _sharded_modules(root)
         if not all(map(can_be_measured, modules)):
             return
         if self._announcements is None:
-            self._announcements = Announcements(self._device)
+            self._announcements = Announcements(self._device, self._timeout)
         path_by_id = {id(module): path for path, module in model.named_modules()}
         for module in modules:
             path = path_by_id[id(module)]
             name = f"{class_name(model)}.{path}" if path else class_name(model)
             for group in parameter_groups(module):
                 self._announcements.watch(group, name)
+
+    def _check_reduced(self) -> None:
+        """torch reduces the gradients of a block at the end of a pass that went through its forward. Those of a layer
+        that was called by itself, while whole parameters were here, would be dropped without a word."""
+        for root in self._roots:
+            for module in _sharded_modules(root):
+                for group in parameter_groups(module):
+                    if group.is_unsharded and has_gradient(group):
+                        assert isinstance(module, nn.Module)
+                        raise invalid(
+                            "parallelism.backward",
+                            f"context.backward reached parameters of {class_name(module)} through a part that was "
+                            "called by itself, so their gradients would be lost; call the wrapped model itself and not "
+                            "a part of it, or name the part's class in parallelism.blocks",
+                        )
+
+    def _give_up_whole(self) -> None:
+        """Before a step changes the parts. Whole parameters that are still here would be used as they were."""
+        for module in self._all_modules():
+            if any(group.is_unsharded for group in parameter_groups(module)):
+                module.reshard()
 
     def _set_exchange(self, is_on: bool) -> None:
         for root in self._roots:
@@ -182,6 +229,24 @@ class ShardedStrategy(Strategy):
 def _sharded_modules(root: FSDPModule) -> list[FSDPModule]:
     assert isinstance(root, nn.Module)
     return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def _begin_with_root(root: FSDPModule) -> None:
+    """Has torch take the wrapped model for the root, also where a trial calls a block of it first. torch takes the
+    first module that is called, and refuses the model afterwards."""
+    state: Any = root._get_fsdp_state()
+    handles: list[Any] = []
+
+    def initialise(*_: Any) -> None:
+        state._lazy_init()
+        while handles:
+            handles.pop().remove()
+
+    handles.extend(
+        module.register_forward_pre_hook(initialise, prepend=True)  # type: ignore[attr-defined]  # each is a module
+        for module in _sharded_modules(root)
+        if module is not root
+    )
 
 
 def _take_over_flags(root: FSDPModule) -> None:

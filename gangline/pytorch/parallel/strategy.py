@@ -38,11 +38,12 @@ class Strategy(ABC):
     """All methods are called by all ranks in step, those with models and optimizers in the order of wrapping.
 
     name: as the configuration's `parallelism` says it. needs_all_ranks: whether a forward pass happens on all ranks at
-    the same time or not at all, also where no gradients are recorded.
+    the same time or not at all, also where no gradients are recorded. has_peers: whether the trial has several ranks.
     """
 
     name: ClassVar[str]
     needs_all_ranks: ClassVar[bool] = False
+    has_peers: ClassVar[bool] = True
 
     @abstractmethod
     def prepare_model(self, model: nn.Module) -> nn.Module:
@@ -109,6 +110,10 @@ class Strategy(ABC):
         """The model whose gradients go out in buckets that tuning may change; None where there is no one such model, or
         the user fixed its buckets."""
         return None
+
+    def begin_training(self) -> None:
+        """Called before the first batch. Raises GanglineError where ranks have prepared their models differently."""
+        return
 
     def before_backward(self, is_first: bool) -> None:
         """Called before a backward pass whose gradients the ranks exchange; is_first: of its batch. Where they would

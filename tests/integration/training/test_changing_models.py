@@ -50,7 +50,7 @@ def test_layer_of_a_wrapped_model_is_added_too_late(tmp_path: Path) -> None:
         for refusal, _ in by_strategy:
             assert refusal == (
                 "parallelism.model_changed: Net had 16 parameters when it was wrapped and has others now; tie, add and "
-                "replace parameters before context.wrap_model"
+                "replace parameters before context.wrap_model, and leave assign=True out of load_state_dict"
             )
 
 

@@ -47,25 +47,30 @@ def _run(
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("code", "options", "message"),
     [
         (
             _TWO_BACKWARDS,
+            {"find_unused_parameters": True},
             _SECOND_BACKWARD,
         ),
         (
             _PART,
+            {"static_graph": True},
             _NO_FORWARD,
         ),
         (
             _UNUSED,
+            {},
             "unused of Sequential took no part in the loss, so their gradients never came; freeze them, or set "
             "parallelism: {strategy: ddp, find_unused_parameters: true}",
         ),
     ],
 )
-def test_misuse_of_ddp_is_told_in_words_about_the_trial(tmp_path: Path, code: str, message: str) -> None:
-    running, codes = _run(tmp_path, code)
+def test_misuse_of_ddp_is_told_in_words_about_the_trial(
+    tmp_path: Path, code: str, options: dict[str, Any], message: str
+) -> None:
+    running, codes = _run(tmp_path, code, parallelism={"strategy": "ddp", **options})
     assert codes == [1, 1]
     failure = running.runner.of(0, "failure")[0]
     assert failure.message == message
@@ -73,10 +78,11 @@ def test_misuse_of_ddp_is_told_in_words_about_the_trial(tmp_path: Path, code: st
     assert "model_def.py" in running.output(0)
 
 
-def test_forward_and_backward_passes_may_take_turns(tmp_path: Path) -> None:
-    one, codes = _run(tmp_path / "one", _ONE_AFTER_THE_OTHER, size=1)
+@pytest.mark.parametrize("code", [_ONE_AFTER_THE_OTHER, _TWO_BACKWARDS, _PART])
+def test_forward_and_backward_passes_come_in_any_order_and_number(tmp_path: Path, code: str) -> None:
+    one, codes = _run(tmp_path / "one", code, size=1)
     assert codes == [0]
-    two, codes = _run(tmp_path / "two", _ONE_AFTER_THE_OTHER)
+    two, codes = _run(tmp_path / "two", code)
     assert codes == [0, 0]
     assert two.runner.metric("training", "loss") == pytest.approx(one.runner.metric("training", "loss"), abs=1e-5)
 

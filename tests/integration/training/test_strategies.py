@@ -13,7 +13,9 @@ from gangline.pytorch import Batch
 from tests.support.gang import run_gang
 from tests.support.strategy_work import (
     Case,
+    GreedyPairTrial,
     Outcome,
+    PairTrial,
     Recorder,
     SmallPointsTrial,
     WholePointsTrial,
@@ -100,7 +102,7 @@ def test_mistakes_show_when_things_are_wrapped(tmp_path: Path) -> None:
         ),
         "tied after wrap_model": (
             "Sequential had 2 parameters when it was wrapped and has others now; tie, add and replace parameters "
-            "before context.wrap_model"
+            "before context.wrap_model, and leave assign=True out of load_state_dict"
         ),
         "parameter without dimension": (
             "zero3 cannot divide Linear.scale, which has no dimension; give it the shape (1,), or use ddp or zero1"
@@ -160,11 +162,14 @@ def test_training_goes_on_after_the_chief_has_evaluated_alone(
         assert [len(recorder.validations) for recorder in recorders] == [3, 2] * (1 + len(strategies))
 
 
-def test_two_models_have_a_backward_pass_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [PairTrial, GreedyPairTrial])
+def test_two_models_have_backward_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[PairTrial]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (alone,) = fit_pairs(tmp_path, ["none"])
+    (alone,) = fit_pairs(tmp_path, ["none"], kind)
     strategies = ["ddp", "zero1", "zero3"]
-    by_rank = run_gang(2, tmp_path / "gang", fit_pairs, tmp_path, strategies)
+    by_rank = run_gang(2, tmp_path / "gang", fit_pairs, tmp_path, strategies, kind)
     for strategy, first, second in zip(strategies, *by_rank, strict=True):
         assert first.keys() == second.keys() == alone.keys()
         for name, value in alone.items():

@@ -1,0 +1,60 @@
+"""What context.backward takes, and how a backward pass that goes past it is noticed. Used by the context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from gangline.errors import GanglineError, invalid
+
+
+def check_loss(loss: Any, gradient: Any) -> None:
+    """Raises GanglineError `pytorch.loss` for what has no gradient."""
+    if not isinstance(loss, torch.Tensor):
+        raise invalid(
+            "pytorch.loss",
+            f"context.backward got a {type(loss).__name__}; pass the loss as the tensor that it was computed as, "
+            "without .item()",
+        )
+    if gradient is None and loss.numel() != 1:
+        raise invalid(
+            "pytorch.loss",
+            f"context.backward got a loss of shape {list(loss.shape)} where it needs one number; pass its mean, as in "
+            "context.backward(loss.mean())",
+        )
+    if not loss.requires_grad:
+        raise invalid(
+            "pytorch.loss",
+            "context.backward got a loss that depends on no trained parameter; compute it from the output of a wrapped "
+            "model, without torch.no_grad() and .detach(), and leave some parameters with requires_grad",
+        )
+
+
+def watch_gradients(model: nn.Module, on_gradient: Callable[[], None]) -> None:
+    """on_gradient: called when a backward pass has made gradients of this model. The first and the last parameter that
+    are trained stand for all, because a hook on each would cost time in every pass."""
+    trained = [one for one in model.parameters() if one.requires_grad and not is_lazy(one)]
+    for parameter in {id(one): one for one in (*trained[:1], *trained[-1:])}.values():
+        parameter.register_post_accumulate_grad_hook(lambda _: on_gradient())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def own_backward() -> GanglineError:
+    return invalid(
+        "pytorch.own_backward",
+        "train_batch made gradients without context.backward, so they lack its weights for the last records of an "
+        "epoch, for aggregation and for fp16; call context.backward(loss) in the place of loss.backward(), or "
+        "torch.autograd.grad where no optimizer uses the gradients",
+    )
+
+
+def second_order(strategy: str) -> GanglineError:
+    return invalid(
+        "pytorch.second_order",
+        f"context.backward(create_graph=True) with {strategy}: the exchange of gradients between ranks cannot be "
+        "differentiated; make a penalty with torch.autograd.grad(..., create_graph=True) and add it to the loss of one "
+        "context.backward, or train on one slot",
+    )
