@@ -65,16 +65,17 @@ def to_proto(record: Any) -> Any:
     """The message of types.proto that holds the same as this domain record."""
     record_type = type(record)
     message = _MESSAGE_BY_RECORD[record_type]()
-    for name, setter, _ in _plan_of(record_type):
+    for name, setter, _, has_presence in _plan_of(record_type):
         value = getattr(record, name)
-        if value is not None:
+        # Most fields of most records are empty, which is what a message's field without presence is before it is set.
+        if value or (has_presence and value is not None):
             setter(message, value)
     return message
 
 
 def from_proto(record_type: type[T], message: Any) -> T:
     """The domain record of the given type that holds the same as this message."""
-    return record_type(**{name: getter(message) for name, _, getter in _plan_of(record_type)})
+    return record_type(**{name: getter(message) for name, _, getter, _ in _plan_of(record_type)})
 
 
 def prepare(*record_types: type) -> None:
@@ -116,15 +117,24 @@ def _members(enum_type: type[StrEnum]) -> dict[int, StrEnum]:
     return {number: member for member, number in _numbers(enum_type).items()}
 
 
-def _plan_of(record_type: type) -> tuple[tuple[str, Setter, Getter], ...]:
+def _plan_of(record_type: type) -> tuple[tuple[str, Setter, Getter, bool], ...]:
     return _plan(cast("Any", record_type))
 
 
 @cache
-def _plan(record_type: type) -> tuple[tuple[str, Setter, Getter], ...]:
+def _plan(record_type: type) -> tuple[tuple[str, Setter, Getter, bool], ...]:
+    """name, setter, getter, and whether its message tells an empty value from none."""
+    described = _MESSAGE_BY_RECORD[record_type].DESCRIPTOR.fields_by_name
     hints = typing.get_type_hints(record_type)
     found: list[Field[Any]] = list(fields(record_type))
-    return tuple((field.name, *_field_plan(field.name, hints[field.name], field.default)) for field in found)
+    return tuple(
+        (
+            field.name,
+            *_field_plan(field.name, hints[field.name], field.default),
+            described[field.name].has_presence,
+        )
+        for field in found
+    )
 
 
 def _field_plan(name: str, hint: Any, default: Any) -> tuple[Setter, Getter]:
