@@ -78,10 +78,10 @@ def measure_gangline(load: Load) -> Figures:
         client.upload_code(code)
         with connected_clients() as pool:
             # The first ones also wait for the warm processes and fetch the code.
-            _finish(client, submit_all(pool, _configs("warm", 2 * load.total_slots), code.sha256))
+            finish(client, submit_all(pool, _configs("warm", 2 * load.total_slots), code.sha256))
             began_at = time.time()
             ids = submit_all(pool, _configs("trivial", load.jobs), code.sha256)
-            stranded, ended_at = _finish(client, ids)
+            stranded, ended_at = finish(client, ids)
             blocker = config_json("blocker", SLEEP, load.total_slots)
             client.submit_experiment(blocker, code.sha256)
             _wait_until(lambda: client.get_cluster().num_slots_used == load.total_slots, "the slots are not taken")
@@ -96,7 +96,7 @@ def _configs(name: str, count: int) -> list[str]:
     return [config_json(f"{name}-{number}", "true") for number in range(count)]
 
 
-def _finish(client: Client, ids: list[int]) -> tuple[int, float]:
+def finish(client: Client, ids: list[int]) -> tuple[int, float]:
     """Waits until nothing waits or runs. Returns how many of these have not completed, and when the last one ended."""
 
     def is_quiet() -> bool:

@@ -8,7 +8,6 @@ for each class.
 
 from __future__ import annotations
 
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -67,10 +66,10 @@ def to_proto(record: Any) -> Any:
     """Returns the message of types.proto that holds the same as this domain record."""
     record_type = type(record)
     message = _MESSAGE_BY_RECORD[record_type]()
-    for name, setter, _, is_optional in _plan_of(record_type):
+    for name, setter, _, has_presence in _plan_of(record_type):
         value = getattr(record, name)
-        # Only an optional field tells its zero, or an empty text, from its absence.
-        if value or (is_optional and value is not None):
+        # Most fields of most records are empty, which is what a message's field without presence is before it is set.
+        if value or (has_presence and value is not None):
             setter(message, value)
     return message
 
@@ -126,20 +125,22 @@ def _plan_of(record_type: type) -> tuple[FieldPlan, ...]:
 
 @cache
 def _plan(record_type: type) -> tuple[FieldPlan, ...]:
+    """Returns name, setter, getter, and whether its message tells an empty value from an absent one."""
+    described = _MESSAGE_BY_RECORD[record_type].DESCRIPTOR.fields_by_name
     hints = typing.get_type_hints(record_type)
     found: list[Field[Any]] = list(fields(record_type))
     return tuple(
-        (field.name, *_field_plan(field.name, hints[field.name], field.default), _is_optional(hints[field.name]))
+        (
+            field.name,
+            *_field_plan(field.name, hints[field.name], field.default),
+            described[field.name].has_presence,
+        )
         for field in found
     )
 
 
-def _is_optional(hint: Any) -> bool:
-    return typing.get_origin(hint) in (types.UnionType, typing.Union)
-
-
 def _field_plan(name: str, hint: Any, default: Any) -> tuple[Setter, Getter]:
-    is_optional = _is_optional(hint)
+    is_optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
     if is_optional:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is tuple:

@@ -19,9 +19,9 @@ from google.protobuf import json_format
 from gangline import wire
 from gangline.domain.state import ExitKind, State
 from gangline.errors import GanglineError
-from gangline.v1 import agent_pb2
+from gangline.v1 import agent_pb2, types_pb2
 from services.agent import metrics, process
-from services.agent.command_runner import CommandRunner
+from services.agent.command_runner import CommandRunner, Turn
 from services.agent.conclusion import Evidence, ProcessEnd, conclude
 from services.agent.folder import AllocationFolder
 from services.agent.launcher import Launcher
@@ -36,6 +36,10 @@ SWEEP_SECONDS = 5.0
 NURSERY_SECONDS = 1.0
 FIND_SECONDS = 0.2
 RETRY_SECONDS = 1.0
+# A short command has ended by then, also one that waits for its turn to start.
+HOLD_SECONDS = 3.0
+# Of the time that the leader gives an agent to accept.
+HOLD_SHARE = 0.25
 
 log = structlog.get_logger(__name__)
 
@@ -56,9 +60,16 @@ class Surroundings:
     wait_until_heard: Callable[[], Awaitable[None]] | None = None
 
 
+def hold_seconds_of(allocation: types_pb2.Allocation) -> float:
+    """For how long the acceptance of a lone command is held back."""
+    accept_seconds = allocation.deadline_at - allocation.created_at
+    return min(HOLD_SECONDS, HOLD_SHARE * accept_seconds) if accept_seconds > 0 else HOLD_SECONDS
+
+
 class AllocationStory:
     """problem: what was unreadable in its folder; empty when all is well. is_lone_command: its runner may be a process
-    that has run other commands before and goes on to the next."""
+    that has run other commands before and goes on to the next. hold_seconds: after which its acceptance is told, where
+    its end was not told before."""
 
     def __init__(
         self,
@@ -68,6 +79,7 @@ class AllocationStory:
         problem: str = "",
         *,
         is_lone_command: bool = False,
+        hold_seconds: float = 0.0,
     ) -> None:
         self.folder = folder
         self.record = record
@@ -78,18 +90,38 @@ class AllocationStory:
         # Set while this agent may hand its process over to another allocation.
         self._command_runner: CommandRunner | None = None
         self._is_released = False
+        self._turn: Turn | None = None
+        # Never changed once it is there, as it may be on its way in a stream.
+        self._final: agent_pb2.AllocationStatus | None = None
+        self._hold_seconds = hold_seconds
+        self._holding: asyncio.TimerHandle | None = None
         self._log = log.bind(allocation_id=record.allocation_id)
 
     def status(self) -> agent_pb2.AllocationStatus:
         """What the scheduler should know now."""
+        if self._final is not None:
+            return self._final
         if self.record.status is not None:
-            return json_format.ParseDict(dict(self.record.status), agent_pb2.AllocationStatus())
+            self._final = json_format.ParseDict(dict(self.record.status), agent_pb2.AllocationStatus())
+            return self._final
         state = State.STARTING if self.record.phase is Phase.ACCEPTED else State.RUNNING
         return agent_pb2.AllocationStatus(
             allocation_id=self.record.allocation_id,
             state=wire.enum_number(state),  # type: ignore[arg-type] # the map knows numbers, not the stub's enum type
             accepted_at=self.record.accepted_at,
         )
+
+    def tell(self) -> None:
+        """Sends the present status. Of a lone command that lives only once, after hold_seconds: most end before, and
+        their end says all of it."""
+        if not (self._is_lone_command and self.record.is_live):
+            self._around.on_status(self.status())
+        elif self._holding is None:
+            self._holding = asyncio.get_running_loop().call_later(self._hold_seconds, self._tell_living)
+
+    def _tell_living(self) -> None:
+        if self.record.is_live:
+            self._around.on_status(self.status())
 
     def stop(self, order: StopOrder) -> None:
         """May come at any time and any number of times; orders only get stricter."""
@@ -112,9 +144,11 @@ class AllocationStory:
             # 2. Leader: it must be heard, or the trial may run elsewhere by now.
             await self._wait_for_leader()
             # 3. Start: one runner, warm if possible; found instead of started when an earlier agent did it.
+            await self._take_turn()
             await self._start()
         # 4. Attend: until the runner has ended, by itself, on request or by force.
         await self._attend()
+        self._end_turn()
         # 5. Sweep: nothing of it may use the slots any more.
         await self._sweep()
         # 6. Conclude: the runner's report, or what is known without one, into the journal and to the scheduler.
@@ -143,6 +177,23 @@ class AllocationStory:
         finally:
             waiting.cancel()
 
+    async def _take_turn(self) -> None:
+        """Tolerates: a stop while it waits."""
+        if not self._is_lone_command or self.record.stop is not None or self._evidence.start_error:
+            return
+        taking = asyncio.ensure_future(self._around.launcher.turns.take())
+        try:
+            await self._wait_first([taking], None)
+        finally:
+            if taking.done():
+                self._turn = taking.result()
+            else:
+                taking.cancel()
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.end()
+
     async def _start(self) -> None:
         """Tolerates: a runner that an earlier agent started and did not get to record."""
         if self.record.stop is not None or self._evidence.start_error:
@@ -162,6 +213,8 @@ class AllocationStory:
         """Tolerates: a runner that is not this agent's child, has ended already, or whose pid nobody wrote down."""
         runner = self.record.process or await self._find_runner()
         if runner is None:
+            # With a report, the process of a lone command has ended or runs another one by now, and its nursery too.
+            self._is_released = bool(self.record.boot_id) and self.folder.has_exit
             return
         metrics.runners.inc()
         try:
@@ -179,7 +232,8 @@ class AllocationStory:
     async def _watch(self, runner: Process, pidfd: int) -> None:
         """Passes orders on as signals, once each; kills when patience is over. Returns when the runner has ended."""
         ended = asyncio.ensure_future(process.wait_end(pidfd))
-        done = asyncio.ensure_future(_never() if self._command_runner is None else self._command_runner.wait_done())
+        reused = self._command_runner
+        done = asyncio.ensure_future(_never() if reused is None else reused.wait_done(self._end_turn))
         sent, exit_seen_at = None, None
         try:
             while not (ended.done() or done.done()):
@@ -236,6 +290,8 @@ class AllocationStory:
         kind = wire.enum_member(ExitKind, status.exit.kind)
         metrics.runner_exits.labels(kind=kind or "UNKNOWN").inc()
         self._log.info("ended", kind=kind, message=status.exit.message)
+        if self.record.is_live:
+            self._final = status
         self._move(mark_ended(self.record, json_format.MessageToDict(status)))
 
     def _load_exit(self) -> agent_pb2.AllocationStatus | None:
@@ -287,16 +343,22 @@ class AllocationStory:
             return
         was = (self.record.phase, self.record.status)
         self.record = record
-        # What the runner's report on this disk says is worked out from it again.
-        is_durable = record.is_live or not self.folder.exit_path.exists()
         try:
-            self.folder.save(record, is_durable=is_durable)
+            self._save(record)
         except OSError as error:
             self._log.error(
                 "cannot write the journal; going on without", path=str(self.folder.record_path), error=str(error)
             )
         if (record.phase, record.status) != was:
-            self._around.on_status(self.status())
+            self.tell()
+
+    def _save(self, record: Record) -> None:
+        """What the runner's report on this disk says is worked out from it again, so it need not survive a power cut
+        here as well. Of a lone command neither that nor its start is written: its folder tells both."""
+        has_report = not record.is_live and self.folder.exit_path.exists()
+        if self._is_lone_command and (has_report or (record.is_live and record.stop is None)):
+            return
+        self.folder.save(record, is_durable=not has_report and not (record.is_live and record.boot_id))
 
     async def _wait_first(self, futures: Sequence[asyncio.Future[Any]], patience: float | None) -> None:
         """Returns when one of them is done, a new order has come, or the time is over."""

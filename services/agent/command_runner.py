@@ -1,4 +1,5 @@
-"""Trial runners that take one short command after another: this agent's hold on each, and those that are idle.
+"""Trial runners that take one short command after another: this agent's hold on each, those that are idle, and whose
+turn it is to start.
 
 Owns the sockets to them. A runner says over its socket that a command is behind it, with exit.json written, its locks
 given back and nothing of it left; then the next folder goes to it. It ends when the socket is closed, so none outlives
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,10 @@ from services.agent.record import Process
 
 # For the next command of a burst. What is idle for longer only takes memory.
 IDLE_SECONDS = 5.0
+# For a start that hangs, as on code that no gateway has: the next command starts beside it.
+TURN_SECONDS = 1.0
+# What a runner says once its command runs.
+UP = b"+"
 
 
 def is_lone_command(spec: runner_pb2.RunnerSpec) -> bool:
@@ -44,13 +50,17 @@ class CommandRunner:
     def __post_init__(self) -> None:
         self.control.setblocking(False)
 
-    async def wait_done(self) -> None:
-        """Returns when it is free for another command; never where it ends instead."""
+    async def wait_done(self, on_up: Callable[[], None]) -> None:
+        """Returns when it is free for another command; never where it ends instead. on_up: called when its command
+        runs."""
         try:
-            is_free = bool(await asyncio.get_running_loop().sock_recv(self.control, 1))
+            word = await asyncio.get_running_loop().sock_recv(self.control, 1)
+            if word == UP:
+                on_up()
+                word = await asyncio.get_running_loop().sock_recv(self.control, 1)
         except OSError:
-            is_free = False
-        if not is_free:
+            word = b""
+        if not word:
             await asyncio.Event().wait()
 
     def give(self, folder: Path, fds: Sequence[int]) -> bool:
@@ -105,3 +115,32 @@ class IdleRunners:
     def _expire(self, runner: CommandRunner) -> None:
         del self._expiry_by_runner[runner]
         runner.close()
+
+
+class Turn:
+    """The right to start one command. Ends by itself after TURN_SECONDS."""
+
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free = free
+        self._limit = asyncio.get_running_loop().call_later(TURN_SECONDS, self.end)
+        self._is_over = False
+
+    def end(self) -> None:
+        """The command runs, or will not. May be called again."""
+        if not self._is_over:
+            self._is_over = True
+            self._limit.cancel()
+            self._free.release()
+
+
+class Turns:
+    """Lets one short command start for each processor, and two at least. All starts of a burst at once would need a
+    process each and hold one another up; one after another, they find a process that has just ended another command."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(max(2, len(os.sched_getaffinity(0))))
+
+    async def take(self) -> Turn:
+        """In the order in which they ask."""
+        await self._free.acquire()
+        return Turn(self._free)

@@ -87,20 +87,20 @@ class Journal:
         return tuple(sorted(surveys, key=lambda each: each.record.accepted_at if each.record else 0.0))
 
     def forget(self, folder: AllocationFolder) -> None:
-        """Takes the folder out of the journal and keeps the newest few, without their token, for whoever debugs."""
+        """Takes the folder out of the journal, without its token. What it holds stays until `tidy`: an agent may forget
+        dozens a second, and removing their files takes longer than anything else that it does."""
         remove_spare(folder.exit_path)
         with suppress(FileNotFoundError):
             folder.spec_path.unlink()
-        # Of a runner that was killed; it may hold whole checkpoints.
-        shutil.rmtree(folder.ranks_path, ignore_errors=True)
-        if self._num_kept == 0:
-            folder.remove()
-            return
         target = self._ended / folder.allocation_id
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(target, ignore_errors=True)
         # A power cut may bring it back: then its end is told again, and it is forgotten again.
         folder.path.rename(target)
         os.utime(target)
+
+    def tidy(self) -> None:
+        """Keeps the newest few of the forgotten folders for debugging. May run in a thread beside all other calls."""
         self._prune(self._num_kept)
 
     def drop_kept(self) -> None:
@@ -110,9 +110,12 @@ class Journal:
     def _prune(self, num_kept: int) -> None:
         if not self._ended.is_dir():
             return
-        kept = sorted(self._ended.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        kept = sorted(self._ended.iterdir(), key=_changed_at, reverse=True)
         for path in kept[num_kept:]:
             shutil.rmtree(path, ignore_errors=True)
+        for path in kept[:num_kept]:
+            # Of a runner that was killed; it may hold whole checkpoints.
+            shutil.rmtree(AllocationFolder(path).ranks_path, ignore_errors=True)
 
     def _list(self) -> Iterator[AllocationFolder]:
         for path in sorted(self._allocations.iterdir()) if self._allocations.is_dir() else ():
@@ -131,12 +134,17 @@ class Journal:
             and process.is_alive(record.process)
             and not folder.has_exit
         )
+        is_unsynced = record is not None and bool(record.boot_id)
+        is_restarted = record is not None and is_unsynced and record.boot_id != process.boot_id()
+        restarted = "the machine was restarted since it was accepted" if is_restarted else ""
         found = Found(
             record=record,
             has_spec=spec is not None,
             is_alive=is_alive,
             has_exit=folder.has_exit,
-            problem=record_problem or spec_problem,
+            problem=record_problem or spec_problem or restarted,
+            # A start that is not written down has left the file that it locks, unless a power cut took that away.
+            was_tried=is_restarted or (is_unsynced and folder.alive_path.exists()),
         )
         return Survey(folder, found, record or _rebuild(folder, spec))
 
@@ -153,6 +161,14 @@ class Journal:
                 path=str(self._epoch_path),
             )
             return 0
+
+
+def _changed_at(path: Path) -> float:
+    """0 where it has been removed since."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 @contextmanager

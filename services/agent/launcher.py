@@ -17,7 +17,7 @@ import structlog
 from gangline.errors import GanglineError
 from gangline.launch import child
 from services.agent import entry, metrics, process
-from services.agent.command_runner import CommandRunner, IdleRunners
+from services.agent.command_runner import CommandRunner, IdleRunners, Turns
 from services.agent.folder import AllocationFolder
 from services.agent.record import Process
 from services.agent.warm import Template
@@ -51,12 +51,13 @@ class RunnerProgram:
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """runner_template: None for cold starts only. rank_socket_path: empty when there are no warm ranks. idle: processes
-    that have ended a short command and may take the next one."""
+    that have ended a short command and may take the next one. turns: of short commands to start."""
 
     program: RunnerProgram
     runner_template: Template | None
     rank_socket_path: str
     idle: IdleRunners = field(default_factory=IdleRunners)
+    turns: Turns = field(default_factory=Turns)
 
     async def start_command(self, folder: AllocationFolder) -> tuple[Process | None, CommandRunner | None]:
         """As `start`, for a command that is alone. The second is None where the process takes no other one.

@@ -34,7 +34,7 @@ def identify(pid: int) -> Process | None:
     fields = _read_stat(pid)
     if fields is None or fields[_STATE_FIELD] in "ZX":
         return None
-    return Process(pid, int(fields[_START_FIELD]), _boot_id())
+    return Process(pid, int(fields[_START_FIELD]), boot_id())
 
 
 def is_alive(process: Process) -> bool:
@@ -122,16 +122,16 @@ def _find_leader(pid: int, written_at: float) -> Process | None:
     """One that is gone may have left members of its group behind."""
     fields = _read_stat(pid)
     if fields is None:
-        return Process(pid, 0, _boot_id())
+        return Process(pid, 0, boot_id())
     ticks = int(fields[_START_FIELD])
     is_younger = _booted_at() + ticks / os.sysconf("SC_CLK_TCK") > written_at + 1
-    return None if is_younger else Process(pid, ticks, _boot_id())
+    return None if is_younger else Process(pid, ticks, boot_id())
 
 
 def _find_group(leader: Process) -> int | None:
     """What os.kill takes for all of the group; None when nobody in it is alive."""
     fields = _read_stat(leader.pid)
-    if fields is not None and (int(fields[_START_FIELD]) != leader.start_ticks or leader.boot_id != _boot_id()):
+    if fields is not None and (int(fields[_START_FIELD]) != leader.start_ticks or leader.boot_id != boot_id()):
         return None
     if fields is not None and int(fields[_GROUP_FIELD]) != leader.pid:
         return leader.pid if identify(leader.pid) == leader else None
@@ -147,7 +147,8 @@ def find_openers(path: Path) -> tuple[Process, ...]:
 
 
 @cache
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Of this machine, until it is restarted."""
     return read_boot_id()
 
 

@@ -29,7 +29,8 @@ class Found:
     """record: None when there is none or it cannot be read (then problem says so).
 
     has_spec: spec.json is there and readable. is_alive: the runner's lock is held, or its process lives. has_exit: the
-    runner left its exit.json. problem: names the unreadable file; empty when all is well.
+    runner left its exit.json. problem: names the unreadable file; empty when all is well. was_tried: its start may be
+    behind it, although the record does not say so.
     """
 
     record: Record | None
@@ -37,6 +38,7 @@ class Found:
     is_alive: bool
     has_exit: bool
     problem: str = ""
+    was_tried: bool = False
 
 
 def plan_recovery(found: Found) -> Verdict:
@@ -47,7 +49,8 @@ def plan_recovery(found: Found) -> Verdict:
         return Verdict.KILL if found.is_alive else Verdict.KEEP
     if found.is_alive:
         return Verdict.ADOPT
-    if found.record.phase is Phase.ACCEPTED and not found.has_exit and found.has_spec:
+    is_unstarted = found.record.phase is Phase.ACCEPTED and not found.has_exit and not found.was_tried
+    if is_unstarted and found.has_spec:
         return Verdict.START
     return Verdict.CONCLUDE
 

@@ -21,7 +21,7 @@ from gangline.domain.state import ExitKind, State
 from gangline.v1 import agent_pb2, runner_pb2
 from services.agent import metrics, process
 from services.agent.admission import refuse_slots
-from services.agent.allocation import AllocationStory, Surroundings
+from services.agent.allocation import AllocationStory, Surroundings, hold_seconds_of
 from services.agent.command_runner import is_lone_command
 from services.agent.folder import AllocationFolder
 from services.agent.journal import Journal, Survey
@@ -33,6 +33,12 @@ from services.common.disk_fault import is_disk_fault
 # As long as a stopped trial may take to go; the scheduler's own deadline for the gang ends the wait earlier.
 SLOT_SECONDS = 120.0
 FORGET_GRACE_SECONDS = 10.0
+# Forgotten folders are removed once none was added for so long, at the latest after a while or when there are many.
+# ext4 passes over each inode that was freed within the last minutes whenever it makes a new one, so removing folders
+# while jobs come by the dozen makes the start of each of them slow.
+TIDY_SECONDS = 2.0
+LONGEST_UNTIDY_SECONDS = 30.0
+MAX_UNTIDY = 500
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +62,9 @@ class Roster:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unwanted: set[str] = set()
         self._changed = asyncio.Event()
+        self._tidying: asyncio.Task[None] | None = None
+        self._num_untidy = 0
+        self._dropped = asyncio.Event()
         self._around = Surroundings(agent_id, launcher, self._wait_for_slots, on_status, wait_until_heard)
 
     @property
@@ -81,7 +90,9 @@ class Roster:
         Raises GanglineError `id.allocation` for an id that is none.
         """
         folder = self._journal.folder(spec.allocation.id)
-        record = Record(spec.allocation.id, spec.allocation.epoch, slot_ids, accepted_at=time.time())
+        is_lone = is_lone_command(spec)
+        boot_id = process.boot_id() if is_lone else ""
+        record = Record(spec.allocation.id, spec.allocation.epoch, slot_ids, accepted_at=time.time(), boot_id=boot_id)
         refusal = refusal or refuse_slots(self.records, record.allocation_id, slot_ids)
         if refusal:
             # Without slots: what it asked for is not held by it.
@@ -93,8 +104,9 @@ class Roster:
             message = f"cannot write the journal in {folder.path}: {error}"
             kind = ExitKind.AGENT_DISK if is_disk_fault(error) else ExitKind.START_FAILED
             record = self._ended(record, kind, message)
-        self._begin(folder, record, is_lone_command=is_lone_command(spec))
-        self.on_status(self._stories[record.allocation_id].status())
+        hold_seconds = hold_seconds_of(spec.allocation)
+        self._begin(folder, record, is_lone_command=is_lone, hold_seconds=hold_seconds)
+        self._stories[record.allocation_id].tell()
 
     def stop(self, allocation_id: str, epoch: int, order: StopOrder) -> None:
         """Stops it if it lives; says in any case how it stands."""
@@ -136,6 +148,10 @@ class Roster:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._around.launcher.idle.close()
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.gather(self._tidying, return_exceptions=True)
+            self._journal.tidy()
 
     def _take_up(self, survey: Survey, verdict: Verdict) -> None:
         folder, record = survey.folder, survey.record
@@ -157,9 +173,17 @@ class Roster:
         self._begin(folder, record, survey.found.problem)
 
     def _begin(
-        self, folder: AllocationFolder, record: Record, problem: str = "", *, is_lone_command: bool = False
+        self,
+        folder: AllocationFolder,
+        record: Record,
+        problem: str = "",
+        *,
+        is_lone_command: bool = False,
+        hold_seconds: float = 0.0,
     ) -> None:
-        story = AllocationStory(folder, record, self._around, problem, is_lone_command=is_lone_command)
+        story = AllocationStory(
+            folder, record, self._around, problem, is_lone_command=is_lone_command, hold_seconds=hold_seconds
+        )
         self._stories[record.allocation_id] = story
         if record.is_live:
             self._tasks[record.allocation_id] = asyncio.create_task(self._live(story))
@@ -180,6 +204,21 @@ class Roster:
             self._journal.forget(story.folder)
         except OSError as error:
             log.warning("cannot remove a forgotten allocation's folder", path=str(story.folder.path), error=str(error))
+        self._num_untidy += 1
+        self._dropped.set()
+        if self._tidying is None or self._tidying.done():
+            self._tidying = asyncio.create_task(self._tidy())
+
+    async def _tidy(self) -> None:
+        while self._num_untidy:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LONGEST_UNTIDY_SECONDS):
+                    while self._num_untidy < MAX_UNTIDY:
+                        self._dropped.clear()
+                        async with asyncio.timeout(TIDY_SECONDS):
+                            await self._dropped.wait()
+            self._num_untidy = 0
+            await asyncio.to_thread(self._journal.tidy)
 
     async def _wait_for_slots(self, record: Record) -> str:
         """ "" once they are free; otherwise why they will not be."""

@@ -17,12 +17,15 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, is_durable: bool =
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(text)
+        try:
+            os.fchmod(descriptor, mode)
+            rest = memoryview(text.encode())
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
             if is_durable:
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         draft.replace(path)
     except OSError:
         # On a full disk the draft would only take up room.

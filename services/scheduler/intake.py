@@ -57,6 +57,8 @@ class Intake:
         self._sessions = sessions
         self._rules = rules
         self._screening = Screening(storage_url)
+        # How far the start of a live allocation is in the metrics.
+        self._observed: dict[str, Timeline] = {}
         self._written_at: dict[str, float] = {}
         self._newest_sequence: dict[tuple[str, int], int] = {}
 
@@ -70,8 +72,9 @@ class Intake:
         times = [self._sessions.accepted_at(member.agent_id, allocation_id) for member in before.members]
         if not all(times):
             return
+        self._observed.setdefault(allocation_id, before.timeline)
         await self._store.commit(lambda records: accepted(records, allocation_id, max(times), self._rules, time.time()))
-        self._observe_start(before)
+        self._observe_start(allocation_id)
 
     async def exit(
         self, allocation_id: str, report: ExitReport, still_holds: Callable[[], bool] = lambda: True
@@ -153,6 +156,7 @@ class Intake:
         for kind, allocation_id in change.deletes:
             if kind is Allocation:
                 trial_id = parse_allocation_id(str(allocation_id))[0]
+                self._observe_rest(str(allocation_id))
                 self.progress_by_trial.pop(trial_id, None)
                 self._written_at.pop(trial_id, None)
                 self._screening.forget(str(allocation_id))
@@ -163,6 +167,8 @@ class Intake:
 
     async def _came_up(self, allocation_id: str, node_rank: int, report: runner_pb2.RunningReport) -> None:
         before = self._store.state.find(Allocation, allocation_id)
+        if before is not None:
+            self._observed.setdefault(allocation_id, before.timeline)
         timeline = wire.from_proto(Timeline, report.timeline)
         address = runner_metrics_address(self._agent_of(allocation_id, node_rank), report.metrics_address)
         await self._store.commit(
@@ -170,8 +176,7 @@ class Intake:
                 records, allocation_id, node_rank, timeline, metrics_address=address, now=time.time()
             )
         )
-        if before is not None:
-            self._observe_start(before)
+        self._observe_start(allocation_id)
 
     async def _progressed(self, allocation_id: str, report: runner_pb2.ProgressReport) -> None:
         allocation = self._store.state.find(Allocation, allocation_id)
@@ -251,13 +256,25 @@ class Intake:
                 raise
             _log.warning("a checkpoint stays that a script has deleted", trial_id=trial.id, reason=error.message)
 
-    def _observe_start(self, before: Allocation) -> None:
-        """Every phase that has ended since, once."""
-        after = self._store.state.find(Allocation, before.id)
-        if after is None:
-            return
-        phases = [field.name for field in fields(Timeline)]
-        for previous, phase in itertools.pairwise(phases):
-            begun, ended = getattr(after.timeline, previous), getattr(after.timeline, phase)
-            if begun and ended and not getattr(before.timeline, phase):
-                metric.START_SECONDS.labels(phase.removesuffix("_at")).observe(max(0.0, ended - begun))
+    def _observe_start(self, allocation_id: str) -> None:
+        """Every phase that has ended since the last time, once. Nothing of an allocation that is gone: that was done as
+        it went."""
+        allocation = self._store.state.find(Allocation, allocation_id)
+        if allocation is not None and allocation_id in self._observed:
+            _observe_phases(self._observed[allocation_id], allocation.timeline)
+            self._observed[allocation_id] = allocation.timeline
+
+    def _observe_rest(self, allocation_id: str) -> None:
+        """A short command starts and ends in one change, in which its trial has taken its timeline over."""
+        trial = self._store.state.find(Trial, parse_allocation_id(allocation_id)[0])
+        before = self._observed.pop(allocation_id, None)
+        if before is not None and trial is not None:
+            _observe_phases(before, trial.timeline)
+
+
+def _observe_phases(before: Timeline, after: Timeline) -> None:
+    phases = [field.name for field in fields(Timeline)]
+    for previous, phase in itertools.pairwise(phases):
+        begun, ended = getattr(after, previous), getattr(after, phase)
+        if begun and ended and not getattr(before, phase):
+            metric.START_SECONDS.labels(phase.removesuffix("_at")).observe(max(0.0, ended - begun))

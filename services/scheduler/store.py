@@ -23,7 +23,7 @@ from services.common.etcd.transaction import MAX_BYTES, MAX_OPERATIONS, num_byte
 from services.common.not_leader import not_leader
 from services.scheduler import metric
 from services.scheduler.codec import operations_of, record_of
-from services.scheduler.records import Change, Draft, Records, State
+from services.scheduler.records import Change, Draft, Records, Reference, State, id_of
 
 _log = structlog.get_logger(__name__)
 
@@ -58,30 +58,43 @@ class _Write:
 
 
 class _Batch:
-    """Writes that go into one transaction."""
+    """Writes that go into one transaction. is_weighed: whether each change is encoded as it is taken, to count its
+    bytes; without that only their number is bounded, and each record is encoded once, as the last change leaves it."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, is_weighed: bool) -> None:
         self.draft = Draft(state)
         self.writes: list[_Write] = []
-        self._operations: dict[str, Put | Delete] = {}
-
-    @property
-    def operations(self) -> list[Put | Delete]:
-        return list(self._operations.values())
+        self._is_weighed = is_weighed
+        self._by_key: dict[str, Put | Delete] = {}
+        self._references: set[Reference] = set()
 
     def takes(self, write: _Write, change: Change) -> bool:
         """False when the transaction would grow too large. Raises GanglineError `state.too_large` for a change that no
         transaction holds: its caller hears of it, and all others' changes go on."""
-        own = operations_of(change)
-        merged = self._operations | {operation.key: operation for operation in own}
-        if not _fits(merged.values()):
-            if not _fits(own):
-                raise _too_large(own)
+        if not (self._takes_weighed(change) if self._is_weighed else self._takes_counted(change)):
             return False
         write.change = change
         self.writes.append(write)
         self.draft.add(change)
-        self._operations = merged
+        return True
+
+    def _takes_weighed(self, change: Change) -> bool:
+        own = operations_of(change)
+        merged = self._by_key | {operation.key: operation for operation in own}
+        if not _fits(merged.values()):
+            if not _fits(own):
+                raise _too_large(own)
+            return False
+        self._by_key = merged
+        return True
+
+    def _takes_counted(self, change: Change) -> bool:
+        own = {*((type(record), id_of(record)) for record in change.puts), *change.deletes}
+        if len(self._references | own) > MAX_OPERATIONS:
+            if len(own) > MAX_OPERATIONS:
+                raise _too_large(operations_of(change))
+            return False
+        self._references |= own
         return True
 
 
@@ -168,7 +181,7 @@ class Store:
         return write
 
     async def _write_batch(self) -> None:
-        batch = self._collect()
+        batch, operations = self._collect()
         merged = batch.draft.change
         if merged:
             if self._writing_since is None:
@@ -176,7 +189,7 @@ class Store:
             for write in batch.writes:
                 write.is_sent = True
             try:
-                revision = await self._persist(batch.operations)
+                revision = await self._persist(operations)
             except BaseException:
                 self._waiting.extendleft(reversed(batch.writes))
                 raise
@@ -201,8 +214,19 @@ class Store:
         self._waiting.extendleft(reversed(batch.writes))
         await asyncio.sleep(_RETRY_SECONDS)
 
-    def _collect(self) -> _Batch:
-        batch = _Batch(self.state)
+    def _collect(self) -> tuple[_Batch, list[Put | Delete]]:
+        """The next transaction, and what it writes. Weighing each change is left to the rare batch that is too large,
+        because encoding records is most of the work of a small change."""
+        batch = self._gather(is_weighed=False)
+        operations = operations_of(batch.draft.change)
+        if not _fits(operations):
+            self._waiting.extendleft(reversed(batch.writes))
+            batch = self._gather(is_weighed=True)
+            operations = operations_of(batch.draft.change)
+        return batch, operations
+
+    def _gather(self, *, is_weighed: bool) -> _Batch:
+        batch = _Batch(self.state, is_weighed=is_weighed)
         while self._waiting:
             write = self._waiting.popleft()
             if write.done.done():

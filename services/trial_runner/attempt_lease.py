@@ -74,9 +74,14 @@ class AttemptLease:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._running: asyncio.Task[None] | None = None
 
+    @property
+    def covers_start(self) -> bool:
+        """Whether ranks may start now: preparing did not take so long that a renewal has to come first."""
+        return not self._lease_seconds or time.monotonic() < self._ends_at - self._period_seconds
+
     async def hold(self) -> None:
-        """Returns once ranks may start: at once, unless preparing took so long that a renewal has to come first."""
-        if self._lease_seconds and time.monotonic() >= self._ends_at - self._period_seconds:
+        """Returns once ranks may start."""
+        if not self.covers_start:
             self._begin()
             await self._is_renewed.wait()
 

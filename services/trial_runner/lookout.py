@@ -32,8 +32,7 @@ class Lookout:
     def __init__(
         self, directory: Path, place: Place, rule: HangRule, gang: Gang, on_hang: Callable[[Failure], None]
     ) -> None:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        self.files = {rank: BeatFile(directory / f"rank{rank}") for rank in place.ranks}
+        self.files = {rank: BeatFile(directory / f"rank{rank}.beat") for rank in place.ranks}
         self._place = place
         self._rule = rule
         self._gang = gang

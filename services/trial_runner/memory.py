@@ -6,8 +6,10 @@ kernel's. The count of this process's own cgroup is taken where there is one, th
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
@@ -27,7 +29,8 @@ def _own_cgroup() -> Path:
 
 def _read_count(path: Path) -> int | None:
     try:
-        words = [line.split() for line in path.read_text().splitlines()]
+        text = path.read_text()
     except OSError:
         return None
-    return next((int(line[1]) for line in words if line[0] == "oom_kill"), None)
+    found = _OOM_KILLS.search(text)
+    return int(found[1]) if found else None

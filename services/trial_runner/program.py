@@ -12,7 +12,8 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from services.trial_runner import exit_file
 from services.trial_runner.gang_plan import needs_no_warmth
 from services.trial_runner.nursery_client import NurseryProcess, end_nursery, fork_nursery
 from services.trial_runner.runner import TrialRunner, kind_of
+
+# Said to the agent once a command runs.
+UP = b"+"
 
 log = structlog.get_logger(__name__)
 
@@ -57,11 +61,12 @@ def main(arguments: dict[str, Any], held: list[int]) -> int:
 @dataclass(slots=True)
 class _Process:
     """agent: the socket over which further commands come; None for a process with one allocation. nursery: of the
-    command before, cleared; set only while this process may take another one."""
+    command before, cleared; set only while this process may take another one. loop: made once the nursery is forked."""
 
     rank_forkserver: str
     agent: socket.socket | None = None
     nursery: NurseryProcess | None = None
+    loop: asyncio.AbstractEventLoop | None = None
 
     def take(self, directory: Path, held: Sequence[int]) -> int:
         """Runs one allocation to its end. The exit code that this process ends with if it was the last one."""
@@ -84,7 +89,7 @@ class _Process:
             # Now or never: as soon as the event loop runs, there may be threads.
             private = [self.agent.fileno()] if self.agent is not None else []
             self.nursery = fork_nursery([lock, *held, *private])
-        code = asyncio.run(self._run(directory, spec))
+        code = self._complete(self._run(directory, spec))
         if code or self.nursery is None or num_threads() > 1:
             return self._end(code)
         # The process goes on, so its end does not give these back.
@@ -121,17 +126,42 @@ class _Process:
         nursery, self.nursery = self.nursery, None
         try:
             runner = TrialRunner(directory, spec, self.rank_forkserver, nursery, keeps_nursery=self.agent is not None)
+            runner.on_up = self._tell_up
         except OSError as error:
             return _end_early(directory, spec.allocation.id, f"the trial runner cannot start: {error}", error)
         code = await runner.run()
         self.nursery = runner.released
         return code
 
+    def _complete(self, work: Coroutine[Any, Any, int]) -> int:
+        """As asyncio.run, in an event loop that stays for the next command: making and closing one takes longer than a
+        short command."""
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+        code = self.loop.run_until_complete(work)
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        return code
+
+    def _tell_up(self) -> None:
+        """The agent may start the next command: most of this one's work is done."""
+        if self.agent is not None:
+            with suppress(OSError):
+                self.agent.sendall(UP)
+
     def _end(self, code: int) -> int:
         """Takes nothing more."""
         nursery, self.nursery = self.nursery, None
         if nursery is not None:
             end_nursery(nursery)
+        loop, self.loop = self.loop, None
+        if loop is not None:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
         return code
 
 

@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,8 @@ class TrialRunner:
     """`run` tells the whole story, once.
 
     forked: a nursery for ranks that need no warm process. keeps_nursery: it serves another allocation after this one,
-    unless this one was more than a short command. released: set by `run` to the nursery, if it may.
+    unless this one was more than a short command. released: set by `run` to the nursery, if it may. on_up: called once
+    the ranks run.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class TrialRunner:
     ) -> None:
         state = directory.parent.parent
         self.released: NurseryProcess | None = None
+        self.on_up: Callable[[], None] = lambda: None
         self._keeps_nursery = keeps_nursery and forked is not None
         self._directory = directory
         self._spec = spec
@@ -102,7 +104,7 @@ class TrialRunner:
         self._outlet = Outlet(spec, self._place.agent_id, state / "spool")
         self._gang = Gang(spec.token, self._place.node_rank, self._place.agent_ids)
         self._gang.on_failure = self._on_peer_failure
-        self._lookout = Lookout(directory / "beats", self._place, hang_rule_of(config), self._gang, self._on_hang)
+        self._lookout = Lookout(directory, self._place, hang_rule_of(config), self._gang, self._on_hang)
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
         self._link = RankLinkServer(directory.absolute() / "ranks", self._on_rank_message)
         self._outlet.on_trace = self._on_trace
@@ -147,6 +149,7 @@ class TrialRunner:
             kind = ExitKind.AGENT_DISK if is_fault else ExitKind.RUNNER_LOST
             report = replace(self._report(kind, message), is_agent_at_fault=is_fault)
         await self._leave(replace(report, ended_at=time.time(), log_hits=tuple(self._log_watch.hits)))
+        self._stop.rest()
         return code
 
     async def _live(self) -> ExitReport:
@@ -157,7 +160,8 @@ class TrialRunner:
             if network is None:
                 return self._stopped_early()
             # 2. Start the ranks, and say so; only while the attempt holds its lease.
-            await _run_until(self._lease.hold(), self._stop.came)
+            if not self._lease.covers_start:
+                await _run_until(self._lease.hold(), self._stop.came)
             if self._stop.stop is not None:
                 return self._stopped_early()
             self._crew = crew = self._hire()
@@ -213,6 +217,7 @@ class TrialRunner:
         directory, program = str(self._preparation.code_directory), find_program(self._spec)
         self._note_left_out()
         up_at = await crew.start(environments, directory, num_threads, program)
+        self.on_up()
         exit_file.write_rank_pids(self._directory, crew.pids)
         self._lookout.start(lambda: crew.living)
         self._stop.on_order = self._on_stop
@@ -229,7 +234,8 @@ class TrialRunner:
         """Node rank 0 keeps the store until all others are done. Then whatever the ranks left behind is killed."""
         if all(end.is_success for end in crew.ends()):
             self._gang.tell_done()
-            await _run_until(_first_of(self._gang.wait_done(), self._peer_told.wait()), self._stop.came)
+            if self._place.num_nodes > 1:
+                await _run_until(_first_of(self._gang.wait_done(), self._peer_told.wait()), self._stop.came)
         nursery = self._preparation.nursery
         assert nursery is not None
         if self._keeps_nursery and self._is_short(crew):

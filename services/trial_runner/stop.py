@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from gangline.domain.state import ExitKind
 from services.trial_runner.exit_file import load_stop_deadline, load_stop_reason
@@ -31,10 +33,15 @@ class StopOrder:
         self.on_order: Callable[[], None] = lambda: None
 
     def listen(self) -> None:
+        """Signals are for this allocation from now on, until `rest`."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.ask, ExitKind.PREEMPTED)
-        loop.add_signal_handler(signal.SIGQUIT, self.ask, ExitKind.KILLED)
-        loop.add_signal_handler(signal.SIGINT, self.ask, ExitKind.KILLED)
+        if loop not in _signals_by_loop:
+            _signals_by_loop[loop] = _Signals(loop)
+        _signals_by_loop[loop].listen(self.ask)
+
+    def rest(self) -> None:
+        """A signal ends this process from now on."""
+        _signals_by_loop[asyncio.get_running_loop()].rest()
 
     @property
     def grace_seconds(self) -> float:
@@ -54,3 +61,37 @@ class StopOrder:
             self.deadline_at = max(now, min(own, agents - MARGIN_SECONDS)) if agents else own
         self.came.set()
         self.on_order()
+
+
+class _Signals:
+    """The handlers of one event loop. They are installed once, because that takes asyncio longer than a short command
+    needs, and a process may run hundreds of commands one after another."""
+
+    _KINDS: ClassVar = {
+        signal.SIGTERM: ExitKind.PREEMPTED,
+        signal.SIGQUIT: ExitKind.KILLED,
+        signal.SIGINT: ExitKind.KILLED,
+    }
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._ask: Callable[[ExitKind], None] = lambda _: None
+        for number, kind in self._KINDS.items():
+            loop.add_signal_handler(number, self._on_signal, kind)
+        self._handlers = {number: signal.getsignal(number) for number in self._KINDS}
+
+    def listen(self, ask: Callable[[ExitKind], None]) -> None:
+        self._ask = ask
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+            signal.siginterrupt(number, False)
+
+    def rest(self) -> None:
+        self._ask = lambda _: None
+        for number in self._handlers:
+            signal.signal(number, signal.SIG_DFL)
+
+    def _on_signal(self, kind: ExitKind) -> None:
+        self._ask(kind)
+
+
+_signals_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Signals] = weakref.WeakKeyDictionary()

@@ -28,6 +28,7 @@ class ScriptedAgent:
 
     obeys_stop: whether it reports the end of what it is told to stop. is_silent: its stream lives, but it says nothing.
     clock_error_seconds: how far ahead its clock is. tells_time: False as agents of an earlier version.
+    tells_accepts: whether it says what it has accepted before it says how that ended.
     """
 
     def __init__(self, agent_id: str, addresses: Addresses, slots: int = 2, obeys_stop: bool = True) -> None:
@@ -40,6 +41,7 @@ class ScriptedAgent:
         self.is_silent = False
         self.clock_error_seconds = 0.0
         self.tells_time = True
+        self.tells_accepts = True
         self._obeys_stop = obeys_stop
         self._addresses = addresses
         self._outbox: asyncio.Queue[agent_pb2.ConnectRequest] = asyncio.Queue()
@@ -155,7 +157,8 @@ class ScriptedAgent:
             allocation_id=spec.allocation.id, state=types_pb2.STATE_STARTING, accepted_at=self._now()
         )
         self.journal.setdefault(spec.allocation.id, status)
-        self._outbox.put_nowait(agent_pb2.ConnectRequest(status=self.journal[spec.allocation.id]))
+        if self.tells_accepts:
+            self._outbox.put_nowait(agent_pb2.ConnectRequest(status=self.journal[spec.allocation.id]))
 
 
 class ScriptedRunner:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,8 @@ Requests = AsyncIterator[agent_pb2.ConnectRequest]
 
 # An agent that asks for a newer leader than it knows is answered at the latest after this time.
 FIND_SECONDS = 20.0
+# Allocations of one agent whose statuses are being written at the same time.
+MAX_STATUSES = 256
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
@@ -142,21 +144,59 @@ async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requ
     """Reads until the agent's side of the stream ends; then, or on an error, the session is closed."""
     try:
         await _reconcile(term, session, hello)
-        async for request in requests:
-            term.leases.renew(session.agent_id, time.monotonic())
-            session.clock.heard(request.sent_at, time.time())
-            if request.HasField("status"):
-                await _on_status(term, session, request.status)
-            elif request.HasField("slots"):
-                await _on_slots(term, session, request.slots)
-            elif request.HasField("heartbeat"):
-                session.send(agent_pb2.ConnectResponse(heartbeat=agent_pb2.HeartbeatAnswer()))
+        async with asyncio.TaskGroup() as group:
+            statuses = Statuses(group, lambda status: _on_status(term, session, status))
+            async for request in requests:
+                term.leases.renew(session.agent_id, time.monotonic())
+                session.clock.heard(request.sent_at, time.time())
+                if request.HasField("status"):
+                    await statuses.take(request.status)
+                elif request.HasField("slots"):
+                    await statuses.wait_taken()
+                    await _on_slots(term, session, request.slots)
+                elif request.HasField("heartbeat"):
+                    session.send(agent_pb2.ConnectResponse(heartbeat=agent_pb2.HeartbeatAnswer()))
     except asyncio.CancelledError:
         raise
     except Exception:  # noqa: BLE001 - the agent comes back with a hello, which sets things right
         _log.exception("an agent's stream failed", agent_id=session.agent_id)
     finally:
         session.close()
+
+
+class Statuses:
+    """Takes in the statuses of one stream. Those of one allocation are taken one after another, in their order; those
+    of several at the same time, so that jobs which end together are written in one transaction."""
+
+    def __init__(
+        self, group: asyncio.TaskGroup, take: Callable[[agent_pb2.AllocationStatus], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._group = group
+        self._take = take
+        self._last_by_allocation: dict[str, asyncio.Task[None]] = {}
+
+    async def take(self, status: agent_pb2.AllocationStatus) -> None:
+        """Returns before it is on record. Waits while MAX_STATUSES are not, so that memory stays bounded."""
+        while len(self._last_by_allocation) >= MAX_STATUSES:
+            await asyncio.wait(self._last_by_allocation.values(), return_when=asyncio.FIRST_COMPLETED)
+        allocation_id = status.allocation_id
+        task = self._group.create_task(self._take_after(self._last_by_allocation.get(allocation_id), status))
+        self._last_by_allocation[allocation_id] = task
+        task.add_done_callback(lambda done: self._on_done(allocation_id, done))
+
+    async def wait_taken(self) -> None:
+        """Returns once every status so far is on record."""
+        while self._last_by_allocation:
+            await asyncio.wait(self._last_by_allocation.values())
+
+    async def _take_after(self, previous: asyncio.Task[None] | None, status: agent_pb2.AllocationStatus) -> None:
+        if previous is not None:
+            await asyncio.wait([previous])
+        await self._take(status)
+
+    def _on_done(self, allocation_id: str, task: asyncio.Task[None]) -> None:
+        if self._last_by_allocation.get(allocation_id) is task:
+            del self._last_by_allocation[allocation_id]
 
 
 async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) -> None:
@@ -206,6 +246,9 @@ async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationS
         # Asked for together, they are written together, in this order.
         works = _take_undelivered(term, session.agent_id, status)
         if is_expected:
+            if any(report.HasField("running") for report in status.undelivered):
+                # The end of a short command is the first that its agent says of it.
+                works.insert(0, term.intake.accept(session, entry.allocation_id, entry.accepted_at))
             works.append(term.intake.exit(entry.allocation_id, entry.exit))
         await asyncio.gather(*works)
         term.dispatch.forget(session, entry.allocation_id)

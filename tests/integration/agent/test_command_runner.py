@@ -34,31 +34,33 @@ class Commands:
         self.folder = folder
         self.journal = journal
         self.exits: dict[str, types_pb2.ExitReport] = {}
+        self.statuses: list[agent_pb2.AllocationStatus] = []
         self._template = template
         self.renew_roster()
 
     def renew_roster(self) -> None:
-        launcher = Launcher(RunnerProgram(), self._template, "")
-        self.roster = Roster("a1", self.journal, launcher, self._on_status)
+        self.launcher = Launcher(RunnerProgram(), self._template, "")
+        self.roster = Roster("a1", self.journal, self.launcher, self._on_status)
 
-    def begin(self, allocation_id: str, command: str) -> None:
+    def begin(self, allocation_id: str, command: str, slot: str = "a1/0") -> None:
         spec = make_spec([("a1", 1)], 0, command, allocation_id=allocation_id, scheduler=["127.0.0.1:1"])
-        self.roster.accept(spec, ("a1/0",), "")
+        self.roster.accept(spec, (slot,), "")
 
-    async def run(self, allocation_id: str, command: str) -> types_pb2.ExitReport:
-        self.begin(allocation_id, command)
+    async def run(self, allocation_id: str, command: str, slot: str = "a1/0") -> types_pb2.ExitReport:
+        self.begin(allocation_id, command, slot)
         return await self.end(allocation_id)
 
     async def end(self, allocation_id: str) -> types_pb2.ExitReport:
         return await wait_until(lambda: self.exits.get(allocation_id))
 
     def process(self, allocation_id: str) -> Process:
-        record = self.journal.folder(allocation_id).load_record()
-        assert record is not None
-        assert record.process is not None
-        return record.process
+        story = self.roster.find(allocation_id)
+        assert story is not None
+        assert story.record.process is not None
+        return story.record.process
 
     def _on_status(self, status: agent_pb2.AllocationStatus) -> None:
+        self.statuses.append(status)
         if status.state == types_pb2.STATE_TERMINAL:
             self.exits[status.allocation_id] = status.exit
 
@@ -171,38 +173,114 @@ async def test_no_command_survives_the_kill_of_a_process_that_had_run_another(co
     assert not is_running(int(child.read_text()))
 
 
-async def test_only_its_start_waits_for_the_disk(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Phase]]:
+    """Which records of the journal the agent has synced to the disk, by allocation and phase."""
+    synced: list[tuple[str, Phase]] = []
+    write = disk.write_atomic
+
+    def note(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
+        write(path, text, mode, is_durable=is_durable)
+        if is_durable:
+            record = parse_record(text)
+            synced.append((record.allocation_id, record.phase))
+
+    monkeypatch.setattr("services.agent.folder.write_atomic", note)
+    return synced
+
+
+async def test_a_short_command_does_not_make_its_agent_wait_for_the_disk(
+    commands: Commands, synced: list[tuple[str, Phase]]
+) -> None:
     """An agent has one thread for all of its allocations, and a synced write takes milliseconds."""
-    synced: list[tuple[str, str]] = []
-    write = disk.write_atomic
-
-    def note(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
-        write(path, text, mode, is_durable=is_durable)
-        if is_durable:
-            synced.append((path.name, str(parse_record(text).phase)))
-
-    monkeypatch.setattr("services.agent.folder.write_atomic", note)
     await commands.run("1.1.1", "true")
-    assert synced == [("record.json", "RUNNING")]
+    assert synced == []
     assert (commands.journal.folder("1.1.1").path / "record.json").exists()
+    spec = make_spec([("a1", 2)], 0, "true", allocation_id="2.1.1")
+    commands.roster.accept(spec, ("a1/0", "a1/1"), "")
+    await commands.end("2.1.1")
+    assert synced == [("2.1.1", Phase.RUNNING)], "the start of a gang survives a power cut"
 
 
-async def test_an_end_that_only_the_agent_knows_is_synced(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    write = disk.write_atomic
-
-    def note(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
-        write(path, text, mode, is_durable=is_durable)
-        if is_durable:
-            synced.append(str(parse_record(text).phase))
-
-    monkeypatch.setattr("services.agent.folder.write_atomic", note)
+async def test_an_end_that_only_the_agent_knows_is_synced(commands: Commands, synced: list[tuple[str, Phase]]) -> None:
     started = commands.folder / "started"
     commands.begin("1.1.1", f"touch {started}; exec sleep 600")
     await wait_until(started.exists)
     os.kill(commands.process("1.1.1").pid, signal.SIGKILL)
     await commands.end("1.1.1")
-    assert synced == ["RUNNING", "ENDED"]
+    assert synced == [("1.1.1", Phase.ENDED)]
+
+
+async def test_the_end_of_a_short_command_is_all_that_is_told_of_it(commands: Commands) -> None:
+    # The first one waits for the warm process.
+    await commands.run("1.1.1", "true")
+    commands.statuses.clear()
+    await commands.run("2.1.1", "true")
+    assert [status.state for status in commands.statuses] == [types_pb2.STATE_TERMINAL]
+    assert commands.statuses[0].accepted_at > 0
+    commands.statuses.clear()
+    spec = make_spec([("a1", 1)], 0, "sleep 1", allocation_id="3.1.1", scheduler=["127.0.0.1:1"])
+    # The leader gives its agent 0.8 s to accept.
+    spec.allocation.created_at, spec.allocation.deadline_at = 100.0, 100.8
+    commands.roster.accept(spec, ("a1/0",), "")
+    await commands.end("3.1.1")
+    assert [status.state for status in commands.statuses] == [types_pb2.STATE_RUNNING, types_pb2.STATE_TERMINAL]
+
+
+async def test_commands_of_a_burst_share_a_few_processes(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    commands.renew_roster()
+    for number in range(1, 41):
+        commands.begin(f"{number}.1.1", "true", f"a1/{number}")
+    for number in range(1, 41):
+        assert (await commands.end(f"{number}.1.1")).kind == types_pb2.EXIT_KIND_COMPLETED
+    assert len({commands.process(f"{number}.1.1").pid for number in range(1, 41)}) <= 12
+
+
+async def test_a_command_waits_for_the_start_of_others_and_not_for_their_end(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_runner, "TURN_SECONDS", 600.0)
+    for number in range(1, 11):
+        commands.begin(f"{number}.1.1", f"touch {commands.folder}/{number}; exec sleep 600", f"a1/{number}")
+    await wait_until(lambda: all((commands.folder / str(number)).exists() for number in range(1, 11)))
+
+
+async def test_a_start_that_hangs_holds_up_no_other_for_long(commands: Commands) -> None:
+    for number in range(1, 5):
+        code = make_spec(
+            [("a1", 1)], 0, "true", allocation_id=f"{number}.1.1", code_sha256="0" * 64, gateway=["127.0.0.1:1"]
+        )
+        commands.roster.accept(code, (f"a1/{number}",), "")
+    began_at = time.monotonic()
+    assert (await commands.run("9.1.1", "true")).kind == types_pb2.EXIT_KIND_COMPLETED
+    assert time.monotonic() - began_at < 10
+
+
+async def test_a_command_that_is_stopped_before_its_turn_never_starts(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_runner, "TURN_SECONDS", 600.0)
+    turns = [await commands.launcher.turns.take() for _ in range(max(2, len(os.sched_getaffinity(0))))]
+    started = commands.folder / "started"
+    commands.begin("1.1.1", f"touch {started}")
+    await asyncio.sleep(0)
+    commands.roster.stop("1.1.1", 10, StopOrder(ExitKind.KILLED, "the test says so", time.time() + 60))
+    report = await commands.end("1.1.1")
+    assert report.message == "stopped before its trial runner started: the test says so"
+    for turn in turns:
+        turn.end()
+    await commands.run("2.1.1", "true", "a1/1")
+    assert not started.exists()
+
+
+async def test_many_commands_after_one_another_give_their_turns_back(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_runner, "TURN_SECONDS", 600.0)
+    for number in range(1, 9):
+        end = "true" if number % 2 else "exit 3"
+        await commands.run(f"{number}.1.1", end)
 
 
 async def test_idle_processes_end(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +313,41 @@ async def test_a_process_goes_on_without_its_agent_until_its_command_has_ended(
     go.touch()
     assert (await commands.end("2.1.1")).kind == types_pb2.EXIT_KIND_COMPLETED
     await wait_until(lambda: not is_running(process.pid))
+
+
+async def test_a_restarted_agent_tells_the_end_of_one_command_and_leaves_the_next_one_in_its_process_alone(
+    commands: Commands,
+) -> None:
+    await commands.run("1.1.1", "true")
+    go, started = commands.folder / "go", commands.folder / "started"
+    commands.begin("2.1.1", f"touch {started}; while ! [ -e {go} ]; do sleep 0.01; done")
+    await wait_until(started.exists)
+    assert commands.process("2.1.1") == commands.process("1.1.1")
+    await commands.roster.close()
+    commands.exits.clear()
+
+    commands.renew_roster()
+    commands.roster.recover()
+    assert (await commands.end("1.1.1")).kind == types_pb2.EXIT_KIND_COMPLETED
+    go.touch()
+    assert (await commands.end("2.1.1")).kind == types_pb2.EXIT_KIND_COMPLETED
+
+
+async def test_a_command_whose_process_died_while_the_agent_was_away_is_not_started_again(
+    commands: Commands,
+) -> None:
+    starts = commands.folder / "starts"
+    commands.begin("1.1.1", f"echo x >> {starts}; exec sleep 600")
+    await wait_until(starts.exists)
+    process = commands.process("1.1.1")
+    await commands.roster.close()
+    os.kill(process.pid, signal.SIGKILL)
+    await wait_until(lambda: not commands.journal.folder("1.1.1").is_locked())
+
+    commands.renew_roster()
+    commands.roster.recover()
+    assert (await commands.end("1.1.1")).kind == types_pb2.EXIT_KIND_RUNNER_LOST
+    assert starts.read_text() == "x\n"
 
 
 async def test_an_ended_command_is_not_taken_for_the_one_that_its_process_runs_now(commands: Commands) -> None:

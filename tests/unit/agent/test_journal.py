@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gangline.errors import GanglineError
+from services.agent import process
 from services.agent.folder import AllocationFolder
 from services.agent.journal import Journal, open_journal
 from services.agent.record import Phase, Process, Record, mark_started
@@ -145,7 +147,9 @@ def test_forgotten_folders_are_kept_without_their_token(tmp_path: Path) -> None:
             folder = _accept(journal, f"{number}.1.1")
             journal.forget(folder)
             os.utime(tmp_path / "ended" / folder.allocation_id, (number, number))
+        assert not list((tmp_path / "ended").glob("*/spec.json"))
         assert journal.survey() == ()
+        journal.tidy()
     assert sorted(path.name for path in (tmp_path / "ended").iterdir()) == ["2.1.1", "3.1.1"]
     assert not list((tmp_path / "ended").glob("*/spec.json"))
 
@@ -154,7 +158,8 @@ def test_nothing_is_kept_when_told_so(tmp_path: Path) -> None:
     with open_journal(tmp_path, 0) as journal:
         folder = _accept(journal)
         journal.forget(folder)
-    assert not folder.path.exists()
+        assert not folder.path.exists()
+        journal.tidy()
     assert list((tmp_path / "ended").iterdir()) == []
 
 
@@ -164,5 +169,20 @@ def test_what_ranks_of_a_killed_runner_left_is_not_kept(tmp_path: Path) -> None:
         (folder.ranks_path / "gangline-checkpoint-x").mkdir(parents=True)
         (folder.ranks_path / "gangline-checkpoint-x" / "trainer.pth").write_bytes(b"x")
         journal.forget(folder)
+        journal.tidy()
         [kept] = tmp_path.glob("*/1.1.1")
         assert [each.name for each in kept.iterdir()] == ["record.json"]
+
+
+def test_a_start_that_is_not_synced_is_not_repeated_after_a_restart_of_the_machine(tmp_path: Path) -> None:
+    """The disk may still say that nothing was started, although a runner was."""
+    with open_journal(tmp_path, 0) as journal:
+        folder = journal.folder("1.1.1")
+        record = Record("1.1.1", 10, SLOTS, accepted_at=5.0, boot_id=process.boot_id())
+        folder.create(make_spec("1.1.1", SLOTS), record)
+        (survey,) = journal.survey()
+        assert plan_recovery(survey.found) is Verdict.START
+        folder.save(replace(record, boot_id="an earlier boot"))
+        (survey,) = journal.survey()
+        assert plan_recovery(survey.found) is Verdict.CONCLUDE
+        assert survey.found.problem == "the machine was restarted since it was accepted"

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from gangline import wire
 from gangline.domain.resource import Agent, Counter
 from gangline.errors import Effect, GanglineError, conflict, unavailable
 from services.common.election import Deposed, Leadership
@@ -97,6 +98,22 @@ async def test_a_transaction_stays_within_its_bytes() -> None:
         await asyncio.gather(*(store.commit(_adds(f"a{number}", 60_000)) for number in range(10)))
     assert store.state.count(Agent) == 10
     assert len(leadership.transactions) == 2
+
+
+async def test_a_record_that_several_changes_of_a_transaction_touch_is_encoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[object] = []
+    encode = wire.encode
+
+    def note(record: object) -> bytes:
+        encoded.append(record)
+        return encode(record)
+
+    monkeypatch.setattr(wire, "encode", note)
+    async with _running(StandInLeadership()) as (store, _):
+        await asyncio.gather(*(store.commit(_count_up) for _ in range(10)))
+    assert sorted(type(record).__name__ for record in encoded) == ["Agent"] * 10 + ["Counter"]
 
 
 async def test_what_no_transaction_holds_is_refused_and_the_leader_goes_on() -> None:
