@@ -8,6 +8,7 @@ for each class.
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
