@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gangline.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
 
 TRY_SECONDS = 5.0
+# Longer than a fail-over by lease.
+PATIENCE_SECONDS = 12.0
 REDIAL_SECONDS = 0.25
 # What a scheduler answers that does not lead (any more).
 NOT_LEADING_CODES = frozenset({"scheduler.not_leader"})
@@ -38,7 +40,7 @@ Choose = Callable[["SchedulerServiceAsyncStub"], "grpc.aio.UnaryUnaryMultiCallab
 
 
 class Leader:
-    """patience_seconds: for how long a change may wait for a leader that answers. Longer than a fail-over by lease.
+    """patience_seconds: for how long a change may wait for a leader that answers; None for PATIENCE_SECONDS.
 
     etcd_problem: one sentence while etcd can be seen not to work, else empty.
     """
@@ -47,12 +49,12 @@ class Leader:
         self,
         mirror: Watched,
         cluster_token: str,
-        patience_seconds: float = 12.0,
+        patience_seconds: float | None = None,
         etcd_problem: Callable[[], str] = lambda: "",
     ) -> None:
         self._mirror = mirror
         self._metadata = rpc.token_metadata(cluster_token)
-        self._patience_seconds = patience_seconds
+        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._etcd_problem = etcd_problem
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
