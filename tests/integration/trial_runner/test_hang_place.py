@@ -78,9 +78,8 @@ async def test_the_rank_whose_write_to_storage_stands_still_is_named(
     saving = {"min_checkpoint_period": {"batches": 2}, "async_checkpoints": is_asynchronous}
     reports = await hang(world, strategy, "storage", rank, 1, **saving)
     check(reports, rank, "in saving a checkpoint")
-    own = reports[rank // 2]
-    assert "(limit 3 s), while others wait in a collective that it has not entered" in own.message
-    assert any("in write_to_storage" in line for line in own.last_lines), own.last_lines
+    assert "(limit 3 s), while others wait in a collective that it has not entered" in reports[rank // 2].message
+    assert any("in write_to_storage" in line for line in world.gateway.lines("runner", rank))
     assert "standing in storage" in world.gateway.lines("stdout", rank)
     assert living(list((await ranks_of(world)).values())) == []
 
