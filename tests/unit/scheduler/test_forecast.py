@@ -92,6 +92,14 @@ def test_where_nothing_is_known_it_takes_as_long_as_others_did(typical: float, e
     assert etas == {"first": 9000, "second": expected}
 
 
+@pytest.mark.parametrize(("blocklist", "eta"), [((), 1200.0), (("a1",), 1300.0), (("a3",), 1200.0)])
+def test_whole_agents_that_a_request_avoids_open_nothing_to_it(blocklist: tuple[str, ...], eta: float) -> None:
+    works = tuple(_work(f"w{n}", f"a{n}", 4, NOW + 100.0 * n) for n in (1, 2, 3))
+    agents = tuple(AgentRoom(f"a{n}", POOL, 4, 4) for n in (1, 2, 3))
+    gang = replace(_request("gang", 8), blocklist=blocklist)
+    assert _etas(plan(Snapshot((PoolConfig(POOL),), agents, (gang,), works), NOW)) == {"gang": eta}
+
+
 def test_an_eta_does_not_depend_on_what_waits_behind() -> None:
     requests = tuple(_request(f"r{n}", 1 + n % 4, 100 * (n % 3), at=float(n)) for n in range(20))
     few, many = _etas(_plan(BUSY, requests[:10])), _etas(_plan(BUSY, requests))

@@ -89,6 +89,13 @@ def test_an_attempt_that_made_progress_begins_a_new_row(
     assert decision.infrastructure_failures == setbacks
 
 
+@pytest.mark.parametrize(("batches", "row"), [(None, 4), (100, 4), (101, 1)])
+def test_batches_that_only_the_end_of_a_rank_tells_are_progress(batches: int | None, row: int) -> None:
+    trial = Trial("1.1", 1, 1, failures_in_a_row=3, furthest_batches=100, batches_completed=100)
+    ends = [replace(_exit(ExitKind.USER_ERROR, rank), batches_completed=batches if rank else 7) for rank in range(2)]
+    assert decide(trial, _allocation(*ends), 5, None, RULES).failures_in_a_row == row
+
+
 def test_an_attempt_without_progress_goes_on_with_the_row() -> None:
     decision = _failed_again(ExitKind.USER_ERROR)
     assert (decision.outcome, decision.delay_seconds, decision.failures_in_a_row) == (None, 4.0, 4)
