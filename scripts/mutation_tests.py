@@ -18,7 +18,8 @@ from pathlib import Path
 from scripts.call_record import FAILED_VARIABLE, SELECTED_VARIABLE, TESTS_FILE
 from scripts.call_tracer import CALLS_VARIABLE, CURRENT, WATCHED_VARIABLE
 
-# The fast tests of each folder: no cluster, and of processes only those that a test of a rank needs.
+# The fast tests of each folder: no cluster, and of processes only those that a test of a rank needs. Gangs of ranks are
+# slower; only the defects in what several ranks do together meet them.
 SUITES = {
     "services/scheduler/placement": (
         "tests/unit/scheduler",
@@ -36,6 +37,11 @@ SUITES = {
     ),
     "gangline/pytorch": (
         "tests/unit/pytorch",
+        "tests/integration/training/test_changing_models.py",
+        "tests/integration/training/test_exchange_in_ranks.py",
+        "tests/integration/training/test_fusion.py",
+        "tests/integration/training/test_step_in_ranks.py",
+        "tests/integration/training/test_strategies.py",
         "tests/property/test_data_order.py",
         "tests/property/test_fusion.py",
         "tests/property/test_manifest.py",

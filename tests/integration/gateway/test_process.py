@@ -173,7 +173,7 @@ async def test_port_in_use(gateway: GatewayProcess, flag: str) -> None:
 async def test_what_is_missing_is_said_in_one_line(
     gateway: GatewayProcess, flag: str, value: str, exit_code: int, parts: tuple[str, ...]
 ) -> None:
-    code, line = await refused(gateway, **{flag: value})
+    code, line = await refused(gateway, **{flag: value, "etcd-deadline-seconds": "1"})
     assert code == exit_code
     assert all(part in line for part in parts), line
     assert "hidden" not in line

@@ -44,7 +44,7 @@ def _decide(
 
 def test_all_completed() -> None:
     decision = _decide(_allocation(_exit(ExitKind.COMPLETED), _exit(ExitKind.COMPLETED, 1)))
-    assert (decision.outcome, decision.failure) == (Outcome.COMPLETED, None)
+    assert (decision.outcome, decision.failure, decision.failures_in_a_row) == (Outcome.COMPLETED, None, 0)
 
 
 def test_completed_even_if_a_kill_came_too_late() -> None:

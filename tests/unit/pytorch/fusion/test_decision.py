@@ -144,14 +144,15 @@ def test_line_says_what_was_found() -> None:
     assert metrics_of(found, 13, is_recalled=True)["gain_ratio"] == 1.24
 
 
-def test_watch_is_due_after_a_lasting_change_of_exchanges_alone() -> None:
+@pytest.mark.parametrize("compute", [0.5, 0.0])
+def test_watch_is_due_after_a_lasting_change_of_exchanges_alone(compute: float) -> None:
     watch = Watch()
     for _ in range(LEAST_STEPS_BETWEEN):
-        watch.update(0.1, 0.5)
-    watch.update(0.9, 0.5)
+        watch.update(0.1, compute)
+    watch.update(0.9, compute)
     assert not watch.is_due
     for _ in range(60):
-        watch.update(0.2, 0.5)
+        watch.update(0.2, compute)
     assert watch.is_due
 
 
