@@ -203,7 +203,7 @@ def whole_blocks(strategy_name: str) -> list[list[bool]]:
     found: list[list[bool]] = []
 
     def look() -> None:
-        groups = [group for block in model.blocks for group in parameter_groups(block)]  # type: ignore[union-attr, arg-type]  # torch types modules loosely
+        groups = [group for block in model.blocks for group in parameter_groups(block)]  # type: ignore[union-attr]  # torch types modules loosely
         found.append([group.is_unsharded for group in groups])
 
     model(torch.ones(2, 6)).sum().backward()
