@@ -164,3 +164,10 @@ def test_watch_is_not_due_when_the_trial_itself_changed_or_little_did(exposed: f
     for _ in range(200):
         watch.update(exposed, compute)
     assert not watch.is_due
+
+
+def test_the_last_steps_are_for_the_default_and_the_best() -> None:
+    """A round of all three would take more steps than are left."""
+    race = Race([2, 30, 10], turn_steps=3, steps=15)
+    race.take({0: [1.0, 1.0], 1: [0.70, 0.70], 2: [0.75, 0.75]})
+    assert (race.live, race.is_over, race.steps_used) == ([0, 1], False, 9)
