@@ -1,8 +1,10 @@
 """Mutation testing: plants small defects, one at a time, and shows those that no test notices.
 
-Works on copies of the tree, one for each job, and removes them at the end; the tree itself is only read. A defect
-counts as noticed when a test fails or the tests take far longer than without it. Called by `make mutants`; its
-arguments choose the number of defects, the seed, and the files.
+Works on copies of the tree, one for each job, and removes them at the end; of the tree itself it changes the results
+file alone. The tests run once without a defect, which shows the functions that each of them calls. A defect is tried
+with the tests that call its function. It counts as noticed when a test fails or the tests take far longer than without
+it. A run that was ended goes on from the results file. Called by `make mutants`; its arguments choose the number of
+defects, the seed, and the files.
 """
 
 from __future__ import annotations
@@ -18,49 +20,41 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.mutation import Mutation, find_mutations  # noqa: E402 - the folder of this file is not a package
+# The folder of this file is not a package, so the imports stand below the line that makes it known.
+from scripts.mutation import Mutation, find_mutations  # noqa: E402
+from scripts.mutation_results import NOTICED, SURVIVED, TIMED_OUT, Outcome, Results  # noqa: E402
+from scripts.mutation_tests import (  # noqa: E402
+    RUNNING,
+    SUITES,
+    MeasuredTest,
+    SuiteFailed,
+    list_test_files,
+    measure,
+    run_until_failure,
+    select,
+)
 
-# The fast tests of each folder: without a cluster, and with no processes except those that a test of a rank needs.
-SUITES = {
-    "services/scheduler/placement": (
-        "tests/unit/scheduler",
-        "tests/property/test_placement.py",
-        "tests/property/test_victim.py",
-        "tests/property/test_forecast.py",
-        "tests/property/test_simulator.py",
-    ),
-    "services/scheduler/transition": (
-        "tests/unit/scheduler",
-        "tests/property/test_scheduler_state.py",
-        "tests/property/test_retention.py",
-        "tests/property/test_search.py",
-        "tests/property/test_health.py",
-    ),
-    "gangline/pytorch": (
-        "tests/unit/pytorch",
-        "tests/property/test_data_order.py",
-        "tests/property/test_fusion.py",
-        "tests/property/test_manifest.py",
-    ),
-}
-# A run with a defect may take this many times as long as one without, and at least so many seconds.
-LIMIT_RATIO, LEAST_LIMIT_SECONDS = 3.0, 60.0
-NOTICED, SURVIVED, TIMED_OUT = "noticed", "survived", "timed out"
+LEAST_LIMIT_SECONDS = 60.0
+LIMIT_RATIO = 6.0
+NO_TESTS_RAN = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """Describes one defect in one file. path: of the file, relative to the tree."""
+    """path: of the file, relative to the tree."""
 
     path: str
     mutation: Mutation
@@ -81,15 +75,27 @@ def main(arguments: Sequence[str]) -> int:
     print(f"mutants: {len(chosen)} of {len(known)} in {len(sources)} files, seed {options.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with contextlib.ExitStack() as stack:
-        num_jobs = min(options.jobs, len(chosen))
-        trees = [stack.enter_context(_copied_tree()) for _ in range(num_jobs)]
-        limits = _measure(trees[0], {_suite_of(mutant.path) for mutant in chosen}, num_jobs)
-        if limits is None:
+        trees = [stack.enter_context(_copied_tree()) for _ in range(min(options.jobs, len(chosen)))]
+        results = Results(options.results, trees[0])
+        found = {mutant: results.outcome_of(mutant.path, mutant.mutation) for mutant in chosen}
+        outcomes = {mutant: outcome for mutant, outcome in found.items() if outcome is not None}
+        if outcomes:
+            print(f"mutants: {len(outcomes)} are known from {options.results}", flush=True)
+        for mutant, outcome in outcomes.items():
+            _show(len(outcomes), mutant, outcome, sources)
+        left = [mutant for mutant in chosen if mutant not in outcomes]
+        pool = _TreePool(trees)
+        try:
+            measured = _measure(pool, {_suite_of(mutant.path) for mutant in left}, results)
+            outcomes |= _try_all(left, pool, _Trial(measured, sources, results), len(outcomes))
+        except SuiteFailed as error:
+            print(error, file=sys.stderr)
             return 1
-        outcomes = _try_all(chosen, trees, limits, sources)
-    survivors = [mutant for mutant in chosen if outcomes[mutant] == SURVIVED]
-    num_late = sum(outcome == TIMED_OUT for outcome in outcomes.values())
-    print(f"mutants: {len(survivors)} of {len(chosen)} survived; {num_late} of the noticed ran into their time limit")
+        finally:
+            pool.close()
+    kinds = Counter(outcome.kind for outcome in outcomes.values())
+    late = f"; {kinds[TIMED_OUT]} of the noticed ran into their time limit"
+    print(f"mutants: {kinds[SURVIVED]} of {len(chosen)} survived{late}")
     return 0
 
 
@@ -98,6 +104,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("count", nargs="?", type=_at_least_one, default=50, help="how many defects, by default 50")
     parser.add_argument("--seed", type=int, default=0, help="chooses the sample, by default 0")
     parser.add_argument("--jobs", type=_at_least_one, default=len(os.sched_getaffinity(0)), help="how many at a time")
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / ".mutants.json", help="where to go on from, by default .mutants.json"
+    )
     parser.add_argument("--only", nargs="+", type=_covered, default=list(SUITES), help="files or folders to change")
     return parser.parse_args(arguments)
 
@@ -109,7 +118,7 @@ def _at_least_one(text: str) -> int:
 
 
 def _covered(text: str) -> str:
-    """Returns a file or folder of the tree for which a suite is known. Raises argparse.ArgumentTypeError."""
+    """A file or folder of the tree for which a suite is known."""
     path = os.path.normpath(text)
     if not (ROOT / path).exists() or not any(_is_below(path, folder) for folder in SUITES):
         raise argparse.ArgumentTypeError(f"{text} is no file or folder in {', '.join(SUITES)}")
@@ -132,7 +141,7 @@ def _list_files(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def _copied_tree() -> Iterator[Path]:
-    """Copies the files that git knows or would add, in their present state."""
+    """The files that git knows or would add, as they are now."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -149,101 +158,103 @@ def _copied_tree() -> Iterator[Path]:
         yield tree
 
 
-def _measure(tree: Path, suites: set[str], num_jobs: int) -> dict[str, float] | None:
-    """Returns the time limit of each suite, from its run without a defect; None when that run fails."""
-    limits = {}
-    for suite in sorted(suites):
-        began_at = time.monotonic()
-        code, output = _run_tests(tree, SUITES[suite], 3600.0)
-        seconds = time.monotonic() - began_at
-        if code != 0:
-            print(f"{output}\nmutants: the tests of {suite} fail without a defect", file=sys.stderr)
-            return None
-        limits[suite] = max(LEAST_LIMIT_SECONDS, LIMIT_RATIO * seconds * (1 + (num_jobs > 1)))
-        print(f"mutants: the tests of {suite} take {seconds:.0f} s, limit {limits[suite]:.0f} s", flush=True)
-    return limits
+class _TreePool:
+    """Runs work in threads, each call with a copied tree of its own. `close` ends what still runs."""
 
+    def __init__(self, trees: Sequence[Path]) -> None:
+        self.num_jobs = len(trees)
+        self._idle: SimpleQueue[Path] = SimpleQueue()
+        for tree in trees:
+            self._idle.put(tree)
+        self._threads = ThreadPoolExecutor(len(trees))
 
-def _try_all(
-    chosen: Sequence[Mutant], trees: Sequence[Path], limits: dict[str, float], sources: dict[str, str]
-) -> dict[Mutant, str]:
-    """Tries all defects and returns their outcomes. Prints each survivor as soon as it is known."""
-    idle: SimpleQueue[Path] = SimpleQueue()
-    for tree in trees:
-        idle.put(tree)
+    def submit(self, work: Callable[[Path], T]) -> Future[T]:
+        return self._threads.submit(self._in_tree, work)
 
-    def try_one(mutant: Mutant) -> str:
-        tree = idle.get()
-        try:
-            return _try(mutant, tree, limits[_suite_of(mutant.path)], sources[mutant.path])
-        finally:
-            idle.put(tree)
-
-    outcomes: dict[Mutant, str] = {}
-    pool = ThreadPoolExecutor(len(trees))
-    try:
-        mutant_by_future = {pool.submit(try_one, mutant): mutant for mutant in chosen}
-        for future in as_completed(mutant_by_future):
-            mutant = mutant_by_future[future]
-            outcomes[mutant] = future.result()
-            print(f"{len(outcomes):4} {outcomes[mutant]:9} {mutant.path}:{mutant.mutation.line}", flush=True)
-            if outcomes[mutant] == SURVIVED:
-                print(mutant.diff(sources[mutant.path]), flush=True)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in tuple(_RUNNING):
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in tuple(RUNNING):
             process.terminate()
-        pool.shutdown()
+        self._threads.shutdown()
+
+    def _in_tree(self, work: Callable[[Path], T]) -> T:
+        tree = self._idle.get()
+        try:
+            return work(tree)
+        finally:
+            self._idle.put(tree)
+
+
+def _measure(pool: _TreePool, suites: set[str], results: Results) -> dict[str, list[MeasuredTest]]:
+    """The tests of each suite. Those that the results file does not know run once, without a defect."""
+    files = {suite: list_test_files(ROOT, suite) for suite in suites}
+    unknown: dict[str, list[str]] = {}
+    for suite in sorted(suites):
+        others = {file for known in unknown.values() for file in known}
+        stale = [file for file in files[suite] if file not in others and results.calls_of(file) is None]
+        if stale:
+            unknown[suite] = stale
+    futures = {pool.submit(partial(measure, test_files=stale)): suite for suite, stale in unknown.items()}
+    for future in as_completed(futures):
+        suite = futures[future]
+        try:
+            measured = future.result()
+        except SuiteFailed as error:
+            raise SuiteFailed(f"{error}\nmutants: the tests of {suite} fail without a defect") from None
+        results.keep_calls(unknown[suite], measured)
+        seconds = sum(test.seconds for test in measured)
+        print(f"mutants: measured {len(measured)} tests of {suite}, {seconds:.0f} s", flush=True)
+    return {suite: [test for file in files[suite] for test in results.calls_of(file) or ()] for suite in suites}
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Tries one defect at a time. tests: by suite."""
+
+    tests: Mapping[str, Sequence[MeasuredTest]]
+    sources: Mapping[str, str]
+    results: Results
+
+    def run(self, mutant: Mutant, tree: Path) -> Outcome:
+        selected = select(mutant.path, mutant.mutation.function, self.tests[_suite_of(mutant.path)], tree)
+        outcome = Outcome(SURVIVED)
+        if selected:
+            outcome = self._run_tests(mutant, tree, selected)
+        self.results.keep_outcome(mutant.path, mutant.mutation, outcome)
+        return outcome
+
+    def _run_tests(self, mutant: Mutant, tree: Path, selected: Sequence[MeasuredTest]) -> Outcome:
+        file, source = tree / mutant.path, self.sources[mutant.path]
+        limit_seconds = LEAST_LIMIT_SECONDS + LIMIT_RATIO * sum(test.seconds for test in selected)
+        try:
+            _write(file, mutant.mutation.apply(source))
+            code, test = run_until_failure(tree, selected, limit_seconds)
+        finally:
+            _write(file, source)
+        return Outcome({0: SURVIVED, NO_TESTS_RAN: SURVIVED, None: TIMED_OUT}.get(code, NOTICED), test or "")
+
+
+def _try_all(left: Sequence[Mutant], pool: _TreePool, trial: _Trial, num_known: int) -> dict[Mutant, Outcome]:
+    """Shows each outcome as soon as it is known."""
+    outcomes: dict[Mutant, Outcome] = {}
+    futures = {pool.submit(partial(trial.run, mutant)): mutant for mutant in left}
+    for future in as_completed(futures):
+        mutant = futures[future]
+        outcomes[mutant] = future.result()
+        _show(num_known + len(outcomes), mutant, outcomes[mutant], trial.sources)
     return outcomes
 
 
-def _try(mutant: Mutant, tree: Path, limit_seconds: float, source: str) -> str:
-    file = tree / mutant.path
-    try:
-        _write(file, mutant.mutation.apply(source))
-        code, _ = _run_tests(tree, _nearest_first(tree, mutant.path), limit_seconds)
-    finally:
-        _write(file, source)
-    return {0: SURVIVED, None: TIMED_OUT}.get(code, NOTICED)
+def _show(number: int, mutant: Mutant, outcome: Outcome, sources: Mapping[str, str]) -> None:
+    print(f"{number:4} {outcome.kind:9} {mutant.path}:{mutant.mutation.line} {outcome.test}".rstrip(), flush=True)
+    if outcome.kind == SURVIVED:
+        print(mutant.diff(sources[mutant.path]), flush=True)
 
 
 def _write(file: Path, source: str) -> None:
-    """Writes a source and removes its byte code, which counts as fresh when time and size are equal: two defects within
-    a second may be equal in both."""
+    """Byte code counts as fresh when time and size are equal, and two defects within a second may be equal in both."""
     file.write_text(source)
     Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)
-
-
-def _nearest_first(tree: Path, path: str) -> list[str]:
-    """Returns the test files of the suite. Files that name the module of the defect come first, because they notice it
-    soonest."""
-    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    found = [tree / one for one in SUITES[_suite_of(path)]]
-    files = [file for one in found for file in ([one] if one.is_file() else sorted(one.rglob("test_*.py")))]
-    files.sort(key=lambda file: module not in file.read_text())
-    return [str(file.relative_to(tree)) for file in files]
-
-
-_RUNNING: set[subprocess.Popen[str]] = set()
-
-
-def _run_tests(tree: Path, tests: Sequence[str], limit_seconds: float) -> tuple[int | None, str]:
-    """Returns the exit code (None when the limit was reached) and the output. Leaves no process behind."""
-    options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
-    command = [sys.executable, "scripts/run_and_reap.py", sys.executable, "-m", "pytest", *options, *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    process = subprocess.Popen(
-        command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    _RUNNING.add(process)
-    try:
-        output, _ = process.communicate(timeout=limit_seconds)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        return None, process.communicate()[0]
-    finally:
-        _RUNNING.discard(process)
-    return process.returncode, output
 
 
 if __name__ == "__main__":

@@ -48,12 +48,17 @@ Change = tuple[ast.expr | ast.stmt, str]
 @dataclass(frozen=True, slots=True)
 class Mutation:
     """Describes one change. start, end: the part of the source, in characters, that `text` replaces. line: where it
-    starts."""
+    starts.
+
+    function: the qualified name of the function that it is in. Empty outside of functions, and in those that cache
+    their results: a test may use such a result without calling the function.
+    """
 
     start: int
     end: int
     text: str
     line: int
+    function: str = ""
 
     def apply(self, source: str) -> str:
         return source[: self.start] + self.text + source[self.end :]
@@ -63,8 +68,8 @@ def find_mutations(source: str) -> list[Mutation]:
     """Returns mutations in the order of the source. Each gives a source that parses and differs in more than its
     layout."""
     tree = ast.parse(source)
-    original = ast.dump(tree)
     starts = _starts_of_lines(source)
+    functions = list(_functions_below(tree, ""))
     found = {}
     for node, text in _changes_below(tree):
         assert node.end_lineno is not None
@@ -74,10 +79,29 @@ def find_mutations(source: str) -> list[Mutation]:
             starts[node.end_lineno - 1] + _characters(source, starts, node.end_lineno, node.end_col_offset),
             text,
             node.lineno,
+            next((name for lines, name in functions if node.lineno in lines), ""),
         )
-        if ast.dump(ast.parse(mutation.apply(source))) != original:
+        if ast.dump(_parse_as(node, text)) != ast.dump(node):
             found[mutation.start, mutation.end, text] = mutation
     return [found[key] for key in sorted(found)]
+
+
+def _functions_below(node: ast.AST, prefix: str) -> Iterator[tuple[range, str]]:
+    """The lines and the name of each function, inner ones first."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield from _functions_below(child, f"{prefix}{name}.<locals>.")
+                is_cached = any("cache" in ast.unparse(one) for one in child.decorator_list)
+                yield range(child.lineno, (child.end_lineno or child.lineno) + 1), "" if is_cached else prefix + name
+            case ast.ClassDef(name=name):
+                yield from _functions_below(child, f"{prefix}{name}.")
+            case _:
+                yield from _functions_below(child, prefix)
+
+
+def _parse_as(node: ast.expr | ast.stmt, text: str) -> ast.AST:
+    return ast.parse(text, mode="eval").body if isinstance(node, ast.expr) else ast.parse(text).body[0]
 
 
 def _starts_of_lines(source: str) -> list[int]:

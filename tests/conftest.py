@@ -1,9 +1,10 @@
-"""How long hypothesis may take, and which examples it tries."""
+"""How long hypothesis may take, and which examples it tries; how tests show what services log in their process."""
 
 from __future__ import annotations
 
 import os
 
+import structlog
 from hypothesis import HealthCheck, Phase, settings
 
 # How fast an example runs says how busy the machine is, and nothing of the code. The build machine tries the same
@@ -20,3 +21,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
 )
+
+# By default structlog renders the local variables of every frame of an exception, which takes a second or more.
+_plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _plain])

@@ -48,10 +48,12 @@ class LeaderWatch:
         self._on_schedulers = on_schedulers
         self._epoch = 0
         self._schedulers: tuple[str, ...] = ()
+        self._has_leader = asyncio.Event()
 
     def welcomed(self, epoch: int) -> None:
-        """Only leaders of a newer epoch are news from now on."""
+        """Only leaders of a newer epoch are news from now on. A question that is open at this leader ends."""
         self._epoch = max(self._epoch, epoch)
+        self._has_leader.set()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -77,8 +79,9 @@ class LeaderWatch:
         """Until this scheduler leads, or is no scheduler of the cluster any more."""
         stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(channel)
         while address in self._candidates():
-            request = agent_pb2.FindLeaderRequest(epoch=self._epoch, scheduler_addresses=self._schedulers)
-            answer = await stub.FindLeader(request, metadata=self._metadata, timeout=ANSWER_SECONDS)
+            answer = await self._ask(stub, address)
+            if answer is None:
+                return
             # A scheduler that has just started may not know any yet.
             if answer.scheduler_addresses and set(answer.scheduler_addresses) != set(self._schedulers):
                 self._schedulers = tuple(answer.scheduler_addresses)
@@ -87,6 +90,26 @@ class LeaderWatch:
                 self._epoch = answer.epoch
                 self._on_leader(answer.epoch, answer.leader_address)
             await self._pause()
+
+    async def _ask(
+        self, stub: agent_pb2_grpc.AgentServiceAsyncStub, address: str
+    ) -> agent_pb2.FindLeaderResponse | None:
+        """None once this scheduler leads: it would not answer while it is paused, and its successor is what counts."""
+        request = agent_pb2.FindLeaderRequest(epoch=self._epoch, scheduler_addresses=self._schedulers)
+        asking = asyncio.ensure_future(stub.FindLeader(request, metadata=self._metadata, timeout=ANSWER_SECONDS))
+        leading = asyncio.ensure_future(self._wait_until_leading(address))
+        try:
+            await asyncio.wait({asking, leading}, return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        finally:
+            for task in (asking, leading):
+                task.cancel()
+            await asyncio.gather(asking, leading, return_exceptions=True)
+
+    async def _wait_until_leading(self, address: str) -> None:
+        while address in self._candidates():
+            self._has_leader.clear()
+            await self._has_leader.wait()
 
     async def _pause(self) -> None:
         """Between two questions, whatever is answered: no answer makes an agent ask in a tight loop."""

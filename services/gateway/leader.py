@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Time limit of one try.
 TRY_SECONDS = 5.0
+# A call waits so long for a leader: longer than a fail-over by lease.
+PATIENCE_SECONDS = 12.0
 # Pause before the next try at a leader that does not answer.
 REDIAL_SECONDS = 0.25
 # The error of a leader that cannot write to etcd.
@@ -39,8 +41,8 @@ Choose = Callable[["SchedulerServiceAsyncStub"], "grpc.aio.UnaryUnaryMultiCallab
 
 
 class Leader:
-    """Calls the leader. patience_seconds: for how long a change may wait for a leader that answers. Longer than a
-    fail-over by lease.
+    """Calls the leader. patience_seconds: for how long a change may wait for a leader that answers; None for
+    PATIENCE_SECONDS.
 
     etcd_problem: returns one sentence while etcd is known not to work, else an empty text.
     """
@@ -49,12 +51,12 @@ class Leader:
         self,
         mirror: Watched,
         cluster_token: str,
-        patience_seconds: float = 12.0,
+        patience_seconds: float | None = None,
         etcd_problem: Callable[[], str] = lambda: "",
     ) -> None:
         self._mirror = mirror
         self._metadata = rpc.token_metadata(cluster_token)
-        self._patience_seconds = patience_seconds
+        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._etcd_problem = etcd_problem
         self._address = ""
         self._channel: grpc.aio.Channel | None = None

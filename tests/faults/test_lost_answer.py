@@ -53,13 +53,15 @@ class Ran:
 
 @dataclass
 class Bench:
-    """A control plane over three members of etcd. code: a folder with an experiment."""
+    """A control plane over three members of etcd. code: a folder with an experiment. retry_seconds: for how long a
+    command repeats what may still be done; None for its default."""
 
     folder: Path
     members: EtcdCluster
     stack: AsyncExitStack
     gateways: list[GatewayProcess] = field(default_factory=list)
     schedulers: list[SchedulerProcess] = field(default_factory=list)
+    retry_seconds: float | None = None
 
     @property
     def code(self) -> Path:
@@ -95,6 +97,8 @@ class Bench:
             "GANGLINE_GATEWAY": address or str(self.gateways[0].addresses["grpc"]),
             "GANGLINE_TOKEN": ADMIN_TOKEN,
         }
+        if self.retry_seconds is not None:
+            environment["GANGLINE_RETRY_SECONDS"] = str(self.retry_seconds)
         started = time.monotonic()
         process = await asyncio.create_subprocess_exec(
             *(GANGLINE, *arguments),
@@ -174,7 +178,7 @@ async def test_without_a_quorum_it_is_certain_that_nothing_was_created(bench: Be
     await bench.gateway("g1")
     bench.lose_quorum(number)
     await until_async(bench.is_unavailable, "the gateway noticing", 15)
-    ran = await bench.create("--retry-seconds", "4")
+    ran = await bench.create("--retry-seconds", "1")
 
     assert ran.status == 1
     assert ran.err == (
@@ -197,6 +201,7 @@ async def test_a_change_without_a_quorum_is_certainly_not_made_and_status_names_
     bench.lose_quorum(signal.SIGSTOP)
     await until_async(bench.is_unavailable, "the gateway noticing", 15)
 
+    bench.retry_seconds = 1.0
     for arguments in (["kill", "1"], ["pause", "1"], ["set", "priority", "1", "7"]):
         ran = await bench.cli("experiment", *arguments)
         assert (ran.status, ran.err.count("\n")) == (1, 1), (arguments, ran)
@@ -216,6 +221,7 @@ async def test_a_change_without_a_quorum_is_certainly_not_made_and_status_names_
     code, body, seconds = await bench.http("/readyz")
     assert (code, "1 of 3" in str(body["problem"]), seconds < 1) == (503, True, True)
 
+    bench.retry_seconds = None
     bench.regain_quorum()
     await _settled(bench)
     assert await bench.experiments() == before
@@ -254,6 +260,7 @@ async def test_a_commit_that_the_leader_does_not_hear_of_is_not_made_twice(bench
         assert (ran.status, ran.out) == (3, ""), ran
         assert ran.err.startswith("error: it is not known whether the experiment was created: ")
         request_id = ran.err.strip().rpartition(" ")[2]
+        bench.retry_seconds = 1.0
         assert (await bench.cli("experiment", "find", request_id)).status == 1
         created = await bench.experiments()
         assert [experiment.request_id for experiment in created] == [request_id]

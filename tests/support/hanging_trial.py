@@ -11,6 +11,7 @@ import threading
 import time
 
 import torch
+from fsspec.implementations.local import LocalFileOpener
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -25,6 +26,15 @@ def stand_still(place):
     if HANG["place"] == place and int(os.environ["RANK"]) == HANG["rank"] and NOW["batch"] >= HANG["batch"]:
         print("standing in", place, flush=True)
         threading.Event().wait()
+
+
+def write_to_storage(file, *args, write=LocalFileOpener.write):
+    if "/checkpoints/" in file.path:
+        stand_still("storage")
+    return write(file, *args)
+
+
+LocalFileOpener.write = write_to_storage
 
 
 class Data(Dataset):

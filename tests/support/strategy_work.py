@@ -21,6 +21,7 @@ from gangline import pytorch
 from gangline.config.optimization import Optimizations
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel import Strategy, choose_strategy
+from gangline.pytorch.parallel.shard_meter import parameter_groups
 
 _CPU = torch.device("cpu")
 _GLOBAL_BATCH = 16
@@ -192,6 +193,28 @@ def scaled_steps(strategy_name: str) -> list[bool]:
         after = strategy.full_model_state(model)
         changed.append(any(not torch.equal(before[name], after[name]) for name in before))
     return changed
+
+
+def whole_blocks(strategy_name: str) -> list[list[bool]]:
+    """Whether each block has its whole parameters: after a forward pass, while all are gathered, after that, and after
+    the next forward pass."""
+    strategy = choose_strategy(strategy_name, _size(), _CPU, Optimizations())
+    model = strategy.prepare_model(Net())
+    found: list[list[bool]] = []
+
+    def look() -> None:
+        groups = [group for block in model.blocks for group in parameter_groups(block)]  # type: ignore[union-attr]  # torch types modules loosely
+        found.append([group.is_unsharded for group in groups])
+
+    model(torch.ones(2, 6)).sum().backward()
+    model(torch.ones(2, 6))
+    look()
+    with strategy.gather():
+        look()
+    look()
+    model(torch.ones(2, 6))
+    look()
+    return found
 
 
 def running_means(strategy_name: str) -> list[float]:

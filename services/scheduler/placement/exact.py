@@ -73,8 +73,9 @@ def _with_size(before: _Layer, size: int, count: int, slots: int, most: int) -> 
     for num, sums in enumerate(before):
         if not sums:
             continue
-        for more in range(min(count, len(after) - 1 - num) + 1):
+        for more in range(count + 1):
             shifted = (sums << (size * more)) & mask
+            # Every sum of more than `most` agents exceeds the gang, so the loop ends within `after`.
             if not shifted:
                 break
             after[num + more] |= shifted

@@ -25,12 +25,16 @@ class Profile:
     def __init__(self, now: float, free: int, ends: Sequence[tuple[float, int]]) -> None:
         self._now = now
         freed = [0] * _NUM_STEPS
-        # The last end within a step is more exact than the end of the step.
-        self._last_end = [0.0] * _NUM_STEPS
+        # Whether slots come back in a step, and when the last ones have come back up to it. That is more exact than the
+        # end of the step. It never goes back: what is free in a step may have come back in an earlier one.
+        self._has_end = [False] * _NUM_STEPS
+        last_end = [now] * _NUM_STEPS
         for end, slots in ends:
             step = self.step_at(end)
             freed[step] += slots
-            self._last_end[step] = max(self._last_end[step], end)
+            self._has_end[step] = True
+            last_end[step] = max(last_end[step], end)
+        self._last_end = list(accumulate(last_end, max))
         freed[0] += free
         self.free = list(accumulate(freed))
         self._open = self.free
@@ -58,7 +62,7 @@ class Profile:
 
     def time_of(self, step: int) -> float:
         """Returns the time at which the slots that are free in this step have become free."""
-        return max(self._now, self._last_end[step]) if self._last_end[step] else self._now + _ENDS[step]
+        return self._last_end[step] if self._has_end[step] else self._now + _ENDS[step]
 
     def start_in(self, step: int, bound: float, slots: int) -> float:
         """Returns the start within a step that has room: the bound itself if there was room before the step already."""
@@ -72,7 +76,10 @@ class Profile:
         for free in (self.free,) if self._open is self.free else (self.free, self._open):
             free[start:end] = [left - slots for left in free[start:end]]
         if end < _NUM_STEPS:
-            self._last_end[end] = max(self._last_end[end], end_at)
+            self._has_end[end] = True
+        while end < _NUM_STEPS and self._last_end[end] < end_at:
+            self._last_end[end] = end_at
+            end += 1
 
     def find(self, slots: int, run_seconds: float, is_sure: bool, start: int) -> int | None:
         """Returns the first step, from `start` on, with room for a whole run; None if there is none. is_sure: the run

@@ -248,12 +248,13 @@ async def test_silent_server_is_left(linked: Linked, monkeypatch: pytest.MonkeyP
 
 
 async def test_silent_leader_is_left_as_soon_as_a_standby_names_another(linked: Linked) -> None:
-    """The old leader keeps its stream open, as one that is paused."""
+    """The old leader keeps its stream open, as one that is paused. The question that the agent put to it before it was
+    known to lead stays unanswered, and holds up nothing."""
     old, standby, new = await linked.serve(10), await linked.serve(10), await linked.serve(11)
     standby.leader = old.address
     linked.start(old.address, standby.address)
     await old.wait_connected()
-    await standby.wait_for(lambda: standby.num_questions)
+    await standby.wait_for(lambda: standby.num_questions, 5)
     standby.tell(11, new.address)
     await asyncio.wait_for(new.wait_connected(), 2)
     assert new.hellos[0].highest_epoch == 10

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from services.common.etcd import EtcdClient, EtcdSettings
+from services.gateway import leader as leader_module
 from services.gateway.process import run_gateway
 from tests.support.gateway import CLUSTER_TOKEN, Client, add_user, settings_in
 from tests.support.stand_in_leader import StandInLeader
@@ -19,6 +21,12 @@ async def leader(etcd: EtcdClient) -> AsyncIterator[StandInLeader]:
     await leader.start()
     yield leader
     await leader.stop()
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which no leader answers. They ask for it by `usefixtures`, so that it comes before the gateway."""
+    monkeypatch.setattr(leader_module, "PATIENCE_SECONDS", 1.0)
 
 
 @pytest_asyncio.fixture

@@ -88,6 +88,7 @@ async def test_http_finds_what_a_request_has_made(client: Client, leader: StandI
     assert (none.status_code, none.json()["code"]) == (404, "request.not_found")
 
 
+@pytest.mark.usefixtures("short_patience")
 async def test_http_says_what_is_known_of_a_failed_change(
     client: Client, leader: StandInLeader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,19 +173,23 @@ async def test_port_in_use(gateway: GatewayProcess, flag: str) -> None:
 async def test_what_is_missing_is_said_in_one_line(
     gateway: GatewayProcess, flag: str, value: str, exit_code: int, parts: tuple[str, ...]
 ) -> None:
-    code, line = await refused(gateway, **{flag: value})
+    code, line = await refused(gateway, **{flag: value, "etcd-deadline-seconds": "1"})
     assert code == exit_code
     assert all(part in line for part in parts), line
     assert "hidden" not in line
 
 
+@pytest.mark.usefixtures("short_patience")
 async def test_gateway_without_a_scheduler_reads_and_says_why_it_cannot_change(
-    gateway: GatewayProcess, etcd: EtcdClient
+    client: Client, etcd: EtcdClient
 ) -> None:
-    await gateway.start()
-    client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
+    await put_experiment(etcd)
     archive = pack({"model_def.py": b"x"})
-    assert (await client.http.get("/api/v1/experiments/7")).status_code == 200
+
+    async def can_be_read() -> bool:
+        return (await client.http.get("/api/v1/experiments/7")).status_code == 200
+
+    await until_async(can_be_read, "the experiment")
     assert (await client.http.put(f"/api/v1/code/{sha256(archive)}", content=archive)).status_code == 200
     request = pb.CreateExperimentRequest(request_id="r", config_json=json.dumps(CONFIG), code_sha256=sha256(archive))
     with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -195,7 +199,6 @@ async def test_gateway_without_a_scheduler_reads_and_says_why_it_cannot_change(
     assert str(failure.value.details()).startswith("no scheduler leads this cluster")
     answer = await client.http.post("/api/v1/experiments/7/kill")
     assert (answer.status_code, answer.json()["code"]) == (503, "gateway.no_leader")
-    await client.close()
 
 
 async def test_reads_work_while_etcd_is_away_and_catch_up_afterwards(tmp_path: Path) -> None:

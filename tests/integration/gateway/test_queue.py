@@ -223,6 +223,7 @@ async def test_snapshot_comes_from_the_leader_as_it_is(client: Client, leader: S
     assert (answer.json(), answer.headers["content-type"]) == ({"pool": "gpu"}, "application/json")
 
 
+@pytest.mark.usefixtures("short_patience")
 async def test_without_a_leader_jobs_have_no_place_and_a_snapshot_is_refused(
     queue: Client, leader: StandInLeader
 ) -> None:

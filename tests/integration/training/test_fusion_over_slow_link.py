@@ -49,13 +49,22 @@ def _check_record(record: types_pb2.FusionRecord) -> None:
     assert record.default_step_seconds > 1.1 * record.tuned_step_seconds
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_tuner_finds_the_faster_buckets_and_throws_slower_ones_out(tmp_path: Path, size: int) -> None:
-    tuned = _run(tmp_path / "tuned", size)
-    (record,) = tuned.runner.of(0, "fusion_record")
-    (num_buckets,) = set(_num_buckets(tuned, size))
+def _check_tuned(running: RunningTrial, size: int) -> types_pb2.FusionRecord:
+    (num_buckets,) = set(_num_buckets(running, size))
     assert 2 < num_buckets < _NUM_TENSORS / 2
+    (record,) = running.runner.of(0, "fusion_record")
+    assert isinstance(record, types_pb2.FusionRecord)
     _check_record(record)
+    return record
+
+
+def test_tuner_of_three_ranks_finds_the_faster_buckets(tmp_path: Path) -> None:
+    _check_tuned(_run(tmp_path / "tuned", 3), 3)
+
+
+def test_tuner_finds_the_faster_buckets_and_throws_slower_ones_out(tmp_path: Path) -> None:
+    size = 2
+    record = _check_tuned(_run(tmp_path / "tuned", size), size)
     # What another trial left: a bucket for each tensor, said to be fast.
     slow = types_pb2.FusionRecord()
     slow.CopyFrom(record)
@@ -63,7 +72,4 @@ def test_tuner_finds_the_faster_buckets_and_throws_slower_ones_out(tmp_path: Pat
     again = _run(tmp_path / "again", size, [slow])
     assert "recalled from trial" in again.output(0)
     assert "fusion: the recalled buckets are slower than the default here; tuning again" in again.output(0)
-    (num_buckets,) = set(_num_buckets(again, size))
-    assert 2 < num_buckets < _NUM_TENSORS / 2
-    (other,) = again.runner.of(0, "fusion_record")
-    _check_record(other)
+    _check_tuned(again, size)

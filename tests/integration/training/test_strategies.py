@@ -26,6 +26,7 @@ from tests.support.strategy_work import (
     running_means,
     scaled_steps,
     train_cases,
+    whole_blocks,
 )
 
 # A strategy of several machines needs four ranks; everything else is as true of two, and takes half the time.
@@ -121,6 +122,15 @@ def test_mistakes_show_when_things_are_wrapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_one_infinite_gradient_skips_the_step_on_all_ranks(tmp_path: Path, strategy: str) -> None:
     assert run_gang(2, tmp_path / "gang", scaled_steps, strategy) == [[False, True]] * 2
+
+
+@pytest.mark.parametrize(("strategy", "is_whole_after_forward"), [("zero2", True), ("zero3", False)])
+def test_blocks_are_gathered_for_a_while_and_then_as_before(
+    tmp_path: Path, strategy: str, is_whole_after_forward: bool
+) -> None:
+    """zero3 gives the whole parameters of a block up after its forward pass, which saves memory."""
+    expected = [[is_whole] * 2 for is_whole in (is_whole_after_forward, True, False, is_whole_after_forward)]
+    assert run_gang(2, tmp_path / "gang", whole_blocks, strategy) == [expected] * 2
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])

@@ -26,9 +26,9 @@ WORDS = {
 PLACES = [("loader", 0), ("forward", 1), ("backward", 3), ("optimizer", 3), ("callback", 2), ("validation", 3)]
 
 
-async def hang(world: World, strategy: str, place: str, rank: int, unit: int, **watch: Any) -> list[ExitReport]:
-    """The reports of both members."""
-    config = hanging_config(strategy, place, rank, unit=unit, **watch)
+async def hang(world: World, strategy: str, place: str, rank: int, unit: int, **more: Any) -> list[ExitReport]:
+    """The reports of both members. more: of the configuration."""
+    config = hanging_config(strategy, place, rank, unit=unit) | more
     hparams = {"global_batch_size": 8, "place": place, "rank": rank, "batch": -1 if place == "init" else 4}
     await world.start(SOURCE, (2, 2), config=config, entrypoint="train:HangingTrial", hparams=hparams)
     if place == "stopped":
@@ -64,6 +64,23 @@ async def test_the_rank_that_stands_still_is_named_with_its_place(
     reports = await hang(world, strategy, place, rank, 1 if place == "callback" else unit)
     check(reports, rank, WORDS[place])
     assert f"standing in {place}" in world.gateway.lines("stdout", rank)
+    assert living(list((await ranks_of(world)).values())) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rank", "is_asynchronous"), [("ddp", 1, True), ("ddp", 2, False), ("zero3", 3, True)]
+)
+async def test_the_rank_whose_write_to_storage_stands_still_is_named(
+    world: World, strategy: str, rank: int, is_asynchronous: bool
+) -> None:
+    """All ranks wait in the same place, for one another's parts of the checkpoint. In the background the write goes on
+    beside training until the next checkpoint has to wait for it."""
+    saving = {"min_checkpoint_period": {"batches": 2}, "async_checkpoints": is_asynchronous}
+    reports = await hang(world, strategy, "storage", rank, 1, **saving)
+    check(reports, rank, "in saving a checkpoint")
+    assert "(limit 3 s), while others wait in a collective that it has not entered" in reports[rank // 2].message
+    assert any("in write_to_storage" in line for line in world.gateway.lines("runner", rank))
+    assert "standing in storage" in world.gateway.lines("stdout", rank)
     assert living(list((await ranks_of(world)).values())) == []
 
 

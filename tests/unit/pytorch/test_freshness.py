@@ -108,3 +108,16 @@ def test_a_forward_pass_without_exchange_allows_no_backward_pass_with_one() -> N
     loss = batch.forward(0)
     batch.forwards.forget()
     assert _refusal(lambda: batch.backward(loss)) == _NONE
+
+
+def test_parameters_that_are_thawed_are_watched_from_then_on() -> None:
+    forwards = FreshForwards()
+    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    models[1].requires_grad_(False)
+    tell, _ = (forwards.add(f"Net{index}", model) for index, model in enumerate(models))
+    models[1].requires_grad_(True)
+    forwards.renew(1, models[1])
+    tell()
+    forwards.begin_backward(True)
+    refusal = _refusal(lambda: models[1](torch.ones(3, 2)).sum().backward())
+    assert refusal.startswith("context.backward reached Net1, but that model has made no forward pass")

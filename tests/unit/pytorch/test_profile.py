@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 
 from gangline import pytorch
 from gangline.errors import GanglineError
+from gangline.pytorch.profile import other_session
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.profile import ProfileSetting, mean
+from gangline.pytorch.profile.trace import Trace
 from tests.support.event_file import read_scalars
 from tests.support.small_trial import SmallTrial, fit
 
@@ -120,6 +123,25 @@ def test_trial_may_configure_the_profiler_itself() -> None:
 
     fit(Profiled, max_length=pytorch.Batch(4))
     assert len(list(Path("tensorboard").glob("*.pt.trace.json"))) == 1
+
+
+def test_a_trace_without_an_end_of_its_own_is_written_when_training_ends(tmp_path: Path) -> None:
+    @dataclass
+    class Folder:
+        path: Path
+        url: str = "file:///storage"
+
+    trace = Trace()
+    trace.configure(activities=[torch.profiler.ProfilerActivity.CPU])
+    trace.start(Folder(tmp_path))
+    torch.ones(2).sum()
+    trace.step()
+    assert list(tmp_path.iterdir()) == []
+    for _ in range(2):
+        trace.stop()
+        assert len(list(tmp_path.glob("*.pt.trace.json"))) == 1
+    assert not trace.is_on
+    assert not other_session.is_open()
 
 
 def test_profiler_comes_before_training() -> None:

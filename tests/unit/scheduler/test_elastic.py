@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import Availability, ExitKind, ReasonCode, State
 from services.scheduler.estimate import Estimates, Progress
 from services.scheduler.facts import facts_of
-from services.scheduler.placement import PoolConfig
+from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot, plan
 from services.scheduler.records import get
 from services.scheduler.transition.deadline import next_deadline
 from services.scheduler.transition.end import activate_experiment, pause_experiment
@@ -177,6 +179,22 @@ def test_a_request_ahead_of_it_keeps_it_from_growing() -> None:
     model.submit("small", 2, priority=1)
     _wait(model, 1)
     assert "3.1.1" not in _sizes(model), "the slots are kept for the urgent one, not for growth"
+
+
+@pytest.mark.parametrize(("not_before_at", "grows"), [(99.0, True), (100.0, True), (100.5, False)])
+def test_a_request_whose_cap_is_used_up_keeps_nothing_from_growing_once_its_backoff_is_over(
+    not_before_at: float, grows: bool
+) -> None:
+    """While the back-off lasts, the cap may still come free."""
+    wanted = PendingRequest("1.1", "1", "default", 4, priority=50)
+    works = (
+        Running("1.1.1", "1.1", "1", "default", {"a1": 2}, priority=50, grow_at=1.0, wanted=wanted),
+        Running("2.1.1", "2.1", "2", "default", {"a2": 1}),
+    )
+    agents = (AgentRoom("a1", "default", 4, 2), AgentRoom("a2", "default", 4, 1))
+    urgent = PendingRequest("2.2", "2", "default", 2, priority=1, not_before_at=not_before_at)
+    snapshot = Snapshot((PoolConfig("default"),), agents, (urgent,), works, (Group("2", max_slots=2),))
+    assert [one.allocation_id for one in plan(snapshot, 100.0).preemptions] == (["1.1.1"] if grows else [])
 
 
 def test_a_request_ahead_of_it_takes_the_slots_that_were_kept_while_it_stops() -> None:

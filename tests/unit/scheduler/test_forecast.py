@@ -71,10 +71,33 @@ def test_beside_the_slots_of_the_reservation_anybody_may_start() -> None:
     assert etas["single"] == 1200
 
 
+def test_a_bound_on_an_unknown_run_time_is_none() -> None:
+    """Others took 100 s, which would be over in time. A request without an estimate may take longer."""
+    works = tuple(replace(work, is_bounded=True) for work in BUSY)
+    requests = (_request("gang", 8, 500, at=1), replace(_request("unknown", 4, at=2), is_bounded=True))
+    assert _etas(_plan(works, requests, typical=100.0)) == {"gang": 9000, "unknown": 9500}
+
+
+def test_an_agent_with_more_spare_than_free_slots_keeps_none_of_them() -> None:
+    """Once the first work has ended, two slots are free, and two are spare in every order of ends."""
+    works = (_work("first", "a1", 2, 1200), _work("second", "a1", 6, 9000))
+    requests = (_request("head", 4, at=1), _request("pair", 2, at=2))
+    snapshot = Snapshot((PoolConfig(POOL),), (AgentRoom("a1", POOL, 8, 8),), requests, works)
+    assert _etas(plan(snapshot, NOW)) == {"head": 9000, "pair": 1200}
+
+
 @pytest.mark.parametrize(("typical", "expected"), [(0.0, 9000 + 3600), (250.0, 9250.0)])
 def test_where_nothing_is_known_it_takes_as_long_as_others_did(typical: float, expected: float) -> None:
     etas = _etas(_plan(BUSY, (_request("first", 8, at=1), _request("second", 8, at=2)), typical))
     assert etas == {"first": 9000, "second": expected}
+
+
+@pytest.mark.parametrize(("blocklist", "eta"), [((), 1200.0), (("a1",), 1300.0), (("a3",), 1200.0)])
+def test_whole_agents_that_a_request_avoids_open_nothing_to_it(blocklist: tuple[str, ...], eta: float) -> None:
+    works = tuple(_work(f"w{n}", f"a{n}", 4, NOW + 100.0 * n) for n in (1, 2, 3))
+    agents = tuple(AgentRoom(f"a{n}", POOL, 4, 4) for n in (1, 2, 3))
+    gang = replace(_request("gang", 8), blocklist=blocklist)
+    assert _etas(plan(Snapshot((PoolConfig(POOL),), agents, (gang,), works), NOW)) == {"gang": eta}
 
 
 def test_an_eta_does_not_depend_on_what_waits_behind() -> None:
@@ -99,6 +122,19 @@ def test_a_run_within_one_step_gives_its_slots_back_in_the_next() -> None:
     profile = Profile(NOW, 4, [])
     profile.take(0, NOW, 1)
     assert profile.free[:3] == [3, 4, 4]
+
+
+def test_slots_that_come_back_in_an_earlier_step_are_waited_for() -> None:
+    """A step lasts longer than a short run, so the slot of this run comes back one step late, under its own time."""
+    profile = Profile(NOW, 1, [(NOW + 1000, 1)])
+    step = profile.step_at(NOW + 1000)
+    profile.take(step, NOW + 1010, 1)
+    assert profile.time_of(step + 1) == NOW + 1010
+    profile.take(0, NOW + 1080, 1)
+    assert profile.step_at(NOW + 1080) == step
+    assert profile.find(2, 1, True, 0) == step + 1
+    assert profile.time_of(step + 1) == NOW + 1080
+    assert profile.time_of(step + 2) == NOW + 15 * 1.1 ** (step + 1)
 
 
 def test_room_for_a_whole_run() -> None:

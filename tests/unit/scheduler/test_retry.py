@@ -44,7 +44,7 @@ def _decide(
 
 def test_all_completed() -> None:
     decision = _decide(_allocation(_exit(ExitKind.COMPLETED), _exit(ExitKind.COMPLETED, 1)))
-    assert (decision.outcome, decision.failure) == (Outcome.COMPLETED, None)
+    assert (decision.outcome, decision.failure, decision.failures_in_a_row) == (Outcome.COMPLETED, None, 0)
 
 
 def test_completed_even_if_a_kill_came_too_late() -> None:
@@ -87,6 +87,13 @@ def test_an_attempt_that_made_progress_begins_a_new_row(
     decision = _failed_again(kind, **progress)
     assert (decision.outcome, decision.delay_seconds, decision.failures_in_a_row) == (None, 0.0, 1)
     assert decision.infrastructure_failures == setbacks
+
+
+@pytest.mark.parametrize(("batches", "row"), [(None, 4), (100, 4), (101, 1)])
+def test_batches_that_only_the_end_of_a_rank_tells_are_progress(batches: int | None, row: int) -> None:
+    trial = Trial("1.1", 1, 1, failures_in_a_row=3, furthest_batches=100, batches_completed=100)
+    ends = [replace(_exit(ExitKind.USER_ERROR, rank), batches_completed=batches if rank else 7) for rank in range(2)]
+    assert decide(trial, _allocation(*ends), 5, None, RULES).failures_in_a_row == row
 
 
 def test_an_attempt_without_progress_goes_on_with_the_row() -> None:

@@ -117,6 +117,26 @@ def test_mistakes_are_one_line_that_says_where(text: str, said: str) -> None:
     assert "\n" not in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("path", "written"),
+    [
+        ("", {}),
+        ("config.", {"config": {}}),
+        ("agents[0].", {"agents": [{"id": "a1", "slots": 1}]}),
+        ("groups[0].", {"groups": [{"id": "g"}]}),
+        ("tasks[0].", {"tasks": [{"id": "t", "slots_needed": 1}]}),
+    ],
+)
+def test_an_unknown_key_is_refused_wherever_it_stands(path: str, written: dict[str, Any]) -> None:
+    document: dict[str, Any] = {**EXAMPLE, "tasks": [], **written}
+    parse_simulation(json.dumps(document))
+    (value,) = written.values() if written else (document,)
+    (value[0] if isinstance(value, list) else value)["qqq"] = 1
+    with pytest.raises(GanglineError) as refused:
+        parse_simulation(json.dumps(document))
+    assert refused.value.message.startswith(f"{path}qqq: is unknown; known are "), refused.value.message
+
+
 def test_a_dump_replays_to_the_same_plan() -> None:
     agents = (
         AgentRoom("a1", "lab", 8, 5, labels={"rack": "r1"}),

@@ -191,6 +191,7 @@ def test_an_unaccepted_start_blames_who_did_not_accept() -> None:
     assert failure is not None
     assert (failure.agent_id, failure.kind) == ("a2", ExitKind.START_FAILED)
     assert failure.message == "not accepted by a2 within 10 s"
+    assert world.allocation.deadline_at == 21.0 + 5 + 15
     world.exit("a1", ExitKind.KILLED)
     world.exit("a2", ExitKind.KILLED)
     assert (world.trial.state, world.trial.infrastructure_failures) == (State.QUEUED, 1)

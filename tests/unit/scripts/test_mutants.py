@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,9 +17,12 @@ import psutil
 import pytest
 
 from scripts.mutation import find_mutations
+from scripts.mutation_tests import MeasuredTest, select
 from tests.support.source import ROOT
 from tests.support.wait import until, within
 
+# Each defect is a run of pytest of its own.
+pytestmark = pytest.mark.timeout(300)
 SOURCE = '''"""Doc 1."""
 
 from __future__ import annotations
@@ -87,17 +91,18 @@ def _signatures(tree: ast.Module) -> list[tuple[str | None, ...]]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A repository with the scripts, one module and one test, which notices a wrong sign and no wrong limit."""
+    """A repository with the scripts, one module and one test, which notices a wrong sign and no wrong step."""
     (tmp_path / "scripts").mkdir()
-    for name in ("mutants.py", "mutation.py", "run_and_reap.py"):
-        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    for file in [*(ROOT / "scripts").glob("mut*.py"), *(ROOT / "scripts").glob("call_*.py")]:
+        shutil.copy(file, tmp_path / "scripts")
+    shutil.copy(ROOT / "scripts/run_and_reap.py", tmp_path / "scripts")
     _write(
         tmp_path / "services/scheduler/placement/sum.py",
-        "def add(one, other):\n    return one + other if one < 9 else 9\n",
+        "def next_of(one):\n    return one + 1\n",
     )
     _write(
         tmp_path / "tests/unit/scheduler/test_sum.py",
-        "from services.scheduler.placement.sum import add\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n",
+        "from services.scheduler.placement.sum import next_of\n\n\ndef test_sum():\n    assert next_of(0) > 0\n",
     )
     for name in ("placement", "victim", "forecast", "simulator"):
         _write(tmp_path / f"tests/property/test_{name}.py", "def test_nothing():\n    pass\n")
@@ -129,22 +134,114 @@ def _sources(project: Path) -> dict[str, str]:
     return {str(file): file.read_text() for file in project.rglob("*.py")}
 
 
+def _run(project: Path, copies: Path) -> str:
+    """All defects of the project; what was printed."""
+    done = subprocess.run(
+        _command("99", "--jobs", "1"),
+        cwd=project, env=_environment(copies), capture_output=True, text=True, check=False, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def test_survivors_are_shown_and_the_tree_stays_as_it_is(
     project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     copies, before = tmp_path_factory.mktemp("copies"), _sources(project)
-    done = subprocess.run(
-        _command("99", "--jobs", "1"),
-        cwd=project, env=_environment(copies), capture_output=True, text=True, check=False, timeout=110,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    # The sign and the negated condition are noticed; the limits are not.
-    assert "mutants: 5 of 5 in 2 files, seed 0" in done.stdout
-    assert "mutants: 3 of 5 survived" in done.stdout
-    assert "-    return one + other if one < 9 else 9\n+    return one + other if (one <= 9) else 9\n" in done.stdout
-    assert "one - other" not in done.stdout
+    printed = _run(project, copies)
+    assert "mutants: 2 of 2 in 2 files, seed 0" in printed
+    assert "mutants: 1 of 2 survived" in printed
+    assert "-    return one + 1\n+    return one + 2\n" in printed
+    assert "one - 1" not in printed
     assert _sources(project) == before
     assert list(copies.iterdir()) == []
+
+
+def test_a_later_run_tries_survivors_alone_and_only_when_something_changed(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    copies = tmp_path_factory.mktemp("copies")
+    assert "measured 5 tests" in _run(project, copies)
+    again = _run(project, copies)
+    assert "mutants: 2 are known from" in again
+    assert "measured" not in again
+    assert "mutants: 1 of 2 survived" in again
+    _write(
+        project / "tests/unit/scheduler/test_step.py",
+        "from services.scheduler.placement.sum import next_of\n\n\ndef test_step():\n    assert next_of(0) == 1\n",
+    )
+    with_the_test = _run(project, copies)
+    assert "mutants: 1 are known from" in with_the_test
+    assert "measured 1 tests" in with_the_test
+    assert "mutants: 0 of 2 survived" in with_the_test
+
+
+def test_calls_in_other_processes_belong_to_the_test_that_runs(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A process that was forked from one of an earlier test, too: the fork server lives on."""
+    _write(
+        project / "tests/unit/scheduler/test_sum.py",
+        """import multiprocessing, subprocess, sys
+
+SUM = '__import__("services.scheduler.placement.sum", fromlist=["next_of"]).next_of(0) > 0'
+
+def test_exec():
+    subprocess.run([sys.executable, "-c", f"assert {SUM}"], check=True)
+
+def test_fork():
+    assert multiprocessing.get_context("fork").Pool(1).apply(eval, (SUM,))
+
+def test_fork_server():
+    assert multiprocessing.get_context("forkserver").Pool(1).apply(eval, (SUM,))
+
+def test_the_same_fork_server():
+    assert multiprocessing.get_context("forkserver").Pool(1).apply(eval, (SUM,))
+""",
+    )
+    assert "mutants: 1 of 2 survived" in _run(project, tmp_path_factory.mktemp("copies"))
+    kept = json.loads((project / ".mutants.json").read_text())["calls"]["tests/unit/scheduler/test_sum.py"]
+    assert kept["functions"] == ["services/scheduler/placement/sum.py::next_of"]
+    assert [calls for _, _, calls in kept["tests"]] == [[0], [0], [0], [0]]
+
+
+def test_a_defect_is_tried_with_the_tests_that_call_its_function(tmp_path: Path) -> None:
+    for file, text in (("near.py", "from services.sum import add"), ("far.py", "")):
+        _write(tmp_path / "tests" / file, text)
+    calls = frozenset({"services/sum.py::add", "services/sum.py::Sum.total"})
+    quick, slow, far, other = (
+        MeasuredTest("tests/near.py::quick", 1.0, calls),
+        MeasuredTest("tests/near.py::slow", 2.0, calls),
+        MeasuredTest("tests/far.py::far", 0.1, calls),
+        MeasuredTest("tests/far.py::other", 0.1, frozenset({"services/other.py::add"})),
+    )
+    tests = [other, far, slow, quick]
+    assert select("services/sum.py", "Sum.total", tests, tmp_path) == [quick, slow, far]
+    assert select("services/sum.py", "Sum.mean", tests, tmp_path) == []
+    assert select("services/sum.py", "", tests, tmp_path) == [quick, slow, far, other]
+
+
+def test_a_defect_names_its_function() -> None:
+    source = """LIMIT = 1
+
+
+class Sum:
+    bound: int = 2
+
+    def total(self, least=3):
+        def inner():
+            return 4
+
+        return inner() + 5
+
+
+@lru_cache
+def cached():
+    return 6
+"""
+    functions = {mutation.text: mutation.function for mutation in find_mutations(source) if mutation.text.isdecimal()}
+    inner, total = "Sum.total.<locals>.inner", "Sum.total"
+    assert functions == {"2": "", "3": "", "4": total, "5": inner, "6": total, "7": ""}
 
 
 async def test_ending_it_leaves_no_copy_and_no_process(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -152,8 +249,8 @@ async def test_ending_it_leaves_no_copy_and_no_process(project: Path, tmp_path_f
     # Without a defect the test passes. With any defect it says who runs it, and never ends.
     _write(
         project / "tests/unit/scheduler/test_sum.py",
-        "import os, pathlib, threading\n\nfrom services.scheduler.placement.sum import add\n\n\ndef test_sum():\n"
-        "    if (add(1, 2), add(9, 1), add(8, 9)) != (3, 9, 17):\n"
+        "import os, pathlib, threading\n\nfrom services.scheduler.placement.sum import next_of\n\n\ndef test_sum():\n"
+        "    if next_of(0) != 1:\n"
         f"        pathlib.Path({str(pid_file)!r}).write_text(f'{{os.getpid()}}\\n')\n"
         "        threading.Event().wait()\n",
     )
@@ -173,7 +270,7 @@ async def test_ending_it_leaves_no_copy_and_no_process(project: Path, tmp_path_f
 
 def test_tests_that_fail_without_a_defect_end_it(project: Path) -> None:
     _write(project / "tests/unit/scheduler/test_sum.py", "def test_sum():\n    assert 1 == 2\n")
-    done = subprocess.run(_command("1"), cwd=project, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(_command("1"), cwd=project, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 1
     assert "the tests of services/scheduler/placement fail without a defect" in done.stderr
 

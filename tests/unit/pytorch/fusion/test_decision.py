@@ -42,6 +42,15 @@ def test_slow_link_wants_small_buckets_and_a_far_one_large_ones() -> None:
     assert best_near.expected_seconds < near.default_seconds
 
 
+@pytest.mark.parametrize(
+    ("link", "last_buckets"), [(LinkCost(0.01, math.inf), (47, 1)), (LinkCost(0.05, 1.2e8), (28, 6))]
+)
+def test_the_best_is_tried_with_a_small_last_bucket_too(link: LinkCost, last_buckets: tuple[int, int]) -> None:
+    """Of 1 MiB where the link is not felt, else of what it carries in the fixed time of an exchange: 6 MB."""
+    found = [tuple(len(bucket) for bucket in one.partition[-2:]) for one in propose(_model(link))]
+    assert last_buckets in found
+
+
 def test_challengers_differ_by_half_or_more() -> None:
     model = _model(LinkCost(0.002, 1.2e8))
     counts = sorted(candidate.num_buckets for candidate in choose(model, propose(model), 3))
@@ -135,14 +144,15 @@ def test_line_says_what_was_found() -> None:
     assert metrics_of(found, 13, is_recalled=True)["gain_ratio"] == 1.24
 
 
-def test_watch_is_due_after_a_lasting_change_of_exchanges_alone() -> None:
+@pytest.mark.parametrize("compute", [0.5, 0.0])
+def test_watch_is_due_after_a_lasting_change_of_exchanges_alone(compute: float) -> None:
     watch = Watch()
     for _ in range(LEAST_STEPS_BETWEEN):
-        watch.update(0.1, 0.5)
-    watch.update(0.9, 0.5)
+        watch.update(0.1, compute)
+    watch.update(0.9, compute)
     assert not watch.is_due
     for _ in range(60):
-        watch.update(0.2, 0.5)
+        watch.update(0.2, compute)
     assert watch.is_due
 
 
@@ -154,3 +164,10 @@ def test_watch_is_not_due_when_the_trial_itself_changed_or_little_did(exposed: f
     for _ in range(200):
         watch.update(exposed, compute)
     assert not watch.is_due
+
+
+def test_the_last_steps_are_for_the_default_and_the_best() -> None:
+    """A round of all three would take more steps than are left."""
+    race = Race([2, 30, 10], turn_steps=3, steps=15)
+    race.take({0: [1.0, 1.0], 1: [0.70, 0.70], 2: [0.75, 0.75]})
+    assert (race.live, race.is_over, race.steps_used) == ([0, 1], False, 9)
