@@ -206,7 +206,7 @@ class TrainingLoop:
             with exchange, context.clock.phase("forward"), context.autocast():
                 result = self._call_train(batch, position.epoch, position.batches)
         except RuntimeError as error:
-            meaning = explain(error)
+            meaning = explain(error, context.strategy.name)
             if meaning is None:
                 raise
             raise meaning from error

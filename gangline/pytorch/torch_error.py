@@ -17,7 +17,13 @@ _MEANINGS = (
         "Expected to have finished reduction in the prior iteration",
         "pytorch.unused_parameters",
         "some parameters took no part in the last loss, so their gradients never came; freeze them, or set "
-        "parallelism: {strategy: ddp, find_unused_parameters: true}",
+        "parallelism: {{strategy: {strategy}, find_unused_parameters: true}}",
+    ),
+    (
+        "SparseTensorImpl",
+        "pytorch.sparse_gradient",
+        "a parameter has a sparse gradient that no module has announced, so {strategy} cannot exchange it; use "
+        "torch.nn.Embedding(sparse=True) in the place of a function with sparse=True, or leave sparse=True out",
     ),
     (
         "mixed torch.Tensor and DTensor",
@@ -25,6 +31,25 @@ _MEANINGS = (
         "a parameter was used while only this rank's part of it is here; call the wrapped model itself, not methods or "
         "layers of it, and compute penalties on weights in its forward pass, or set parallelism.blocks to [] so that "
         "the whole model is gathered at once",
+    ),
+)
+_DIVIDES_TENSORS = ("zero2", "zero3", "hsdp")
+_MEANINGS_OF_SHARDS = (
+    (
+        "SparseCPU",
+        "pytorch.sparse_gradient",
+        "a parameter has a sparse gradient, which {strategy} cannot divide; leave sparse=True out, or use ddp or zero1",
+    ),
+    (
+        "SparseCUDA",
+        "pytorch.sparse_gradient",
+        "a parameter has a sparse gradient, which {strategy} cannot divide; leave sparse=True out, or use ddp or zero1",
+    ),
+    (
+        "appears to not have been used in the graph",
+        "parallelism.own_gradients",
+        "torch.autograd.grad was called for a tensor that took no part in its graph; {strategy} divides parameters, so "
+        "only context.backward makes their gradients; call that, or use ddp or zero1",
     ),
 )
 
@@ -39,10 +64,11 @@ def unused_parameters(model: str, names: Sequence[str], strategy: str) -> Gangli
     )
 
 
-def explain(error: BaseException) -> GanglineError | None:
-    """None where torch's own words are as good as any."""
+def explain(error: BaseException, strategy: str) -> GanglineError | None:
+    """strategy: the trial's. None where torch's own words are as good as any."""
     text = str(error)
-    for words, code, meaning in _MEANINGS:
+    meanings = (*_MEANINGS, *_MEANINGS_OF_SHARDS) if strategy in _DIVIDES_TENSORS else _MEANINGS
+    for words, code, meaning in meanings:
         if words in text:
-            return invalid(code, meaning)
+            return invalid(code, meaning.format(strategy=strategy))
     return None

@@ -75,7 +75,7 @@ class ParameterUpdate:
             try:
                 loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             except RuntimeError as error:
-                meaning = explain(error)
+                meaning = explain(error, self._strategy.name)
                 if meaning is None:
                     raise
                 raise meaning from error
@@ -105,6 +105,7 @@ class ParameterUpdate:
         if not self.is_step_batch:
             return
         with self._clock.phase("optimizer"), self._precision.without_autocast():
+            self._strategy.before_step(optimizer)
             scaler = scaler if scaler is not None else self.own_scaler
             if clip_grads is not None:
                 if scaler is not None:
