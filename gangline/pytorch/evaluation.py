@@ -77,9 +77,22 @@ class Evaluation:
         self._call(lambda callback: callback.on_validation_epoch_start())
         distributed = self._context.distributed
         loader = self._loader.get_data_loader(num_replicas=distributed.size, rank=distributed.rank)
-        if self._context.strategy.needs_all_ranks:
-            self._make_up_for(loader)
         found = ValidationMetrics(self._trial.evaluation_reducer())
+        with self._context.strategy.validating():
+            if self._context.strategy.needs_all_ranks:
+                self._make_up_for(loader)
+            outputs = self._evaluate_all(loader, found)
+        self._beat.resume()
+        self._call(lambda callback: callback.on_validation_epoch_end(outputs))
+        # Ranks may have different numbers of batches: this one has none left.
+        self._beat.enter(EXCHANGE)
+        by_rank = distributed.allgather((len(outputs), found.totals()))
+        if not any(count for count, _ in by_rank):
+            raise _no_data()
+        return found.combine(totals for _, totals in by_rank)
+
+    def _evaluate_all(self, loader: Any, found: ValidationMetrics) -> list[dict[str, Any]]:
+        """What evaluate_batch returned, which is added to `found`."""
         outputs: list[dict[str, Any]] = []
         self._beat.leave_step()
         if not self._has_run:
@@ -92,14 +105,7 @@ class Evaluation:
             outputs.append(self._evaluate(batch, index))
             found.add(outputs[-1], self._trial.get_batch_length(batch))
             self._beat.tick()
-        self._beat.resume()
-        self._call(lambda callback: callback.on_validation_epoch_end(outputs))
-        # Ranks may have different numbers of batches: this one has none left.
-        self._beat.enter(EXCHANGE)
-        by_rank = distributed.allgather((len(outputs), found.totals()))
-        if not any(count for count, _ in by_rank):
-            raise _no_data()
-        return found.combine(totals for _, totals in by_rank)
+        return outputs
 
     def _make_up_for(self, loader: Any) -> None:
         """Evaluates a batch in advance for each that another rank has more, as all ranks run the model as often. What

@@ -20,6 +20,12 @@ _MEANINGS = (
         "up for one context.backward, or set parallelism: {{strategy: {strategy}, find_unused_parameters: true}}",
     ),
     (
+        "SparseTensorImpl",
+        "pytorch.sparse_gradient",
+        "a parameter has a sparse gradient that no module has announced, so {strategy} cannot exchange it; use "
+        "torch.nn.Embedding(sparse=True) in the place of a function with sparse=True, or leave sparse=True out",
+    ),
+    (
         "mixed torch.Tensor and DTensor",
         "pytorch.shard_used",
         "a parameter was used while only this rank's part of it is here; call the wrapped model itself, not methods or "
@@ -45,6 +51,25 @@ _MEANINGS = (
         "torch.nn.SyncBatchNorm.convert_sync_batchnorm before context.wrap_model",
     ),
 )
+_DIVIDES_TENSORS = ("zero2", "zero3", "hsdp")
+_MEANINGS_OF_SHARDS = (
+    (
+        "SparseCPU",
+        "pytorch.sparse_gradient",
+        "a parameter has a sparse gradient, which {strategy} cannot divide; leave sparse=True out, or use ddp or zero1",
+    ),
+    (
+        "SparseCUDA",
+        "pytorch.sparse_gradient",
+        "a parameter has a sparse gradient, which {strategy} cannot divide; leave sparse=True out, or use ddp or zero1",
+    ),
+    (
+        "appears to not have been used in the graph",
+        "parallelism.own_gradients",
+        "torch.autograd.grad was called for a tensor that took no part in its graph; {strategy} divides parameters, so "
+        "only context.backward makes their gradients; call that, or use ddp or zero1",
+    ),
+)
 
 
 def unused_parameters(model: str, names: Sequence[str], strategy: str) -> GanglineError:
@@ -60,7 +85,8 @@ def unused_parameters(model: str, names: Sequence[str], strategy: str) -> Gangli
 def explain(error: BaseException, strategy: str) -> GanglineError | None:
     """strategy: the trial's. None where torch's own words are as good as any."""
     text = str(error)
-    for words, code, meaning in _MEANINGS:
+    meanings = (*_MEANINGS, *_MEANINGS_OF_SHARDS) if strategy in _DIVIDES_TENSORS else _MEANINGS
+    for words, code, meaning in meanings:
         if words in text:
             return invalid(code, meaning.format(strategy=strategy))
     return None

@@ -87,6 +87,9 @@ class ParameterUpdate:
             self._is_in_backward = True
             try:
                 loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                if self.is_step_batch:
+                    # It may reduce gradients that the pass has left, which is still a part of the pass.
+                    self._strategy.after_backward()
             except RuntimeError as error:
                 meaning = explain(error, self._strategy.name)
                 if meaning is None:
@@ -94,8 +97,6 @@ class ParameterUpdate:
                 raise meaning from error
             finally:
                 self._is_in_backward = False
-            if self.is_step_batch:
-                self._strategy.after_backward()
 
     def step(
         self,
@@ -120,6 +121,7 @@ class ParameterUpdate:
         if not self.is_step_batch:
             return
         with self._clock.phase("optimizer"), self._precision.without_autocast():
+            self._strategy.before_step(optimizer)
             scaler = scaler if scaler is not None else self.own_scaler
             if clip_grads is not None:
                 if scaler is not None:

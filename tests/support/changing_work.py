@@ -117,7 +117,7 @@ class OwnGradientTrial(ChangingTrial):
         parameters = list(self.model.parameters())
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient
-        self.context.step_optimizer(self.optimizer)
+        self.context.step_optimizer(self.optimizer, lambda chosen: self.context.clip_grad_norm(chosen, 0.1))
         return {"loss": loss}
 
 

@@ -26,7 +26,7 @@ from gangline.pytorch.checkpoint.name import (
 from gangline.pytorch.checkpoint.plain import CALLBACKS
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel.partition import divide
-from gangline.pytorch.parallel.strategy import Holder, Strategy
+from gangline.pytorch.parallel.strategy import Holder
 
 TRAINER_FILE = "trainer.pth"
 MODEL_VALUES = "model_values"
@@ -70,7 +70,7 @@ def capture(
         "rank_state": context.strategy.rank_state(),
         OPTIMIZER_VALUES: optimizer_values,
     }
-    return Captured(_share_of(context.strategy, models, states), trainer, own)
+    return Captured(_share_of(context, models, states), trainer, own)
 
 
 def _capture_models(context: PyTorchTrialContext) -> tuple[dict[Path, torch.Tensor], list[dict[str, Any]]]:
@@ -109,18 +109,19 @@ def _capture_optimizers(
 
 
 def _share_of(
-    strategy: Strategy, models: Mapping[Path, torch.Tensor], states: Mapping[Path, torch.Tensor]
+    context: PyTorchTrialContext, models: dict[Path, torch.Tensor], states: dict[Path, torch.Tensor]
 ) -> dict[Path, torch.Tensor]:
     """Of what several ranks hold alike, each takes about as many bytes as the others."""
     own: dict[Path, torch.Tensor] = {}
     alike: dict[tuple[int, bool], list[tuple[Path, torch.Tensor, Holder]]] = {}
-    for tensors, is_state in ((models, False), (states, True)):
-        for path, tensor in tensors.items():
-            holder = strategy.holder_of(tensor, is_state)
-            if holder.count == 1:
-                own[path] = tensor
-            else:
-                alike.setdefault((holder.count, isinstance(tensor, DTensor)), []).append((path, tensor, holder))
+    for path, tensor in (models | states).items():
+        # The second part of a state's path is the optimizer's number.
+        optimizer = context.optimizers[int(path[1])] if path in states else None
+        holder = context.strategy.holder_of(tensor, optimizer)
+        if holder.count == 1:
+            own[path] = tensor
+        else:
+            alike.setdefault((holder.count, isinstance(tensor, DTensor)), []).append((path, tensor, holder))
     for (count, _), entries in alike.items():
         owners = divide([_bytes_of(tensor) for _, tensor, _ in entries], count)
         chosen = zip(entries, owners, strict=True)

@@ -155,7 +155,8 @@ def _load_optimizer(
         key = keys[position]
         if id(parameter) not in own or (key not in described and key not in values):
             continue
-        room = _room_for(described.get(key, {}), parameter)
+        is_whole = context.strategy.keeps_whole_state(optimizer)
+        room = _room_for(described.get(key, {}), parameter, is_whole)
         targets |= {join(state_path(number, key, name)): tensor for name, tensor in room.items()}
         state[position] = {**room, **values.get(key, {})}
     source.load(targets)
@@ -187,11 +188,12 @@ def _keys_by_parameter(
     return [str(name) for name in chain(*saved)]
 
 
-def _room_for(described: Mapping[str, Described], parameter: nn.Parameter) -> dict[str, torch.Tensor]:
-    """Tensors to fill with a parameter's state, divided as the parameter where they have its shape."""
+def _room_for(described: Mapping[str, Described], parameter: nn.Parameter, is_whole: bool) -> dict[str, torch.Tensor]:
+    """Tensors to fill with a parameter's state, divided as the parameter where they have its shape, unless the state is
+    whole."""
     return {
         name: torch.empty_like(parameter, dtype=one.dtype, requires_grad=False)
-        if one.shape == parameter.shape
+        if one.shape == parameter.shape and not is_whole
         else torch.empty(one.shape, dtype=one.dtype)
         for name, one in described.items()
     }

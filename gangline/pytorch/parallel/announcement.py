@@ -35,15 +35,21 @@ class Announcements:
         self._names: list[str] = []
         self._open: deque[tuple[torch.Tensor, Any, int]] = deque()
 
-    def watch(self, group: Any, name: str) -> None:
+    def watch(self, group: Any, name: str, on_reduction: Callable[[], None]) -> None:
         """group: torch's record of the parameters of one block, whose collectives are announced from now on. name: of
-        the block."""
+        the block. on_reduction: called before the block's gradients are reduced. A group that is watched already stays
+        as it is."""
+        if isinstance(group._all_gather_comm, _Announced):
+            return
         number = len(self._names)
         self._names.append(name)
         group._all_gather_comm = _Announced(group._all_gather_comm, lambda _: self._announce(_GATHER, number))
-        group._reduce_scatter_comm = _Announced(
-            group._reduce_scatter_comm, lambda numel: self._announce(_REDUCE, number, numel)
-        )
+
+        def reduce(numel: int) -> None:
+            on_reduction()
+            self._announce(_REDUCE, number, numel)
+
+        group._reduce_scatter_comm = _Announced(group._reduce_scatter_comm, reduce)
 
     def end_pass(self) -> None:
         """A backward pass has ended on this rank. Raises GanglineError `parallelism.blocks_differ` as all else here,

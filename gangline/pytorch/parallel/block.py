@@ -13,6 +13,8 @@ from torch import nn
 
 from gangline.errors import invalid
 
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
 
 def find_blocks(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
     """The outermost parts, in the model's order. class_names: what the user calls them; None looks for members of the
@@ -47,16 +49,16 @@ def _repeated(model: nn.Module) -> set[int]:
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             # Not children(), which passes over a layer that stands in the list a second time.
-            children = [child for child in module._modules.values() if child is not None and _is_callable_part(child)]
+            children = [child for child in module._modules.values() if child is not None and is_callable_part(child)]
             counts = Counter(type(child) for child in children)
             found |= {id(child) for child in children if counts[type(child)] > 1}
     return found
 
 
-def _is_callable_part(module: nn.Module) -> bool:
+def is_callable_part(module: nn.Module) -> bool:
     """Lists have no forward, so nothing would tell when they are needed."""
     has_parameters = next(iter(module.parameters()), None) is not None
-    return has_parameters and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    return has_parameters and not isinstance(module, _CONTAINERS)
 
 
 def _outermost(model: nn.Module, chosen: set[int]) -> list[nn.Module]:

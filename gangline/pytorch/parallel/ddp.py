@@ -14,17 +14,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gangline.errors import invalid
 from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.parallel import reentrant
 from gangline.pytorch.parallel.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.ddp_meter import DdpMeter
 from gangline.pytorch.parallel.exchange import Exchange
 from gangline.pytorch.parallel.freshness import FreshForwards
 from gangline.pytorch.parallel.ownership import WrappedModels, check_initialised, class_name
+from gangline.pytorch.parallel.reentrant import LateExchange
 from gangline.pytorch.parallel.route import OriginalForward, reroute, route
 from gangline.pytorch.parallel.same_change import check_same_change
+from gangline.pytorch.parallel.sparse import sparse_module
 from gangline.pytorch.parallel.strategy import Holder, Strategy
-from gangline.pytorch.parallel.stray import average_strays
+from gangline.pytorch.parallel.stray import average_all, average_strays
 from gangline.pytorch.profile.traffic import TrafficMeter
 from gangline.pytorch.torch_error import unused_parameters
 
@@ -48,10 +52,19 @@ class DdpStrategy(Strategy):
         self._is_repeated = False
         self._models = WrappedModels(self.name, replaces=False)
         self._is_exchanging = True
+        # The optimizer whose strays are averaged already.
+        self._prepared: int | None = None
         self._bucketed: BucketedModel | None = None
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         check_initialised(model)
+        sparse = sparse_module(model) if self._device_ids is not None else None
+        if sparse is not None:
+            raise invalid(
+                "parallelism.model",
+                f"{self.name} cannot exchange the sparse gradients of {sparse} between GPUs, as NCCL carries no sparse "
+                "tensors; make it with sparse=False",
+            )
         prepare_batch_norm(model)
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         if not is_trained:
@@ -66,8 +79,22 @@ class DdpStrategy(Strategy):
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._models.check(optimizer)
         self._models.watch(optimizer)
-        optimizer.register_step_pre_hook(lambda stepped, *_: average_strays(stepped))
+        optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))
         return optimizer
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        self._average_strays(optimizer)
+        self._prepared = id(optimizer)
+
+    def _before_any_step(self, optimizer: Optimizer) -> None:
+        """Also of one that the trial makes by itself."""
+        if self._prepared != id(optimizer):
+            self._average_strays(optimizer)
+        self._prepared = None
+
+    def _average_strays(self, optimizer: Optimizer) -> None:
+        late = {id(one) for routed in self._exchanged() if routed.late.is_on for one in routed.trained}
+        average_strays(optimizer, besides=late)
 
     def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -81,7 +108,7 @@ class DdpStrategy(Strategy):
         if self._options.get("broadcast_buffers", True):
             broadcast_tensors(buffer for model in models for buffer in model.buffers())
 
-    def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
+    def holder_of(self, tensor: torch.Tensor, optimizer: Optimizer | None = None) -> Holder:
         return Holder(dist.get_rank(), dist.get_world_size())
 
     def replicated(self) -> Mapping[str, torch.Tensor]:
@@ -101,6 +128,9 @@ class DdpStrategy(Strategy):
         return self._bucketed
 
     def before_backward(self, is_first: bool) -> None:
+        self._prepared = None
+        for routed in self._exchanged():
+            routed.late.begin_backward()
         if self._needs_forward:
             self._forwards.begin_backward(is_first)
             return
@@ -113,7 +143,9 @@ class DdpStrategy(Strategy):
     def after_backward(self) -> None:
         if self._needs_forward:
             self._forwards.end_backward()
+            self._exchange_late()
             return
+        self._exchange_late()
         self._check_used()
         if self._is_repeated:
             # Gradients of the first pass are there, so those that are missing now show in torch's count alone.
@@ -128,6 +160,13 @@ class DdpStrategy(Strategy):
 
     def load_rank_state(self, state: dict[str, Any] | None) -> None:
         self._exchange.load_rank_state(state)
+
+    def _exchange_late(self) -> None:
+        for routed in self._exchanged():
+            if routed.late.is_on and routed.trained:
+                average_all(routed.trained)
+                routed.late.end_backward()
+                self._apply_exchange(routed)
 
     def _check_used(self) -> None:
         """torch exchanges a bucket once all of its gradients are there, and says that one is missing a step later."""
@@ -153,13 +192,44 @@ class DdpStrategy(Strategy):
 
     def _route(self, model: nn.Module) -> None:
         routed = _Routed(model)
+        reentrant.install()
         route(
             model,
             lambda inner: self._wrap(routed, inner),
             on_forward=routed.tell,
-            before_pass=lambda: self._follow(routed),
+            before_pass=lambda: self._before_pass(routed),
         )
+        routed.inner.before_local_pass = lambda: self._before_local_pass(routed)
+        routed.inner.after_forward = lambda: self._after_forward(routed)
         self._routed.append(routed)
+
+    def _before_pass(self, routed: _Routed) -> None:
+        if reentrant.is_inside():
+            self._keep_late(routed)
+        else:
+            self._follow(routed)
+        routed.late.begin_pass()
+
+    def _before_local_pass(self, routed: _Routed) -> None:
+        if reentrant.is_inside():
+            # The pass with gradients comes in the backward pass.
+            self._keep_late(routed)
+            routed.tell()
+
+    def _after_forward(self, routed: _Routed) -> None:
+        """Before DistributedDataParallel gets ready for a backward pass."""
+        if routed.wrapper is not None and routed.trained and not self._options.get("static_graph"):
+            routed.late.end_pass(routed.trained)
+            self._apply_exchange(routed)
+
+    def _keep_late(self, routed: _Routed) -> None:
+        if routed.wrapper is not None:
+            routed.late.keep_on()
+            self._apply_exchange(routed)
+
+    def _apply_exchange(self, routed: _Routed) -> None:
+        if routed.wrapper is not None:
+            routed.wrapper.require_backward_grad_sync = self._is_exchanging and not routed.late.is_on
 
     def _wrap(self, routed: _Routed, inner: OriginalForward) -> nn.Module:
         routed.inner = inner
@@ -221,9 +291,9 @@ class DdpStrategy(Strategy):
         # Only now is the old one gone; two at a time would exchange every gradient twice.
         routed.wrapper = None
         wrapper = self._make_wrapper(routed.inner, {**options, "init_sync": False})
-        wrapper.require_backward_grad_sync = self._is_exchanging
         self._exchange.attach(wrapper, replaced=routed.number)
         routed.wrapper, routed.wrapped_for = wrapper, routed.trained
+        self._apply_exchange(routed)
         reroute(routed.model, wrapper)
 
     def _make_wrapper(self, inner: OriginalForward, options: dict[str, Any]) -> DistributedDataParallel:
@@ -244,8 +314,8 @@ class DdpStrategy(Strategy):
 
     def _set_exchange(self, is_on: bool) -> None:
         self._is_exchanging = is_on
-        for wrapper in self._wrappers:
-            wrapper.require_backward_grad_sync = is_on
+        for routed in self._routed:
+            self._apply_exchange(routed)
 
 
 class _Routed:
@@ -262,6 +332,7 @@ class _Routed:
         self.bare: _Bare | None = None
         self.number: int | None = None
         self.on_forward: Callable[[], None] | None = None
+        self.late = LateExchange()
         self.look()
 
     def tell(self) -> None:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gangline.config.optimization import Compression, Optimizations
 from gangline.errors import invalid
+from gangline.pytorch.parallel.sparse import sparse_module
 
 _log = logging.getLogger("gangline")
 _SMALLEST_CAP_MB = 1 / 2**20
@@ -50,17 +51,24 @@ class Exchange:
         """replaced: which of the earlier wrappers this one takes the place of; None for a further one."""
         match self.compression.hook:
             case "fp16":
-                wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)
+                wrapper.register_comm_hook(None, _fp16)
             case "bf16":
                 wrapper.register_comm_hook(None, _bf16)
             case "powersgd":
+                sparse = sparse_module(wrapper.module.module)
+                if sparse is not None:
+                    raise invalid(
+                        "parallelism.compression",
+                        f"optimizations.gradient_compression: powersgd cannot send the sparse gradients of {sparse}; "
+                        "make it with sparse=False, or use fp16",
+                    )
                 if replaced is None:
                     self._powersgd.append(PowerSgd(self.compression))
                 memory = self._powersgd[-1 if replaced is None else replaced]
                 memory.begin(wrapper)
                 wrapper.register_comm_hook(memory, _powersgd)
             case None if replaced is not None and self._is_compressed.get(replaced):
-                wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)
+                wrapper.register_comm_hook(None, _fp16)
 
     def compress(self, number: int, wrapper: DistributedDataParallel, is_wanted: bool, model: str) -> None:
         """What one optimizer asks for the gradients of the number-th wrapper, around this model: fp16 or none, where
@@ -73,7 +81,7 @@ class Exchange:
                 "gradients of a model travel together; pass it to both, or to none",
             )
         if is_first and is_wanted:
-            wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            wrapper.register_comm_hook(None, _fp16)
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone knows and a checkpoint has to keep; empty for most trials. Plain values and tensors."""
@@ -93,9 +101,8 @@ class PowerSgd:
     """PowerSGD for one wrapper: torch's state, and the moment from which its hook may run.
 
     torch makes new buckets after the first step of a wrapper, and PowerSGD's memory belongs to the new ones. The first
-    step of a trial goes uncompressed. Where training goes on in the middle and the memory belongs to one bucket, the
-    gradients of the first step are put together as that bucket had them, so that training goes on bit for bit. With
-    several buckets the first step goes uncompressed and leaves the memory as it was.
+    step of a trial goes uncompressed. Where training goes on in the middle, the gradients of the first step are put
+    together as the buckets of the checkpoint had them, so that training goes on bit for bit.
 
     layout: by bucket, the positions of its gradients' parameters among the wrapper's.
     """
@@ -151,16 +158,24 @@ class PowerSgd:
             shapes = [gradient.shape for gradient in gradients]
             buffer = torch.cat([gradient.reshape(-1) for gradient in gradients])
             bucket = _Regrouped(index, buffer, shapes, is_final=index == max(self._saved_layout))
-            self.prepare(bucket)
-            powerSGD_hook.powerSGD_hook(self.state, bucket).wait()
+            self.compress(bucket).wait()
             for gradient, sent in zip(gradients, bucket.gradients(), strict=True):
                 gradient.copy_(sent)
         for buffer, future in self._held:
             future.set_result(buffer)
         self._held, self._gradients = [], {}
 
-    def prepare(self, bucket: "dist.GradBucket | _Regrouped") -> None:  # type: ignore[name-defined]  # torch's stubs lack it
-        """Before a bucket is compressed."""
+    def compress(self, bucket: "dist.GradBucket | _Regrouped") -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
+        """Sends a bucket as low-rank matrices."""
+        self._prepare(bucket)
+        future = powerSGD_hook.powerSGD_hook(self.state, bucket)
+        if bucket.buffer().device.type == "cpu":
+            # The hook's later exchanges begin in gloo's threads, which wait for them. Those of several buckets would
+            # take all threads, and begin in another order on each rank.
+            future.wait()
+        return future
+
+    def _prepare(self, bucket: "dist.GradBucket | _Regrouped") -> None:  # type: ignore[name-defined]  # torch's stubs lack it
         buffer = bucket.buffer()
         self.forget_other_buckets(bucket.index(), buffer.numel())
         for name in self._MEMORIES:
@@ -187,11 +202,8 @@ class PowerSgd:
         self._saved_layout = self._fitting(saved.get("layout", {}), saved["error_dict"])
 
     def _fitting(self, layout: dict[int, list[int]], errors: dict[int, torch.Tensor]) -> dict[int, list[int]]:
-        """Empty where gradients cannot be put together so: there are several buckets, the model has other parameters
-        now, or a memory's order of numbers is not that of its rows."""
-        # Chained exchanges of several buckets were seen to stand still on gloo where a step waits for each of them.
-        if len(layout) != 1:
-            return {}
+        """Empty where gradients cannot be put together so: the model has other parameters now, or a memory's order of
+        numbers is not that of its rows."""
         trained = [position for position, one in enumerate(self._parameters) if one.requires_grad]
         if sorted(position for positions in layout.values() for position in positions) != trained:
             return {}
@@ -224,6 +236,13 @@ class _Regrouped:
         return self._is_final
 
 
+def _fp16(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
+    """torch cannot add up sparse tensors of fp16."""
+    if bucket.buffer().is_sparse:
+        return default_hooks.allreduce_hook(_world(), bucket)
+    return default_hooks.fp16_compress_hook(_world(), bucket)
+
+
 def _bf16(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
     """torch knows its own hook by name and refuses it without CUDA, though gloo carries bfloat16."""
     return default_hooks.bf16_compress_hook(_world(), bucket)
@@ -239,5 +258,4 @@ def _powersgd(memory: PowerSgd, bucket: dist.GradBucket) -> torch.futures.Future
     if memory.is_first_step:
         return memory.first_step(bucket)
     memory.note(bucket)
-    memory.prepare(bucket)
-    return powerSGD_hook.powerSGD_hook(memory.state, bucket)
+    return memory.compress(bucket)

@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 _EPSILON = 1e-6
+_COARSE = (torch.float16, torch.bfloat16)
+_FINE = (torch.float64, torch.complex128)
 
 
 def clip_to_norm(parameters: Sequence[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
@@ -22,10 +24,10 @@ def clip_to_norm(parameters: Sequence[nn.Parameter], max_norm: float, norm_type:
     Ranks that share parameters call it in step, each with its shards of the same parameters. norm_type may be infinity.
     """
     norm = gradient_norm(parameters, norm_type)
-    gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     scale = torch.clamp(max_norm / (norm + _EPSILON), max=1.0)
-    for gradient in gradients:
-        gradient.mul_(scale.to(gradient.device, gradient.dtype))
+    for gradient in _numbers(parameters):
+        # Not in the gradient's type: a small scale would be 0 in fp16.
+        gradient.mul_(scale.to(gradient.device))
     return norm
 
 
@@ -38,20 +40,58 @@ def gradient_norm(parameters: Sequence[nn.Parameter], norm_type: float = 2.0) ->
     norms = [_norm_over(groups, members, norm_type) for groups, members in by_groups.items()]
     if not norms:
         return torch.zeros(())
-    joined: torch.Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]), norm_type)
+    kind = torch.float64 if any(one.dtype is torch.float64 for one in norms) else torch.float32
+    stacked = torch.stack([one.to(norms[0].device, kind) for one in norms])
+    joined: torch.Tensor = torch.linalg.vector_norm(stacked, norm_type)
     return joined
 
 
 def _norm_over(
     groups: tuple[dist.ProcessGroup, ...], parameters: Sequence[nn.Parameter], norm_type: float
 ) -> torch.Tensor:
-    gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm(gradients, norm_type).to(_local(parameters[0]).device)
+    # In fp64 where a parameter is, else in fp32: the square of a norm in fp16 overflows at 256.
+    kind = torch.float64 if any(one.dtype in _FINE for one in parameters) else torch.float32
+    norm = _norm_here(_numbers(parameters), norm_type, kind).to(_local(parameters[0]).device)
     is_maximum = norm_type == float("inf")
     total = norm if is_maximum else norm**norm_type
     for group in groups:
         dist.all_reduce(total, op=dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM, group=group)
     return total if is_maximum else total ** (1.0 / norm_type)
+
+
+def _norm_here(gradients: Sequence[torch.Tensor], norm_type: float, kind: torch.dtype) -> torch.Tensor:
+    """Of what this rank holds."""
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        by_type.setdefault(gradient.dtype, []).append(gradient)
+    norms = [_norm_of_type(members, norm_type).to(kind) for members in by_type.values()]
+    if len(norms) == 1:
+        return norms[0]
+    stacked = torch.stack(norms) if norms else torch.zeros(1, dtype=kind)
+    joined: torch.Tensor = torch.linalg.vector_norm(stacked, norm_type)
+    return joined
+
+
+def _norm_of_type(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    if gradients[0].dtype not in _COARSE:
+        return nn.utils.get_total_norm(gradients, norm_type)
+    norms = [torch.linalg.vector_norm(one, norm_type, dtype=torch.float32) for one in gradients]
+    joined: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return joined
+
+
+def _numbers(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """This rank's parts of the gradients. Of a sparse gradient these are its values, once for each row."""
+    found = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+            found.append(parameter.grad._values())
+        else:
+            found.append(_local(parameter.grad))
+    return found
 
 
 def _groups_of(parameter: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:

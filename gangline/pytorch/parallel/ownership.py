@@ -63,6 +63,14 @@ class WrappedModels:
             if known is model:
                 self._check_unchanged(model, parameters)
 
+    def describe(self, parameter: torch.Tensor) -> str:
+        """With the name of its model's class."""
+        for model, _ in self._models:
+            for name, known in model.named_parameters():
+                if known is parameter:
+                    return f"{class_name(model)}.{name}"
+        return "a parameter"
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Of all models as they are now; names begin with the model's number where there are several."""
         several = len(self._models) > 1

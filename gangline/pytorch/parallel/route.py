@@ -11,6 +11,7 @@ import copyreg
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,8 +23,9 @@ W = TypeVar("W", bound=nn.Module)
 class OriginalForward(nn.Module):
     """Holds a model and calls what its forward was before it was routed; hooks of the model run once, outside.
 
-    on_forward: called at each pass that goes through the wrapper. It is no hook of torch's, because a module with one
-    takes a slower way through its calls. before_pass: called before the wrapper is, and may reroute the model.
+    on_forward: called at each pass that goes through the wrapper, and after_forward at its end. They are no hooks of
+    torch's, because a module with one takes a slower way through its calls. before_pass: called before the wrapper is,
+    and may reroute the model. before_local_pass: called before a pass without gradients.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class OriginalForward(nn.Module):
         self.module = model
         self.original_forward = forward
         self.before_pass = before_pass
+        self.before_local_pass: Callable[[], None] = lambda: None
+        self.after_forward: Callable[[], None] = lambda: None
         self._on_forward = on_forward
         self._walk: list[tuple[str, nn.Module]] | None = None
 
@@ -60,7 +64,9 @@ class OriginalForward(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._on_forward()
-        return self.original_forward(*args, **kwargs)
+        found = self.original_forward(*args, **kwargs)
+        self.after_forward()
+        return found
 
 
 class _Route(NamedTuple):
@@ -85,6 +91,7 @@ def route(
     equally many of those. May be called again with another wrapper. on_forward: called at each pass through the
     wrapper. before_pass: called before each such pass.
     """
+    _hide_from_compiler()
     original = _original_class(model)
     own_forward = vars(model).pop("forward", None)
     forward = own_forward or original.forward.__get__(model)
@@ -95,6 +102,14 @@ def route(
         model.__class__ = _routed_class(original)
     _route_by_model[model] = _Route(weakref.ref(wrapper), weakref.ref(inner))
     return wrapper
+
+
+@cache
+def _hide_from_compiler() -> None:
+    """torch.compile would inline the first model's forward into the code that it makes for all models. It is told when
+    the first model is routed, as that loads the compiler."""
+    hidden = torch.compiler.disable(OriginalForward.forward, recursive=False)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    OriginalForward.forward = hidden  # type: ignore[method-assign]  # see above
 
 
 def reroute(model: nn.Module, wrapper: nn.Module) -> None:
@@ -114,6 +129,7 @@ def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
         if inner is None:
             return original.forward(self, *args, **kwargs)
         if not torch.is_grad_enabled():
+            inner.before_local_pass()
             return inner.original_forward(*args, **kwargs)
         inner.before_pass()
         wrapper = _route_by_model[self].wrapper()
@@ -130,7 +146,9 @@ def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
             make = original.__new__
         return (make, tuple(original if part is type(self) else part for part in arguments), *rest)
 
-    content = {"forward": forward, "__reduce_ex__": reduce, "_gangline_original": original}
+    # torch.compile does not understand the way here, only what it leads to.
+    hidden = torch.compiler.disable(forward, recursive=False)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    content = {"forward": hidden, "__reduce_ex__": reduce, "_gangline_original": original}
     routed = type(original.__name__, (original,), {**content, "__module__": original.__module__})
     routed.__qualname__ = original.__qualname__
     return routed

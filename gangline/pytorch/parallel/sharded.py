@@ -6,11 +6,14 @@ its forward and backward pass, so every pass is one of all ranks together.
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from gangline.errors import invalid
 from gangline.pytorch.parallel import whole_random
@@ -27,11 +31,17 @@ from gangline.pytorch.parallel.announcement import Announcements
 from gangline.pytorch.parallel.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.block import find_blocks
 from gangline.pytorch.parallel.broadcast import broadcast_tensors
-from gangline.pytorch.parallel.gradient_pass import GradientPasses, has_gradient
+from gangline.pytorch.parallel.divided_copy import OwnHook, allow_copies
+from gangline.pytorch.parallel.gradient_pass import GradientPasses
 from gangline.pytorch.parallel.loading import Loads
+from gangline.pytorch.parallel.number_type import single_type_parts
+from gangline.pytorch.parallel.origin import GradientOrigins
 from gangline.pytorch.parallel.ownership import Shards, WrappedModels, check_initialised, class_name
+from gangline.pytorch.parallel.reach import Reach, check_reach
 from gangline.pytorch.parallel.shard_meter import ShardMeter, can_be_measured, parameter_groups
+from gangline.pytorch.parallel.sparse import sparse_module
 from gangline.pytorch.parallel.strategy import Holder, Strategy
+from gangline.pytorch.parallel.whole_step import WholeStep
 from gangline.pytorch.profile.traffic import TrafficMeter
 
 _log = logging.getLogger("gangline")
@@ -54,12 +64,18 @@ class ShardedStrategy(Strategy):
         self._blocks = blocks
         self._timeout = timeout
         self._roots: list[FSDPModule] = []
+        self._groups: list[Any] = []
+        self._copies: list[weakref.ref[FSDPModule]] = []
+        self._whole_steps: dict[int, WholeStep] = {}
         self._models = WrappedModels(self.name, replaces=True)
         self._shards = Shards(self.name)
         self._loads = Loads(self.name)
         self._passes = GradientPasses()
         self._known_mesh: DeviceMesh | None = None
         self._announcements: Announcements | None = None
+        self._origins = GradientOrigins(self.name, self._all_groups, self._models)
+        self._hooked: weakref.WeakSet[FSDPModule] = weakref.WeakSet()
+        self._keeps_whole = False
 
     @abstractmethod
     def make_mesh(self) -> DeviceMesh:
@@ -73,22 +89,21 @@ class ShardedStrategy(Strategy):
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         check_initialised(model)
+        if isinstance(model, FSDPModule):
+            # A copy of a wrapped model is divided already.
+            self._drop_copies(model)
+            return self._take_over(model, model)
         _check_shardable(self.name, model)
         prepare_batch_norm(model)
         # Ranks may have built different models where the trial draws random numbers of its own; DDP does the same.
-        broadcast_tensors((*model.parameters(), *model.buffers()))
-        blocks = find_blocks(model, self._blocks)
+        broadcast_tensors(one for one in (*model.parameters(), *model.buffers()) if not isinstance(one, DTensor))
+        blocks = [block for block in find_blocks(model, self._blocks) if not _is_divided(block)]
         if dist.get_rank() == 0:
             _log.info("%s: %s is gathered %s", self.name, type(model).__name__, _words_for(blocks))
-        root = self._shard(model, blocks)
-        self._roots.append(root)
-        self._models.add(model)
-        self._announce(model, root)
-        self._shards.add(model)
-        self._watch_use(model, root)
+        self._drop_copies(model)
+        root = self._divide(model, single_type_parts(self.name, model, blocks))
         whole_random.install(self.mesh)
-        model.register_forward_pre_hook(lambda *_: _take_over_flags(root), prepend=True)
-        return model
+        return self._take_over(model, root)
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._models.check(optimizer)
@@ -99,6 +114,13 @@ class ShardedStrategy(Strategy):
                 "parallelism.optimizer",
                 f"LBFGS joins all parameters in one row, which {self.name} has divided over ranks; use ddp",
             )
+        if self._announcements is not None:
+            optimizer.register_step_pre_hook(lambda stepped, *_: self._origins.check(stepped))
+        if check_reach(self.name, optimizer) is Reach.TENSOR:
+            self._whole_steps[id(optimizer)] = WholeStep(optimizer, self.name)
+            if dist.get_rank() == 0:
+                text = "%s: %s needs whole tensors, so each is gathered on one rank for its step"
+                _log.info(text, self.name, type(optimizer).__name__)
         return optimizer
 
     @contextmanager
@@ -113,10 +135,30 @@ class ShardedStrategy(Strategy):
     def gather(self) -> AbstractContextManager[None]:
         return self._gathered()
 
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        # A block that is kept whole from batch to batch is gathered once.
+        self._keeps_whole = True
+        try:
+            yield
+        finally:
+            self._keeps_whole = False
+            for module in self._all_modules():
+                module.reshard()
+
     def share_buffers(self, models: Iterable[nn.Module]) -> None:
         broadcast_tensors(buffer for model in models for buffer in model.buffers())
 
-    def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
+    def stepped_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        whole = self._whole_steps.get(id(optimizer))
+        return super().stepped_parameters(optimizer) if whole is None else whole.own
+
+    def keeps_whole_state(self, optimizer: Optimizer) -> bool:
+        return id(optimizer) in self._whole_steps
+
+    def holder_of(self, tensor: torch.Tensor, optimizer: Optimizer | None = None) -> Holder:
+        if id(optimizer) in self._whole_steps:
+            return Holder()
         if not isinstance(tensor, DTensor):
             return Holder(dist.get_rank(), dist.get_world_size())
         mesh = tensor.device_mesh
@@ -135,8 +177,9 @@ class ShardedStrategy(Strategy):
         self._passes.is_exchanging = True
 
     def after_backward(self) -> None:
+        for group in self._all_groups():
+            _reduce_left_over(group)
         self._passes.is_exchanging = False
-        self._check_reduced()
         if self._announcements is not None:
             self._announcements.end_pass()
 
@@ -145,7 +188,8 @@ class ShardedStrategy(Strategy):
             return ()
         return [ShardMeter(self._device, self._all_modules, has_copies=self.mesh.ndim > 1)]
 
-    def _shard(self, model: nn.Module, blocks: Sequence[nn.Module]) -> FSDPModule:
+    def _divide(self, model: nn.Module, blocks: Sequence[nn.Module]) -> FSDPModule:
+        """blocks: what is gathered by itself, inner ones first."""
         try:
             for block in blocks:
                 fully_shard(block, mesh=self.mesh, reshard_after_forward=self.reshards)
@@ -167,9 +211,51 @@ class ShardedStrategy(Strategy):
         """Lets a trial load weights, call blocks by themselves and differentiate gradients."""
         self._loads.watch(model)
         _begin_with_root(root)
+        for group in _groups_of(root):
+            self._passes.watch(group)
+
+    def _divide_copy(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        root = self._divide(model, blocks)
+        self._prepare(model, root)
+        self._copies.append(weakref.ref(root))
+
+    def _take_over(self, model: nn.Module, root: FSDPModule) -> nn.Module:
+        """Of a model that the trial wraps, once it is divided."""
+        self._roots.append(root)
+        self._groups += _groups_of(root)
+        self._models.add(model)
+        self._shards.add(model)
+        self._prepare(model, root)
+        return model
+
+    def _prepare(self, model: nn.Module, root: FSDPModule) -> None:
+        """Of a divided model. May be called again."""
+        allow_copies(_sharded_modules(root), self._divide_copy)
+        self._announce(model, root)
+        if root in self._hooked:
+            return
+        self._hooked.add(root)
+        self._watch_use(model, root)
+        model.register_forward_pre_hook(OwnHook(lambda module, _: self._before_forward(module)), prepend=True)
+        model.register_forward_hook(OwnHook(lambda module, _, output: self._after_forward(module, output)))
+
+    def _before_forward(self, root: FSDPModule) -> None:
+        _take_over_flags(root)
+        if torch.is_grad_enabled():
+            self._origins.forget_cleared()
+
+    def _after_forward(self, root: FSDPModule, output: Any) -> None:
+        """No backward pass follows one without gradients, so nothing else would divide the parameters again. Until then
+        a change of a parameter would be one of its whole tensor, and be lost."""
+        if self._keeps_whole or (torch.is_grad_enabled() and _records_gradients(output)):
+            return
         for module in _sharded_modules(root):
-            for group in parameter_groups(module):
-                self._passes.watch(group)
+            module.reshard()
+
+    def _drop_copies(self, model: nn.Module) -> None:
+        """A copy that becomes a model, or a part of one, is no copy any more."""
+        inside = {id(module) for module in model.modules()}
+        self._copies = [copied for copied in self._copies if id(copied()) not in inside]
 
     def _announce(self, model: nn.Module, root: FSDPModule) -> None:
         modules = _sharded_modules(root)
@@ -182,22 +268,7 @@ class ShardedStrategy(Strategy):
             path = path_by_id[id(module)]
             name = f"{class_name(model)}.{path}" if path else class_name(model)
             for group in parameter_groups(module):
-                self._announcements.watch(group, name)
-
-    def _check_reduced(self) -> None:
-        """torch reduces the gradients of a block at the end of a pass that went through its forward. Those of a layer
-        that was called by itself, while whole parameters were here, would be dropped without a word."""
-        for root in self._roots:
-            for module in _sharded_modules(root):
-                for group in parameter_groups(module):
-                    if group.is_unsharded and has_gradient(group):
-                        assert isinstance(module, nn.Module)
-                        raise invalid(
-                            "parallelism.backward",
-                            f"context.backward reached parameters of {class_name(module)} through a part that was "
-                            "called by itself, so their gradients would be lost; call the wrapped model itself and not "
-                            "a part of it, or name the part's class in parallelism.blocks",
-                        )
+                self._announcements.watch(group, name, partial(self._origins.note, group))
 
     def _give_up_whole(self) -> None:
         """Before a step changes the parts. Whole parameters that are still here would be used as they were."""
@@ -206,29 +277,49 @@ class ShardedStrategy(Strategy):
                 module.reshard()
 
     def _set_exchange(self, is_on: bool) -> None:
-        for root in self._roots:
+        for root in self._all_roots():
             root.set_requires_gradient_sync(is_on)
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
-        for module in self._all_modules():
+        if self._copies:
+            # Ranks must agree on the copies that are left, and a copy that nothing refers to holds itself in a circle.
+            gc.collect()
+        modules, roots = self._all_modules(), self._all_roots()
+        for module in modules:
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
+        self._keeps_whole = True
         try:
             yield
         finally:
-            for module in self._all_modules():
+            self._keeps_whole = False
+            for module in modules:
                 module.reshard()
-                module.set_reshard_after_forward(self.reshards and module not in self._roots, recurse=False)
+                module.set_reshard_after_forward(self.reshards and module not in roots, recurse=False)
                 _forget_passes(module)
 
+    def _all_roots(self) -> list[FSDPModule]:
+        """Also those of copies that are still in use."""
+        copies = [root for root in (copied() for copied in self._copies) if root is not None]
+        return [*self._roots, *copies]
+
     def _all_modules(self) -> list[FSDPModule]:
-        return [module for root in self._roots for module in _sharded_modules(root)]
+        return [module for root in self._all_roots() for module in _sharded_modules(root)]
+
+    def _all_groups(self) -> list[Any]:
+        # Each backward pass and step asks, so modules are walked over once where they stay.
+        copies = self._all_roots()[len(self._roots) :]
+        return [*self._groups, *(group for root in copies for group in _groups_of(root))]
 
 
 def _sharded_modules(root: FSDPModule) -> list[FSDPModule]:
     assert isinstance(root, nn.Module)
     return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def _groups_of(root: FSDPModule) -> list[Any]:
+    return [group for module in _sharded_modules(root) for group in parameter_groups(module)]
 
 
 def _begin_with_root(root: FSDPModule) -> None:
@@ -243,10 +334,28 @@ def _begin_with_root(root: FSDPModule) -> None:
             handles.pop().remove()
 
     handles.extend(
-        module.register_forward_pre_hook(initialise, prepend=True)  # type: ignore[attr-defined]  # each is a module
+        module.register_forward_pre_hook(OwnHook(initialise), prepend=True)  # type: ignore[attr-defined]  # each is a module
         for module in _sharded_modules(root)
         if module is not root
     )
+
+
+def _reduce_left_over(group: Any) -> None:
+    """Reduces the gradients that a backward pass has left in a block. torch reduces a block in several reentrant
+    checkpoints after the first backward pass only, and a part that was called by itself not at all."""
+    wholes = (getattr(held, "_unsharded_param", None) for held in group.fsdp_params)
+    if group.reduce_grads and any(whole is not None and whole.grad is not None for whole in wholes):
+        group.post_backward()
+        group.finalize_backward()
+        group._training_state = type(group._training_state).IDLE
+
+
+def _is_divided(module: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
+
+
+def _records_gradients(output: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(output))
 
 
 def _take_over_flags(root: FSDPModule) -> None:
@@ -271,6 +380,12 @@ def _forget_passes(module: FSDPModule) -> None:
 
 
 def _check_shardable(name: str, model: nn.Module) -> None:
+    sparse = sparse_module(model)
+    if sparse is not None:
+        raise invalid(
+            "parallelism.model",
+            f"{name} cannot divide the sparse gradients of {sparse}; make it with sparse=False, or use ddp or zero1",
+        )
     for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise invalid(

@@ -69,8 +69,16 @@ class Strategy(ABC):
         lie on every rank meanwhile."""
         return nullcontext()
 
+    def validating(self) -> AbstractContextManager[None]:
+        """Around the forward passes of a validation. Afterwards a change of a parameter reaches all of its parts."""
+        return nullcontext()
+
     def share_buffers(self, models: Iterable[nn.Module]) -> None:  # noqa: B027  one rank has nobody to share with
         """Gives all ranks the chief's buffers, as running statistics, before they are validated with or saved."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Called before gradients are clipped and stepped with: averages those that no backward pass has exchanged."""
+        return
 
     def clip_gradients(
         self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
@@ -93,9 +101,14 @@ class Strategy(ABC):
         """The parameters that this rank's step updates, whose optimizer state it holds."""
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-    def holder_of(self, tensor: torch.Tensor, is_optimizer_state: bool) -> Holder:
-        """This rank among those that hold the same content as this tensor of model_state or of an optimizer's state."""
+    def holder_of(self, tensor: torch.Tensor, optimizer: Optimizer | None = None) -> Holder:
+        """This rank among those that hold the same content as this tensor of model_state, or of this optimizer's
+        state."""
         return Holder()
+
+    def keeps_whole_state(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer's state of a parameter is whole where the parameter is divided."""
+        return False
 
     def replicated(self) -> Mapping[str, torch.Tensor]:
         """Parameters that every rank holds whole and updates by itself, by name, so that they could drift apart; none

@@ -2,19 +2,26 @@
 
 torch's DTensor draws each part from the rank's own generator on the CPU. Ranks of one seed then draw the same numbers,
 so that the rows of a parameter repeat. Owns the handlers in DTensor's table of operators; `install` puts them there.
+Also owns what torch.nn.init needs beside operators of random numbers: an operator that DTensor lacks, and the
+initialisers that set single numbers by their place, which DTensor would do in one part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
 
 _ATEN = torch.ops.aten
 _IN_PLACE = (_ATEN.normal_.default, _ATEN.uniform_.default, _ATEN.bernoulli_.float)
 _ALIKE = (_ATEN.rand_like.default, _ATEN.randn_like.default)
+_BY_PLACE = ("eye_", "dirac_", "sparse_")
 _meshes: list[DeviceMesh] = []
 
 
@@ -23,11 +30,39 @@ def install(mesh: DeviceMesh) -> None:
 
     Draws are collective: all ranks make them in step, and keep the numbers of the chief.
     """
+    if not _meshes:
+        for name in _BY_PLACE:
+            setattr(nn.init, name, _on_whole(getattr(nn.init, name)))
     if mesh not in _meshes:
         _meshes.append(mesh)
     handlers = _handlers()
     handlers.update(dict.fromkeys(_IN_PLACE, _draw_in_place))
     handlers.update(dict.fromkeys(_ALIKE, _draw_alike))
+    handlers[_ATEN.t_.default] = _transpose_in_place
+
+
+def _on_whole(initialise: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @wraps(initialise)
+    def fill(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not isinstance(tensor, DTensor) or tensor.device_mesh not in _meshes:
+            return initialise(tensor, *args, **kwargs)
+        with torch.no_grad():
+            whole = initialise(_whole_like(tensor), *args, **kwargs)
+            tensor.to_local().copy_(_divide(whole, tensor))
+        return tensor
+
+    return fill
+
+
+def _transpose_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As orthogonal_ does with a wide matrix of its own, which becomes whole on each rank."""
+    tensor: DTensor = args[0]
+    if tensor.device_mesh not in _meshes:
+        return _as_torch(operator, args, kwargs)
+    mesh = tensor.device_mesh
+    whole = DTensor.from_local(tensor.full_tensor().t(), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
+    return return_and_correct_aliasing(operator, args, kwargs, tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _draw_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

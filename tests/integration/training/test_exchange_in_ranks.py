@@ -118,6 +118,19 @@ def test_powersgd_goes_on_with_its_memory(tmp_path: Path) -> None:
     assert _state(third)["rank_state"][0]["powersgd"][0]["iter"] == 12
 
 
+def test_powersgd_of_several_buckets_goes_on_with_its_memory(tmp_path: Path) -> None:
+    optimizations: dict[str, object] = {
+        "gradient_compression": {"hook": "powersgd", "rank": 1, "start_step": 3},
+        "tensor_fusion_threshold": 0,
+    }
+    whole = _run(tmp_path / "whole", optimizations, batches=40).runner.metric("training", "loss")
+    first = _run(tmp_path / "first", optimizations, batches=15)
+    (memory,) = _state(first)["rank_state"][0]["powersgd"]
+    assert len(memory["layout"]) > 1
+    second = _run(tmp_path / "second", optimizations, batches=40, latest=first.latest_checkpoint())
+    assert second.runner.metric("training", "loss")[40] == whole[40]
+
+
 def _state(running: RunningTrial) -> dict[str, Any]:
     return load_checkpoint(running.latest_checkpoint().url)
 

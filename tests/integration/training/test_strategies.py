@@ -110,7 +110,10 @@ def test_mistakes_show_when_things_are_wrapped(tmp_path: Path) -> None:
         ),
         "LBFGS with zero1": ("zero1 divides an optimizer's state by parameter, which LBFGS does not keep so; use ddp"),
         "LBFGS with zero2": ("LBFGS joins all parameters in one row, which zero2 has divided over ranks; use ddp"),
-        "closure with zero1": "zero1 cannot step with a closure, which would see a part of the parameters",
+        "closure with zero1": (
+            "zero1 cannot step SGD with a closure, which would see a part of the parameters; call step_optimizer "
+            "without a closure, or use ddp"
+        ),
         "unknown block": (
             "parallelism.blocks: Net has no module of class 'Layer'; its classes are Block, LayerNorm, Linear, "
             "ModuleList, Net"

@@ -78,3 +78,32 @@ def test_optimizers_of_one_model_agree(first: bool) -> None:
         "wrap_optimizer: one optimizer of Sequential has fp16_compression=True and another one has not, but the "
         "gradients of a model travel together; pass it to both, or to none"
     )
+
+
+def test_sparse_gradients_stay_off_gpus() -> None:
+    strategy = DdpStrategy(torch.device("cuda", 0), {}, Exchange(parse_optimizations(None)))
+    with pytest.raises(GanglineError) as caught:
+        strategy.prepare_model(nn.Sequential(nn.Embedding(3, 2, sparse=True)))
+    assert caught.value.message == (
+        "ddp cannot exchange the sparse gradients of Sequential.0 between GPUs, as NCCL carries no sparse tensors; "
+        "make it with sparse=False"
+    )
+
+
+@pytest.mark.parametrize("hook", ["fp16", "bf16"])
+def test_sparse_gradients_are_compressed_where_torch_can(hook: str) -> None:
+    strategy = DdpStrategy(torch.device("cpu"), {}, Exchange(parse_optimizations({"gradient_compression": hook})))
+    model = nn.Embedding(3, 2, sparse=True)
+    strategy.prepare_model(model)(torch.tensor([0, 0, 2])).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.to_dense().tolist() == [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+
+
+def test_powersgd_takes_no_sparse_gradients() -> None:
+    strategy = DdpStrategy(torch.device("cpu"), {}, Exchange(parse_optimizations({"gradient_compression": "powersgd"})))
+    with pytest.raises(GanglineError) as caught:
+        strategy.prepare_model(nn.Embedding(3, 2, sparse=True))
+    assert caught.value.message == (
+        "optimizations.gradient_compression: powersgd cannot send the sparse gradients of Embedding; make it with "
+        "sparse=False, or use fp16"
+    )

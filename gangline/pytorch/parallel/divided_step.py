@@ -1,0 +1,73 @@
+"""Divides an optimizer's parameters over ranks: each rank steps its own ones and holds the optimizer's state of them.
+
+The optimizer stays the user's own object with all of its groups, so that schedulers and scalers made for it go on
+working. Used by the strategies; `lend` and `spread` are what they do differently.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from gangline.errors import invalid
+from gangline.pytorch.parallel.partition import divide
+
+
+class DividedStep(ABC):
+    """groups: the optimizer's, while it steps. own: this rank's parameters."""
+
+    def __init__(self, optimizer: Optimizer, strategy: str) -> None:
+        self.rank = dist.get_rank()
+        self.groups: list[dict[str, Any]] = []
+        self._strategy = strategy
+        self._owner_by_id: dict[int, int] = {}
+        self.parameters_by_owner: list[list[nn.Parameter]] = [[] for _ in range(dist.get_world_size())]
+        self.own = self.parameters_by_owner[self.rank]
+        self._assign(optimizer)
+        self._all_of_group: list[list[nn.Parameter]] = []
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def owner(self, parameter: nn.Parameter) -> int:
+        """The rank that steps it."""
+        return self._owner_by_id[id(parameter)]
+
+    @abstractmethod
+    def lend(self, optimizer: Optimizer) -> None:
+        """Puts into `groups` what this rank steps."""
+
+    @abstractmethod
+    def spread(self, optimizer: Optimizer) -> None:
+        """Gives all ranks the new values, once the optimizer has its own parameters again."""
+
+    def _assign(self, optimizer: Optimizer) -> None:
+        """Gives every parameter that has none an owner; a group may be added while training runs."""
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        free = [parameter for parameter in held if id(parameter) not in self._owner_by_id]
+        for parameter, owner in zip(free, divide([one.numel() for one in free], dist.get_world_size()), strict=True):
+            self._owner_by_id[id(parameter)] = owner
+            self.parameters_by_owner[owner].append(parameter)
+
+    def _before(self, optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if any(callable(value) for value in (*arguments[1:], *options.values())):
+            raise invalid(
+                "parallelism.optimizer",
+                f"{self._strategy} cannot step {type(optimizer).__name__} with a closure, which would see a part of "
+                "the parameters; call step_optimizer without a closure, or use ddp",
+            )
+        self._assign(optimizer)
+        self.groups = list(optimizer.param_groups)
+        self._all_of_group = [group["params"] for group in self.groups]
+        self.lend(optimizer)
+        # Optimizers need not expect a group without parameters.
+        optimizer.param_groups = [group for group in self.groups if group["params"]]
+
+    def _after(self, optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        for group, parameters in zip(self.groups, self._all_of_group, strict=True):
+            group["params"] = parameters
+        optimizer.param_groups = self.groups
+        self.spread(optimizer)

@@ -1,0 +1,203 @@
+"""Finds out how far an optimizer's update of a number reaches: to that number alone, to its tensor, or beyond it.
+
+A strategy may divide an optimizer's work over ranks where no update reaches over the division. torch's own optimizers
+are known. Any other one is tried: a twin of it steps small tensors together, each by itself, and in two halves, and the
+three results are compared. The twin shares no state with the optimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.optim import Optimizer
+
+from gangline.errors import GanglineError, invalid
+
+_BY_ELEMENT = (
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.NAdam,
+    optim.RAdam,
+    optim.Adamax,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.RMSprop,
+    optim.Rprop,
+    optim.ASGD,
+    optim.SparseAdam,
+)
+_BY_TENSOR = (optim.Adafactor, optim.Muon)
+_STEPS = 12
+_MOST_ROWS = 6
+_OTHER_SIZE = 4
+_RATE = 0.05
+# Of the change of a number. The order of additions makes less of it.
+_TOLERANCE = 1e-6
+_PLAIN = (str, int, float, complex, bool, bytes, type(None), torch.dtype, torch.device)
+
+
+class Reach(StrEnum):
+    """What an update depends on beside the number that it changes."""
+
+    ELEMENT = "element"
+    TENSOR = "tensor"
+    OPTIMIZER = "optimizer"
+    UNKNOWN = "unknown"
+
+
+def check_reach(strategy: str, optimizer: Optimizer) -> Reach:
+    """Element or tensor. Raises GanglineError `parallelism.optimizer` where ranks that step a part of the parameters
+    each would not have the numbers of one process. All ranks call it in step."""
+    reach, reason = _reach_of(optimizer)
+    name = type(optimizer).__name__
+    if reach is Reach.OPTIMIZER:
+        raise _refuse(
+            f"{name} updates a parameter differently when it holds other parameters too, but with {strategy} each rank "
+            "steps a part of the parameters; use ddp"
+        )
+    if reach is Reach.UNKNOWN:
+        raise _refuse(
+            f"{strategy} divides an optimizer's work over ranks and could not find out whether {name} updates each "
+            f"parameter by itself ({reason}); use ddp"
+        )
+    return reach
+
+
+def _refuse(text: str) -> GanglineError:
+    return invalid("parallelism.optimizer", text)
+
+
+def _reach_of(optimizer: Optimizer) -> tuple[Reach, str]:
+    """With the reason where it is unknown."""
+    if type(optimizer) in _BY_ELEMENT:
+        return Reach.ELEMENT, ""
+    if type(optimizer) in _BY_TENSOR:
+        return Reach.TENSOR, ""
+    odd = _odd_attribute(optimizer)
+    if odd is not None:
+        return Reach.UNKNOWN, f"its attribute {odd} may hold parameters"
+    device = optimizer.param_groups[0]["params"][0].device
+    devices = [] if device.type == "cpu" else [device]
+    try:
+        with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
+            return _try_out(optimizer, device)
+    except Exception as error:  # noqa: BLE001  the step is a user's code, which may raise anything
+        return Reach.UNKNOWN, f"its step failed on small tensors: {type(error).__name__}: {error}"
+
+
+def _try_out(optimizer: Optimizer, device: torch.device) -> tuple[Reach, str]:
+    samples = _samples(optimizer, device)
+    count = len(samples)
+    together = _changes(optimizer, samples, range(count))
+    if not any(bool(change.any()) for change in together):
+        return Reach.UNKNOWN, f"it changed nothing in {_STEPS} steps on small tensors"
+    for chosen in {0, count - 1} if count > 1 else ():
+        (alone,) = _changes(optimizer, samples, [chosen])
+        if not _is_alike(alone, together[chosen]):
+            return Reach.OPTIMIZER, ""
+    halves = _changes(optimizer, [half for sample in samples for half in sample.halves()], range(2 * count))
+    joined = [torch.cat(halves[2 * place : 2 * place + 2]) for place in range(count)]
+    is_by_element = all(_is_alike(*pair) for pair in zip(joined, together, strict=True))
+    return Reach.ELEMENT if is_by_element else Reach.TENSOR, ""
+
+
+def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return torch.allclose(first, second, rtol=_TOLERANCE, atol=0.0, equal_nan=True)
+
+
+class _Sample:
+    """A small tensor of one of the optimizer's groups, and its gradient in each step."""
+
+    def __init__(self, group: int, value: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
+        self.group = group
+        self.value = value
+        self.gradients = gradients
+
+    def halves(self) -> list[_Sample]:
+        middle = (len(self.value) + 1) // 2
+        return [
+            _Sample(self.group, self.value[part].clone(), [one[part].clone() for one in self.gradients])
+            for part in (slice(middle), slice(middle, None))
+        ]
+
+
+def _samples(optimizer: Optimizer, device: torch.device) -> list[_Sample]:
+    """Two for each group and number of dimensions. Gradients keep a direction and change in size, so that an optimizer
+    that adapts or clips does so."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for number, group in enumerate(optimizer.param_groups):
+        for dims in dict.fromkeys(max(1, parameter.dim()) for parameter in group["params"]):
+            for _ in range(2):
+                shape = (_MOST_ROWS, *[_OTHER_SIZE] * (dims - 1))
+                draws = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(_STEPS + 2)]
+                value, direction = draws[0], draws[1]
+                gradients = [
+                    (direction + 0.3 * noise) * 10.0 ** (place % 4 - 2) for place, noise in enumerate(draws[2:])
+                ]
+                found.append(_Sample(number, value.to(device), [one.to(device) for one in gradients]))
+    return found
+
+
+def _changes(optimizer: Optimizer, samples: Sequence[_Sample], chosen: Sequence[int]) -> list[torch.Tensor]:
+    """How a fresh twin of the optimizer changes the chosen samples in all steps."""
+    torch.manual_seed(0)
+    parameters = {place: nn.Parameter(samples[place].value.clone()) for place in chosen}
+    twin = _twin(optimizer, [(samples[place].group, parameter) for place, parameter in parameters.items()])
+    for step in range(_STEPS):
+        for place, parameter in parameters.items():
+            parameter.grad = samples[place].gradients[step].clone()
+        twin.step()
+    return [parameter.detach() - samples[place].value for place, parameter in parameters.items()]
+
+
+def _twin(optimizer: Optimizer, members: Sequence[tuple[int, nn.Parameter]]) -> Optimizer:
+    """The same settings, no state, and other parameters."""
+    twin: Optimizer = object.__new__(type(optimizer))
+    for name, value in vars(optimizer).items():
+        if name.startswith("_optimizer_"):
+            vars(twin)[name] = OrderedDict()
+        elif name not in ("state", "param_groups", "step"):
+            vars(twin)[name] = copy.deepcopy(value)
+    twin.state = defaultdict(dict)
+    # Some optimizers keep settings in their state, under a name.
+    state: dict[Any, Any] = optimizer.state
+    vars(twin)["state"].update({key: copy.deepcopy(value) for key, value in state.items() if isinstance(key, str)})
+    twin.param_groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        own = [parameter for place, parameter in members if place == number]
+        if own:
+            settings = {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+            # A warm-up may begin at 0.
+            if "lr" in settings:
+                settings["lr"] = _RATE
+            twin.param_groups.append({**settings, "params": own})
+    return twin
+
+
+def _odd_attribute(optimizer: Optimizer) -> str | None:
+    """One that the optimizer's class has added and that a twin could not have for itself."""
+    for name, value in vars(optimizer).items():
+        is_own = not name.startswith("_optimizer_") and name not in ("state", "param_groups", "step", "defaults")
+        if is_own and not _is_plain(value):
+            return name
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    is_function: Callable[[Any], bool] = callable
+    if isinstance(value, nn.Module | Optimizer):
+        return False
+    is_small = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.numel() <= 1
+    return isinstance(value, _PLAIN) or is_small or (is_function(value) and not hasattr(value, "__self__"))

@@ -1,0 +1,95 @@
+"""Reentrant activation checkpoints (torch.utils.checkpoint with use_reentrant=True) in models whose gradients
+DistributedDataParallel exchanges during the backward pass.
+
+Such a checkpoint runs its part of the model again in the backward pass, and then a backward pass of its own. A
+parameter in two of them gets its gradient in two pieces, but DistributedDataParallel sends it after the first. Owns the
+notice of such checkpoints, and the choice to exchange a model's gradients after the backward pass instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import CheckpointFunction
+
+
+class _Notice:
+    """num_passes: forward passes of reentrant checkpoints so far. depth: those under way, also in a backward pass."""
+
+    num_passes = 0
+    depth = 0
+
+
+def install() -> None:
+    """Begins to notice. May be called again."""
+    if hasattr(CheckpointFunction.forward, "__wrapped__"):
+        return
+    CheckpointFunction.forward = staticmethod(_noticed(CheckpointFunction.forward, num_passes=1))  # type: ignore[method-assign]
+    CheckpointFunction.backward = staticmethod(_noticed(CheckpointFunction.backward, num_passes=0))  # type: ignore[method-assign]
+
+
+def is_inside() -> bool:
+    """Whether the code that asks runs in such a checkpoint."""
+    return _Notice.depth > 0
+
+
+def _noticed(function: Callable[..., Any], num_passes: int) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        _Notice.num_passes += num_passes
+        _Notice.depth += 1
+        try:
+            return function(*arguments)
+        finally:
+            _Notice.depth -= 1
+
+    return call
+
+
+class LateExchange:
+    """Of one model. is_on: whether the gradients of the pass that runs are exchanged after its backward pass.
+
+    The first pass with such checkpoints is exchanged so. It shows whether a gradient comes in pieces; where none does,
+    the next passes are exchanged as usual.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._is_settled = False
+        self._num_passes = 0
+        self._counts = Counter[int]()
+        self._handles: list[Any] = []
+
+    def begin_pass(self) -> None:
+        self._num_passes = _Notice.num_passes
+
+    def end_pass(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Of the forward pass."""
+        if self._is_settled or self.is_on or _Notice.num_passes == self._num_passes:
+            return
+        self.is_on = True
+        self._handles = [one.register_post_accumulate_grad_hook(self._count) for one in parameters]  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def keep_on(self) -> None:
+        """The model is in such a checkpoint itself."""
+        self._settle(is_on=True)
+
+    def begin_backward(self) -> None:
+        self._counts.clear()
+
+    def end_backward(self) -> None:
+        if self._handles and self._counts:
+            self._settle(is_on=max(self._counts.values()) > 1)
+
+    def _settle(self, is_on: bool) -> None:
+        self.is_on, self._is_settled = is_on, True
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _count(self, parameter: Any) -> None:
+        self._counts[id(parameter)] += 1
