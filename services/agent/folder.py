@@ -13,7 +13,8 @@
 | runner.log   | agent      | what a cold-started runner prints                                         |
 | code/        | runner     | the experiment's code, which the ranks run in                             |
 | rank<n>.beat | runner     | how far each rank is                                                      |
-| ranks/       | runner     | its socket to the ranks, and their temporary folders; gone when it ends   |
+| ranks/       | runner     | its socket to the ranks, and their temporary folders, which go when it    |
+|              |            | ends                                                                      |
 
 Owns their names and how each is read; decides nothing.
 """

@@ -91,7 +91,8 @@ class Journal:
         dozens a second, and removing their files takes longer than anything else that it does."""
         remove_spare(folder.exit_path)
         with suppress(FileNotFoundError):
-            folder.spec_path.unlink()
+            # Emptied and not removed: ext4 passes over each inode that was freed lately whenever it makes a new one.
+            os.truncate(folder.spec_path, 0)
         target = self._ended / folder.allocation_id
         if target.exists():
             shutil.rmtree(target, ignore_errors=True)
@@ -114,8 +115,10 @@ class Journal:
         for path in kept[num_kept:]:
             shutil.rmtree(path, ignore_errors=True)
         for path in kept[:num_kept]:
+            folder = AllocationFolder(path)
+            folder.spec_path.unlink(missing_ok=True)
             # Of a runner that was killed; it may hold whole checkpoints.
-            shutil.rmtree(AllocationFolder(path).ranks_path, ignore_errors=True)
+            shutil.rmtree(folder.ranks_path, ignore_errors=True)
 
     def _list(self) -> Iterator[AllocationFolder]:
         for path in sorted(self._allocations.iterdir()) if self._allocations.is_dir() else ():
