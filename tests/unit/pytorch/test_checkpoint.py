@@ -340,7 +340,7 @@ def test_first_version_is_read() -> None:
     whole = fit("none", 6).losses
     state = pytorch.load_checkpoint(_saved())
     progress = {**state["progress"]}
-    first = {**state, "progress": progress, "rng_state": state["rng_state"], "rank_state": [{}]}
+    first = {**state, "progress": progress, "rng_state": state["rng_state"], "rank_state": [{"kept": 1}]}
     store = CheckpointStore(str(Path.cwd()))
     Path("old").mkdir()
     torch.save(first, "old/state_dict.pth")
@@ -351,6 +351,7 @@ def test_first_version_is_read() -> None:
     assert _resume(folder).losses == pytest.approx(whole[3:], abs=1e-9)
     again = pytorch.load_checkpoint(folder)
     assert again.keys() == state.keys()
+    assert again["rank_state"] == [{"kept": 1}]
     for name, value in state["models_state_dict"][0].items():
         assert torch.equal(value, again["models_state_dict"][0][name])
     assert again["optimizers_state_dict"][0]["param_groups"] == state["optimizers_state_dict"][0]["param_groups"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from gangline import pytorch
 from gangline.core.train import TrainContext
+from gangline.pytorch.averaging import Averaging, Totals
 from gangline.pytorch.pace import Pace
 from tests.support.small_trial import SmallTrial, fit
 
@@ -77,3 +79,20 @@ def test_validation_before_the_first_batch_reports_no_training(monkeypatch: pyte
     monkeypatch.setattr(TrainContext, "report_training_metrics", lambda _self, steps, _metrics: reported.append(steps))
     fit(_Reducing, max_length=pytorch.Batch(4), reporting_period=pytorch.Batch(3), step_zero_validation=True)
     assert reported == [3, 4]
+
+
+@pytest.mark.parametrize("is_joint", [True, False])
+def test_numbers_of_other_ranks_are_asked_for_only_where_metrics_are_averaged(
+    is_joint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    average_later = Averaging.average_later
+
+    def note(averaging: Averaging, own: Totals) -> Callable[[], dict[str, float]]:
+        asked.append(own)
+        return average_later(averaging, own)
+
+    monkeypatch.setattr(Averaging, "average_later", note)
+    config = {"optimizations": {"average_training_metrics": is_joint}}
+    fit(_Numbered, max_length=pytorch.Batch(4), reporting_period=pytorch.Batch(2), init={"exp_conf": config})
+    assert len(asked) == (2 if is_joint else 0)
