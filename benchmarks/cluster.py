@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.run_folder import make_run_folder
 from gangline.client import Client
 
 GANGLINE = Path(sys.executable).parent / "gangline"
@@ -18,14 +18,14 @@ GANGLINE = Path(sys.executable).parent / "gangline"
 @contextmanager
 def running_cluster(agents: int, slots: int) -> Iterator[tuple[Client, Path]]:
     """Yields a client of a new cluster and the folder of its data. slots: artificial slots of each agent."""
-    with tempfile.TemporaryDirectory(prefix="gl-bench-") as folder:
-        home, data = Path(folder, "home"), Path(folder, "data")
-        environment = {**os.environ, "GANGLINE_HOME": str(home)}
-        up = [str(GANGLINE), "up", "--agents", str(agents), "--slots", str(slots), "--data-dir", str(data)]
-        subprocess.run(up, check=True, env=environment, stdout=subprocess.DEVNULL)
-        os.environ["GANGLINE_HOME"] = str(home)
-        try:
-            with Client() as client:
-                yield client, data
-        finally:
-            subprocess.run([GANGLINE, "down", "--data-dir", data], check=True, env=environment)
+    folder = make_run_folder("gl-bench-")
+    home, data = folder / "home", folder / "data"
+    environment = {**os.environ, "GANGLINE_HOME": str(home)}
+    up = [str(GANGLINE), "up", "--agents", str(agents), "--slots", str(slots), "--data-dir", str(data)]
+    subprocess.run(up, check=True, env=environment, stdout=subprocess.DEVNULL)
+    os.environ["GANGLINE_HOME"] = str(home)
+    try:
+        with Client() as client:
+            yield client, data
+    finally:
+        subprocess.run([GANGLINE, "down", "--data-dir", data], check=True, env=environment)

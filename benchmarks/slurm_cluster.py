@@ -14,7 +14,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.process import end_process
+from benchmarks.run_folder import make_run_folder
 from gangline.local.port import find_free_ports
 
 PACKAGES = ("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "munge")
@@ -105,13 +105,12 @@ def running_slurm(nodes: int, slots: int, parameters: str = "") -> Iterator[Slur
     Raises SlurmMissing.
     """
     _install()
-    with tempfile.TemporaryDirectory(prefix="gl-slurm-") as name:
-        slurm = Slurm(Path(name), nodes, slots, parameters)
-        try:
-            _start(slurm)
-            yield slurm
-        finally:
-            _stop(slurm)
+    slurm = Slurm(make_run_folder("gl-slurm-"), nodes, slots, parameters)
+    try:
+        _start(slurm)
+        yield slurm
+    finally:
+        _stop(slurm)
 
 
 def _install() -> None:

@@ -34,7 +34,7 @@ from services.common.disk_fault import is_disk_fault
 SLOT_SECONDS = 120.0
 FORGET_GRACE_SECONDS = 10.0
 # Forgotten folders are removed once none was added for so long, at the latest after a while or when there are many.
-# ext4 passes over each inode that was freed within the last seconds whenever it makes a new one, so removing folders
+# ext4 passes over each inode that was freed within the last minutes whenever it makes a new one, so removing folders
 # while jobs come by the dozen makes the start of each of them slow.
 TIDY_SECONDS = 2.0
 LONGEST_UNTIDY_SECONDS = 30.0
