@@ -15,10 +15,11 @@ from services.common.address import bind_error, join_address, split_address
 
 # How long a stop waits for requests in progress.
 SHUTDOWN_SECONDS = 2
-# From the end of a request until the next one's headers are complete.
+# From the first byte of a request until its headers are complete; on a new connection, from its start.
 HEADER_SECONDS = 10.0
-# uvicorn's own limit for an idle connection.
-KEEP_ALIVE_SECONDS = 5
+# An idle connection is closed after this time. Clients commonly close theirs after 5 to 60 s. The gateway closes later
+# than they do: a request that is sent while the other side closes is lost, and its sender sees a reset connection.
+IDLE_SECONDS = 75
 # Most bytes of a request's headers.
 MAX_HEADER_BYTES = 32 << 10
 # Each follower of logs holds one connection. Connections beyond this number are closed at once.
@@ -26,9 +27,10 @@ MAX_CONNECTIONS = 2048
 
 
 class _Connection(H11Protocol):
-    """Closes a connection whose next request does not arrive in time, and connections beyond the limit.
+    """Closes a connection whose headers do not arrive in time, and connections beyond the limit.
 
-    uvicorn waits for ever for the first request, and for the rest of any request whose headers have begun.
+    uvicorn waits for ever for the first request, and for the rest of any request whose headers have begun. It closes
+    idle connections itself, after IDLE_SECONDS.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -46,14 +48,15 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch()
+        if self.conn.trailing_data[0]:  # the next request has begun already
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Runs a deadline from the end of one request to the end of the next one's headers."""
+        """Runs a deadline until the headers of a request are complete."""
         is_serving = self.cycle is not None and not self.cycle.response_complete
         if is_serving or self.transport.is_closing():
             self._rest()
@@ -93,7 +96,7 @@ async def serve_http(app: FastAPI, listen: str) -> HttpServer:
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         server_header=False, http=_Connection, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=IDLE_SECONDS,
     )  # fmt: skip
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")

@@ -354,3 +354,33 @@ async def test_headers_that_do_not_end_are_cut_off(
         host, _, port = addresses.http.rpartition(":")
         for seconds in await asyncio.wait_for(asyncio.gather(*map(trickle, starts)), 60):
             assert 0.9 < seconds < 40
+
+
+async def test_idle_connections_stay_open_longer_than_clients_keep_them(
+    etcd_settings: EtcdSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that used a connection just when the gateway closed it saw its request fail with a reset."""
+    # httpx keeps idle connections for 5 s, aiohttp for 15 s, Chromium and Firefox for minutes.
+    assert http_server.IDLE_SECONDS > 60
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 2)
+    request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with run_gateway(settings_in(tmp_path, etcd_settings)) as addresses:
+        host, _, port = addresses.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for _ in range(2):
+            writer.write(request)
+            assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+            began = time.monotonic()
+            with contextlib.suppress(TimeoutError):  # the rest of the answer, then silence for 0.5 s
+                assert await asyncio.wait_for(_read_all(reader), 0.5) is None, "the idle connection was closed"
+        await asyncio.wait_for(_read_all(reader), 60)
+        assert time.monotonic() - began > 1.5
+        writer.close()
+
+
+async def _read_all(reader: asyncio.StreamReader) -> str:
+    """Returns at the end of the connection."""
+    while await reader.read(1 << 16):
+        pass
+    return "closed"
