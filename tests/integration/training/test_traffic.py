@@ -11,7 +11,8 @@ from tests.support.event_file import read_scalars
 from tests.support.gang import run_gang
 from tests.support.traffic_work import Found, Run, collectives, measure, measure_models, measure_slow_backward, train
 
-_LATE_SECONDS = 0.5
+# Far above what other work on the machine adds to a step.
+_LATE_SECONDS = 1.0
 _OF_TWO = ("ddp", "zero1", "zero2", "zero3")
 _STRATEGIES = [*((2, strategy) for strategy in _OF_TWO), (4, "hsdp")]
 
