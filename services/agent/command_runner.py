@@ -1,9 +1,10 @@
 """Trial runners that run one short command after another: the agent's connection to each, the idle ones, and the turns
 to start.
 
-Owns the sockets to them. A runner reports over its socket that its command is over: exit.json is written, its locks are
-released, and no process of the command is left. Then it gets the next folder. It ends when the socket is closed, so no
-idle runner outlives its agent. The launcher takes runners, and the lifecycles of allocations give them back.
+Owns the sockets to them. A runner reports over its socket that its command is over. By then exit.json is written, its
+locks are released, and no process of the command is left. Then it gets the next folder. It ends when the socket is
+closed, so no idle runner outlives its agent. The launcher takes runners, and the lifecycles of allocations give them
+back.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from services.agent.record import Phase, Record, StopOrder
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a process ended, as far as the kernel reports it; both fields are None if it does not."""
+    """The end of a process, as far as the kernel reports it; both fields are None if it does not."""
 
     exit_code: int | None = None
     signal: int | None = None

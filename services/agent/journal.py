@@ -258,8 +258,8 @@ def _load(folder: AllocationFolder, path: Path, load: Callable[[], T | None]) ->
 
 
 def _rebuild(folder: AllocationFolder, spec: runner_pb2.RunnerSpec | None) -> Record | None:
-    """Returns a record from the spec alone, in place of an unreadable one. It says which slots the allocation holds,
-    and since when."""
+    """Returns a record from the spec alone, in place of an unreadable one. It has the allocation's slots and the time
+    since when they are held."""
     if spec is None:
         return None
     return Record(

@@ -112,7 +112,7 @@ class Link:
         """The silence that this agent reports to runners that ask whether it hears the leader; NaN without an opinion.
 
         The agent's event loop reads the answers. If the loop is late itself, for example beside a busy disk, it cannot
-        tell whether the leader is silent.
+        judge whether the leader is silent.
         """
         is_late = self._is_connected and time.monotonic() - (self.heartbeat_at or 0.0) > self._lease_seconds / 4
         return math.nan if is_late else self.silence_seconds

@@ -19,8 +19,8 @@ from services.agent.visible import Device
 from services.agent.xid import REBOOT, RESET
 
 MIG_ENABLED = 1
-# Numbers whose names the older releases of nvidia-ml-py lack: the field with the action that the driver recommends for
-# a GPU, and those of its values with which the GPU is unusable until then.
+# Numbers whose names the older releases of nvidia-ml-py lack. The field has the action that the driver recommends for a
+# GPU. With the values in RECOVERIES the GPU is unusable until the action is taken.
 RECOVERY_ACTION_FIELD = 230
 RECOVERIES = {1: RESET, 2: REBOOT, 6: RESET, 7: REBOOT}
 

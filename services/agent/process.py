@@ -1,7 +1,7 @@
 """Watches and signals processes that are not this agent's children.
 
-Owns pidfds and /proc: the identity of a process (pid and start time), when and how it ended, and signals that cannot
-reach a later process with the same pid. It knows nothing of allocations.
+Owns pidfds and /proc. They give the identity of a process (pid and start time), when and how it ended, and signals that
+cannot reach a later process with the same pid. This module has no notion of allocations.
 """
 
 from __future__ import annotations

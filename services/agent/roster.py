@@ -1,7 +1,7 @@
 """The allocations of this agent: the lifecycle of each, the use of slots, and the recovery from the journal.
 
 Owns two invariants. A slot has one live allocation here, whatever the scheduler orders. An allocation's folder exists
-as long as its lifecycle. It knows no stream: the agent passes commands to it and receives statuses through `on_status`.
+as long as its lifecycle. It uses no stream: the agent passes commands to it and receives statuses through `on_status`.
 """
 
 from __future__ import annotations

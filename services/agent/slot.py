@@ -32,8 +32,8 @@ class Slots:
 def load_slots(agent_id: str, setting: str, environment: Mapping[str, str] = os.environ) -> Slots:
     """Returns the slots. setting: "auto" for GPUs, or the number of artificial slots.
 
-    Raises GanglineError `agent.no_gpus` if "auto" finds none. A guessed number of CPU slots would let a machine with a
-    broken driver join as a CPU machine, where trainings would be slow without any warning.
+    Raises GanglineError `agent.no_gpus` if "auto" finds none. With a guessed number of CPU slots, a machine with a
+    broken driver would join as a CPU machine. Trainings there would be slow without any warning.
     """
     if setting != "auto":
         return Slots(tuple(Slot(id=f"{agent_id}/{index}") for index in range(int(setting))))

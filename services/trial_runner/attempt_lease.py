@@ -256,7 +256,8 @@ class AttemptLease:
 
 
 async def _dial(address: str, seconds: float) -> SchedulerSign:
-    """Opens a TCP connection to tell a host that refuses, one that accepts and one that does not answer apart."""
+    """Opens a TCP connection to the scheduler. Returns ABSENT if its host refuses it, STUCK if the host accepts it, and
+    SILENT if nothing answers."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(seconds):

@@ -1,8 +1,8 @@
 """The ranks of this machine: started together, watched, and ended together.
 
-Owns what is known of each rank and carries out what `patience.py` decides. The crew learns of events from the nursery
-(started, ended), from the ranks' link (failure, finished) and from the gang (a failure elsewhere); the runner asks it
-to stop. `outcome.py` judges from `ends()` why the ranks ended.
+Owns what is known of each rank and carries out what `patience.py` decides. The nursery reports that a rank started or
+ended. The ranks' link reports failures and finished trainings, and the gang reports a failure elsewhere. The runner
+orders stops. `outcome.py` judges from `ends()` why the ranks ended.
 """
 
 from __future__ import annotations

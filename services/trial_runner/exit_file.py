@@ -42,7 +42,7 @@ def write_exit(
 ) -> None:
     """Writes exit.json as a whole or not at all, and returns only once it is on the disk.
 
-    If the disk refuses it, the exit goes to the place where the agent looks next (`disk_fault.spare_path`). Raises
+    If the disk refuses it, the exit is written to the place that the agent reads next (`disk_fault.spare_path`). Raises
     OSError if neither place takes it.
     """
     status = agent_pb2.AllocationStatus(

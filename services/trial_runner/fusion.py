@@ -1,6 +1,6 @@
 """Passes the results of tensor-fusion tuning between the chief rank and the leading scheduler.
 
-A rank that asks for earlier results waits for the answer before it trains, so it gets one within seconds: the
+A rank that asks for earlier results waits for the answer before it trains. So it gets one within seconds: the
 scheduler's records, or none if no scheduler answers. New results travel like all other reports.
 """
 

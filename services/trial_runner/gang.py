@@ -1,9 +1,9 @@
 """The gang at run time: a link from every member's runner to that of node rank 0, over the chosen network.
 
-The links carry the store's port, the first failure of any rank, the progress of the ranks, a hang, and the message that
-a member is done. Because of the failure message all machines end within a second, and all know the cause. If a link
-breaks before its member was done, the member counts as lost. This module starts and ends no ranks: it reports to the
-runner what happened elsewhere.
+The links carry the store's port, the progress of the ranks, a hang, and the message that a member is done. They also
+carry the first failure of any rank, so all machines end within a second and all know the cause. If a link breaks before
+its member was done, the member counts as lost. This module starts and ends no ranks: it reports to the runner what
+happened elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The number of processes here that the kernel has killed because memory ran out.
 
-Owns one number, read before the ranks start and after one was killed. A SIGKILL that comes with a higher number was the
-kernel's. The number of this process's own cgroup is used if there is one, otherwise that of the machine.
+Owns one number, read before the ranks start and after one was killed. If the number has grown, the kernel sent the
+SIGKILL. The number of this process's own cgroup is used if there is one, otherwise that of the machine.
 """
 
 from __future__ import annotations

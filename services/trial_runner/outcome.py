@@ -73,12 +73,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How one rank ended. Exactly one of exit_code and signal is set; neither is set if the end was not observed.
+    """The end of one rank. Exactly one of exit_code and signal is set; neither is set if the end was not observed.
 
     was_killed: this runner killed the rank before it had ended by itself.
     is_finished: the rank had reported that its training was over.
     was_out_of_memory: the kernel counted a kill for lack of memory while the rank ran.
-    worker_failure: the newest failure that a process reported which the rank had started.
+    worker_failure: the newest failure reported by a process that the rank had started.
     uncaught_lines: the output of the C++ runtime for an uncaught exception.
     """
 

@@ -4,7 +4,7 @@ The agent forks the process (`main`) with the allocation's folder. If a command 
 reports itself free to the agent and takes the next command. A fork, and the copies of the pages that a forked process
 writes to, cost several times what a short command needs.
 The process never has more than one thread between two commands. A step that starts a thread (metrics, a connection, the
-lease) makes the allocation the process's last one, so a training always has its own process.
+lease) makes the allocation the process's last one. So a training always has its own process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One gRPC channel to the first of several addresses that answers: those of the schedulers or of the gateways.
 
-Owns the channel to the current address, the change to the next address after a failure, the leader that a standby
-names, and the back-off between attempts. It makes no calls itself.
+Owns the channel to the current address, the change to the next one after a failure, and the back-off between attempts.
+Owns the leader's address too, if a standby named it. It makes no calls itself.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 A segment is named after its first record's number; `segment.py` has its format. Acknowledged records are deleted by
 whole segments. The spool is bounded: beyond the bound the oldest segment is deleted, and the lost records are counted
 and reported.
-Records that cannot be read back (damaged, cut off, in a missing file) are skipped, and a line for the trial's log is
-read in their place. The line carries the number of the last one of them. So the gateway stores it once and acknowledges
-it like the records that it replaces.
-The spool does no network calls. One process uses it at a time; `recorder.py` writes, `ingest.py` reads and
+Records that cannot be read back (damaged, cut off, in a missing file) are skipped. A line for the trial's log is read
+in their place, with the number of the last one of them. So the gateway stores it once and acknowledges it like the
+records that it replaces.
+The spool makes no network calls. One process uses it at a time; `recorder.py` writes, `ingest.py` reads and
 acknowledges.
 """
 
@@ -39,8 +39,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Segment:
-    """One file of the spool. is_last_known: False if the end of another process's last file cannot be read; `last` is
-    then the lowest number that its last record can have."""
+    """One file of the spool.
+
+    is_last_known: False if the end of another process's last file cannot be read. `last` is then the lowest number that
+    its last record can have.
+    """
 
     path: Path
     first: int

@@ -69,7 +69,7 @@ class StopOrder:
 
 class _Signals:
     """The handlers of one event loop. They are installed once, because asyncio needs longer for that than a short
-    command runs, and a process may run hundreds of commands one after another."""
+    command runs. A process may run hundreds of commands one after another."""
 
     _KINDS: ClassVar = {
         signal.SIGTERM: ExitKind.PREEMPTED,
