@@ -123,7 +123,6 @@ class _Running:
 def _make_templates(settings: AgentSettings, program: RunnerProgram) -> list[Template]:
     # The runner template loads no torch: runners are cheap, and a CUDA context cannot be forked.
     return [
-        # The runner template loads no torch: runners stay small, and a CUDA context cannot be forked.
         Template("runner-template", (*program.preload, "services.agent.entry"), settings.state_dir),
         Template("rank-template", program.rank_preload, settings.state_dir),
     ]

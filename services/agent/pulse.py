@@ -62,7 +62,7 @@ class Pulse:
                     stub.Heartbeat(self._beats(), metadata=self._metadata)
             except grpc.RpcError as failure:
                 if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    # A scheduler of an earlier version: the heartbeats on the stream are all there is.
+                    # A scheduler of an earlier version does not know the call, so the heartbeats on the stream must do.
                     return
                 # The connection is made again after a pause; the link notices by itself that the leader is gone.
                 log.debug("a heartbeat was not taken", address=self._address, status=failure.code().name)

@@ -59,7 +59,7 @@ class Lookout:
         told: dict[int, Reading] = {}
         shortest = min(self._rule.seconds, self._rule.start_seconds, self._rule.rest_seconds)
         while True:
-            # Four readings within the shortest limit, so a hang is found at most a quarter of that limit late.
+            # About four readings within the shortest limit, so a hang is found soon after its limit.
             await asyncio.sleep(max(MIN_LOOK_SECONDS, min(LOOK_SECONDS, shortest / 4)))
             own = {rank: self._read(rank) for rank in living()}
             if not self._place.is_head:
