@@ -1,1 +1,2 @@
-"""The agent: owns one machine's slots, starts one trial runner for each allocation, and outlives none of them."""
+"""The agent: owns one machine's slots and starts one trial runner for each allocation. Trial runners outlive the
+agent."""

@@ -1,4 +1,5 @@
-"""`gangline-agent`: reads the settings, configures logging, runs the agent; errors for people are one line."""
+"""`gangline-agent`: reads the settings, configures logging, runs the agent. An error that a user must correct is one
+line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""PURE: whether a command may be obeyed: its epoch, and for a start, that the spec is this agent's and its slots free.
+"""PURE: whether a command may be obeyed. Tests its epoch; for a start also that the spec is this agent's and its slots
+free.
 
-Refusals are sentences; who asked turns them into a log line or a START_FAILED report.
+Refusals are sentences. The caller turns them into a log line or a START_FAILED report.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from services.agent.record import Record, find_holders
 
 
 def refuse_epoch(epoch: int, highest_epoch: int) -> str:
-    """Why a leader of this epoch is not obeyed; empty when it is."""
+    """Returns why a leader of this epoch is not obeyed; empty if it is."""
     if epoch >= highest_epoch:
         return ""
     return f"its epoch {epoch} is older than {highest_epoch}, so another scheduler has led since"
 
 
 def refuse_start(allocation: Allocation, node_rank: int, agent_id: str, own_slot_ids: Collection[str]) -> str:
-    """Why this spec cannot be run here; empty when it can."""
+    """Returns why this spec cannot run here; empty if it can."""
     if not 0 <= node_rank < len(allocation.members):
         return f"node rank {node_rank} is not one of its {len(allocation.members)} members"
     member = allocation.members[node_rank]
@@ -32,8 +33,8 @@ def refuse_start(allocation: Allocation, node_rank: int, agent_id: str, own_slot
 
 
 def refuse_slots(records: Iterable[Record], allocation_id: str, slot_ids: Collection[str]) -> str:
-    """Why the slots cannot become free for this allocation: a holder that nobody has asked to stop. Empty when all are
-    free, or about to be."""
+    """Returns why the slots cannot become free for this allocation: a holder without an order to stop. The result is
+    empty if all slots are free, or about to be."""
     known = {record.allocation_id: record for record in records}
     for holder in find_holders(known.values(), allocation_id, slot_ids):
         if known[holder].stop is None:

@@ -1,7 +1,7 @@
-"""One agent as the scheduler sees it: its hello, and what it does on each command.
+"""One agent as the scheduler sees it: its hello, and its reaction to each command.
 
-Owns the obedience: epochs, specs that are not for this agent, slots it does not have. Allocations are the roster's
-business, connections the link's. Built and run by program.py.
+Owns the checks of commands: epochs, specs that are not for this agent, slots that it does not have. The roster handles
+allocations, and the link handles connections. program.py builds and runs it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an agent says of itself that does not change while it runs."""
+    """The properties in an agent's hello that do not change while it runs."""
 
     id: str
     pool: str = "default"
@@ -41,9 +41,11 @@ class Identity:
 
 
 class Agent:
-    """Implements link.Peer. program.py replaces slots and problem when their health changes, machine.py interfaces.
+    """Implements link.Peer. program.py replaces slots and problem when their health changes, and machine.py replaces
+    interfaces.
 
-    problem: why nothing can start here now; empty while all is well."""
+    problem: why no allocation can start here now; empty if there is no problem.
+    """
 
     def __init__(self, identity: Identity, slots: Slots, journal: Journal, roster: Roster) -> None:
         self.identity = identity
@@ -73,7 +75,7 @@ class Agent:
         )
 
     def slots_message(self) -> agent_pb2.AgentSlots:
-        """All slots and the agent's own problem, for a leader that has had the hello."""
+        """Returns all slots and the agent's own problem, for a leader that has received the hello."""
         return agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in self.slots.slots], problem=self.problem)
 
     def refuse_leader(self, epoch: int) -> str:
@@ -103,6 +105,7 @@ class Agent:
         return not refusal
 
     def _on_start(self, spec: runner_pb2.RunnerSpec) -> None:
+        # A command is idempotent by its allocation's id: the leader sends it again after a lost stream.
         known = self.roster.find(spec.allocation.id)
         if known is not None:
             self.roster.on_status(known.status())

@@ -1,8 +1,9 @@
-"""The story of one allocation on this agent, from its acceptance to its final report.
+"""The lifecycle of one allocation on this agent, from its acceptance to its final report.
 
-`live` names the steps in order, each a small hook that says what it must tolerate. The record moves only here, and is
-on disk before anybody hears of it; a story that starts again from a record on disk goes on where the last one was.
-Owned by the agent, which gives it orders (`stop`) and carries its statuses to the scheduler.
+`live` names the steps in order. Each step is a small method that documents the cases that it tolerates. The record
+changes only here, and a change is on disk before it is reported. A lifecycle that starts from a record on disk
+continues where the previous agent stopped. The roster owns it, gives it orders (`stop`) and passes its statuses on to
+the scheduler.
 """
 
 from __future__ import annotations
@@ -29,16 +30,21 @@ from services.agent.patience import plan_kill_at, plan_signal
 from services.agent.record import Phase, Process, Record, StopOrder, mark_ended, mark_started, mark_stopping
 from services.common.disk_fault import is_disk_fault
 
+# Longest pause between two looks at the runner's exit.json, for which there is no event.
 POLL_SECONDS = 5.0
-# SIGKILL takes effect at once unless the kernel itself is stuck (a hung GPU, a dead network disk).
+# Limit for the processes of an ended allocation to die. SIGKILL takes effect at once unless the kernel itself is stuck
+# (a hung GPU, a dead network disk).
 SWEEP_SECONDS = 5.0
-# A nursery whose runner is gone kills all that it holds, to the last grandchild; killed itself, it could not.
+# Time for which the nursery is spared. Without its runner it kills all that it holds, to the last grandchild; a killed
+# nursery could not.
 NURSERY_SECONDS = 1.0
+# Pause between two searches for a living runner whose pid is not in the record.
 FIND_SECONDS = 0.2
+# Pause before the steps are repeated after an unexpected error.
 RETRY_SECONDS = 1.0
-# A short command has ended by then, also one that waits for its turn to start.
+# Longest delay of an acceptance. A short command has ended by then, even one that waits for its turn to start.
 HOLD_SECONDS = 3.0
-# Of the time that the leader gives an agent to accept.
+# Cap of this delay, as a share of the time that the leader gives an agent to accept.
 HOLD_SHARE = 0.25
 
 log = structlog.get_logger(__name__)
@@ -46,11 +52,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a story needs of its agent.
+    """The parts of the agent that a lifecycle needs.
 
-    wait_for_slots: returns "" once no other live allocation holds the record's slots, or why that will not happen.
-    on_status: told of each status after it is on disk. wait_until_heard: returns once the leader is heard; None where
-    there is none to hear.
+    wait_for_slots: returns "" once no other live allocation holds the record's slots, or the reason why that will not
+    happen.
+    on_status: called with each status after it is on disk.
+    wait_until_heard: returns once the leader is heard; None without a leader to wait for.
     """
 
     agent_id: str
@@ -61,15 +68,19 @@ class Surroundings:
 
 
 def hold_seconds_of(allocation: types_pb2.Allocation) -> float:
-    """For how long the acceptance of a lone command is held back."""
+    """Returns for how long the acceptance of a lone command is held back."""
     accept_seconds = allocation.deadline_at - allocation.created_at
     return min(HOLD_SECONDS, HOLD_SHARE * accept_seconds) if accept_seconds > 0 else HOLD_SECONDS
 
 
 class AllocationStory:
-    """problem: what was unreadable in its folder; empty when all is well. is_lone_command: its runner may be a process
-    that has run other commands before and goes on to the next. hold_seconds: after which its acceptance is told, where
-    its end was not told before."""
+    """The lifecycle of one allocation.
+
+    problem: which file of its folder was unreadable; empty if there is none.
+    is_lone_command: its runner may be a process that has run other commands before, and that continues with the next
+    one.
+    hold_seconds: delay of the report of its acceptance, which is left out if the allocation ends before.
+    """
 
     def __init__(
         self,
@@ -87,18 +98,18 @@ class AllocationStory:
         self._evidence = Evidence(problem=problem, log_path=str(folder.log_path))
         self._ordered = asyncio.Event()
         self._is_lone_command = is_lone_command
-        # Set while this agent may hand its process over to another allocation.
+        # Set while this agent may hand the process over to another allocation.
         self._command_runner: CommandRunner | None = None
         self._is_released = False
         self._turn: Turn | None = None
-        # Never changed once it is there, as it may be on its way in a stream.
+        # Never changed once it is set, because a stream may be sending it.
         self._final: agent_pb2.AllocationStatus | None = None
         self._hold_seconds = hold_seconds
         self._holding: asyncio.TimerHandle | None = None
         self._log = log.bind(allocation_id=record.allocation_id)
 
     def status(self) -> agent_pb2.AllocationStatus:
-        """What the scheduler should know now."""
+        """Returns the current status for the scheduler."""
         if self._final is not None:
             return self._final
         if self.record.status is not None:
@@ -112,8 +123,8 @@ class AllocationStory:
         )
 
     def tell(self) -> None:
-        """Sends the present status. Of a lone command that lives only once, after hold_seconds: most end before, and
-        their end says all of it."""
+        """Reports the current status. A live lone command is reported only once, after hold_seconds: most commands end
+        before, and their end reports everything."""
         if not (self._is_lone_command and self.record.is_live):
             self._around.on_status(self.status())
         elif self._holding is None:
@@ -124,12 +135,13 @@ class AllocationStory:
             self._around.on_status(self.status())
 
     def stop(self, order: StopOrder) -> None:
-        """May come at any time and any number of times; orders only get stricter."""
+        """Adds an order to stop. May be called at any time and any number of times; orders only get stricter."""
         self._move(mark_stopping(self.record, order))
         self._ordered.set()
 
     async def live(self) -> None:
-        """All steps, again from the first when one breaks: each goes by the record and does nothing twice."""
+        """Runs all steps, and repeats them from the first if one fails. Each step follows the record and does nothing
+        twice."""
         while self.record.is_live:
             try:
                 await self._run_steps()
@@ -139,24 +151,26 @@ class AllocationStory:
 
     async def _run_steps(self) -> None:
         if self.record.phase is Phase.ACCEPTED:
-            # 1. Slots: the last owner of each slot must be gone, not only asked to go.
+            # 1. Slots: the last owner of each slot must be gone, not only asked to end.
             await self._take_slots()
-            # 2. Leader: it must be heard, or the trial may run elsewhere by now.
+            # 2. Leader: it must be heard, because otherwise the trial may run elsewhere by now.
             await self._wait_for_leader()
-            # 3. Start: one runner, warm if possible; found instead of started when an earlier agent did it.
+            # 3. Start: one runner, warm if possible. A runner that an earlier agent started is adopted.
             await self._take_turn()
             await self._start()
-        # 4. Attend: until the runner has ended, by itself, on request or by force.
+        # 4. Attend: until the runner has ended by itself, on request or by force.
         await self._attend()
         self._end_turn()
-        # 5. Sweep: nothing of it may use the slots any more.
+        # 5. Sweep: no process of the allocation may use the slots any more.
         await self._sweep()
-        # 6. Conclude: the runner's report, or what is known without one, into the journal and to the scheduler.
+        # 6. Conclude: the runner's report, or the evidence without one, goes into the journal and to the scheduler.
         self._conclude()
 
     async def _take_slots(self) -> None:
-        """Tolerates: a stop while it waits, or one that an earlier agent had got. A refusal ends the allocation before
-        anything runs."""
+        """Waits until the slots are free. A refusal ends the allocation before anything runs.
+
+        Tolerates: a stop during the wait, or one that an earlier agent had received.
+        """
         if self.record.stop is not None:
             return
         waiting = asyncio.ensure_future(self._around.wait_for_slots(self.record))
@@ -168,7 +182,7 @@ class AllocationStory:
             waiting.cancel()
 
     async def _wait_for_leader(self) -> None:
-        """Tolerates: a stop while it waits."""
+        """Waits until the leader is heard. Tolerates: a stop during the wait."""
         if self.record.stop is not None or self._evidence.start_error or self._around.wait_until_heard is None:
             return
         waiting = asyncio.ensure_future(self._around.wait_until_heard())
@@ -178,7 +192,7 @@ class AllocationStory:
             waiting.cancel()
 
     async def _take_turn(self) -> None:
-        """Tolerates: a stop while it waits."""
+        """Waits for the turn of a lone command. Tolerates: a stop during the wait."""
         if not self._is_lone_command or self.record.stop is not None or self._evidence.start_error:
             return
         taking = asyncio.ensure_future(self._around.launcher.turns.take())
@@ -195,7 +209,7 @@ class AllocationStory:
             self._turn.end()
 
     async def _start(self) -> None:
-        """Tolerates: a runner that an earlier agent started and did not get to record."""
+        """Starts the runner. Tolerates: a runner that an earlier agent started without recording it."""
         if self.record.stop is not None or self._evidence.start_error:
             return
         try:
@@ -210,10 +224,12 @@ class AllocationStory:
         self._adopt(runner)
 
     async def _attend(self) -> None:
-        """Tolerates: a runner that is not this agent's child, has ended already, or whose pid nobody wrote down."""
+        """Watches the runner until it ends. Tolerates: a runner that is not this agent's child, has ended already, or
+        has no recorded pid."""
         runner = self.record.process or await self._find_runner()
         if runner is None:
-            # With a report, the process of a lone command has ended or runs another one by now, and its nursery too.
+            # If there is a report, the process of a lone command has ended or runs another command by now, and so has
+            # its nursery.
             self._is_released = bool(self.record.boot_id) and self.folder.has_exit
             return
         metrics.runners.inc()
@@ -221,7 +237,7 @@ class AllocationStory:
             with process.opened(runner) as pidfd:
                 if pidfd is not None:
                     await self._watch(runner, pidfd)
-                    # An order that comes while its processes are swept up has not ended it.
+                    # Noted here, because an order that arrives during the sweep has not caused the end.
                     ended_unasked = self.record.stop is None
                     end = ProcessEnd() if self._is_released else await process.read_end(pidfd)
                     self._evidence = replace(self._evidence, end=end, ended_unasked=ended_unasked)
@@ -230,7 +246,8 @@ class AllocationStory:
             self._let_go()
 
     async def _watch(self, runner: Process, pidfd: int) -> None:
-        """Passes orders on as signals, once each; kills when patience is over. Returns when the runner has ended."""
+        """Passes orders on as signals, once each, and kills the runner at its deadline. Returns when the runner has
+        ended or is free."""
         ended = asyncio.ensure_future(process.wait_end(pidfd))
         reused = self._command_runner
         done = asyncio.ensure_future(_never() if reused is None else reused.wait_done(self._end_turn))
@@ -249,7 +266,7 @@ class AllocationStory:
                     kill_at = None
                 patience = POLL_SECONDS if kill_at is None else min(POLL_SECONDS, max(0.0, kill_at - time.time()))
                 await self._wait_first([ended, done], patience)
-            # A signal that is on its way must not meet another allocation.
+            # A signal that was sent must not reach another allocation, so such a process is not used again.
             self._is_released = done.done() and not ended.done() and sent is None and not self._evidence.was_killed
             if done.done() and not self._is_released and self._command_runner is not None:
                 self._command_runner.close()
@@ -259,7 +276,7 @@ class AllocationStory:
             done.cancel()
 
     def _let_go(self) -> None:
-        """The process that has ended this command waits for the next one, or ends as it gets none."""
+        """Puts the process that has ended this command among the idle ones, or closes it."""
         runner, self._command_runner = self._command_runner, None
         if runner is None:
             return
@@ -269,7 +286,8 @@ class AllocationStory:
             runner.close()
 
     async def _sweep(self) -> None:
-        """Tolerates: nothing left, which is the rule. What it finds would otherwise share slots with the next trial."""
+        """Kills what is left of the allocation, because it would share slots with the next trial. Tolerates: nothing is
+        left, which is the usual case."""
         began_at = time.monotonic()
         while self._kill_groups(self.record.process, time.monotonic() - began_at < NURSERY_SECONDS):
             if time.monotonic() - began_at > SWEEP_SECONDS:
@@ -278,7 +296,7 @@ class AllocationStory:
             await asyncio.sleep(0.05)
 
     def _conclude(self) -> None:
-        """Tolerates: a report that is missing or unreadable."""
+        """Records and reports the end. Tolerates: a report that is missing or unreadable."""
         status = self._load_exit()
         if status is None:
             report = conclude(self.record, self._evidence, self._around.agent_id, time.time())
@@ -305,7 +323,7 @@ class AllocationStory:
             return None
 
     async def _find_runner(self) -> Process | None:
-        """The living runner of a record that does not name it; None when there is none."""
+        """Returns the living runner of a record that does not name it; None if there is none."""
         while self.folder.is_locked():
             for path in (self.folder.alive_path, self.folder.lock_path):
                 openers = process.find_openers(path)
@@ -316,7 +334,7 @@ class AllocationStory:
         return None
 
     def _adopt(self, runner: Process | None) -> None:
-        """None: it has ended before anybody could see it."""
+        """Records the runner. None: it has ended before it could be identified."""
         self._move(mark_started(self.record, runner))
         self._log.info("its trial runner was started", pid=runner.pid if runner else None)
 
@@ -326,7 +344,8 @@ class AllocationStory:
         self._kill_groups(runner, spares_nursery=True)
 
     def _kill_groups(self, runner: Process | None, spares_nursery: bool) -> bool:
-        """Whether anybody was alive. The nursery starts no more ranks when its runner is gone."""
+        """Kills the process groups of the allocation. Returns whether any process was alive. A spared nursery starts no
+        more ranks, because its runner is gone."""
         if self._is_released:
             # Runner and nursery belong to another allocation by now.
             killed = [process.kill_group(leader) for leader in process.load_leaders(self.folder.rank_pids_path)]
@@ -338,7 +357,8 @@ class AllocationStory:
         return any(found)
 
     def _move(self, record: Record) -> None:
-        """A record that cannot be written is still obeyed: after a crash the folder's locks tell as much."""
+        """Changes the record, saves it, and reports a new status. A record that cannot be written is still obeyed:
+        after a crash the folder's locks show the same."""
         if record == self.record:
             return
         was = (self.record.phase, self.record.status)
@@ -353,15 +373,19 @@ class AllocationStory:
             self.tell()
 
     def _save(self, record: Record) -> None:
-        """What the runner's report on this disk says is worked out from it again, so it need not survive a power cut
-        here as well. Of a lone command neither that nor its start is written: its folder tells both."""
+        """Writes the record as durably as it must be.
+
+        A record that follows from the runner's report on this disk is derived from it again, so it need not survive a
+        power cut. For a lone command neither that record nor the one of its start is written, because its folder shows
+        both.
+        """
         has_report = not record.is_live and self.folder.exit_path.exists()
         if self._is_lone_command and (has_report or (record.is_live and record.stop is None)):
             return
         self.folder.save(record, is_durable=not has_report and not (record.is_live and record.boot_id))
 
     async def _wait_first(self, futures: Sequence[asyncio.Future[Any]], patience: float | None) -> None:
-        """Returns when one of them is done, a new order has come, or the time is over."""
+        """Returns when one of the futures is done, a new order has arrived, or the time is over."""
         ordered = asyncio.ensure_future(self._ordered.wait())
         try:
             await asyncio.wait([*futures, ordered], timeout=patience, return_when=asyncio.FIRST_COMPLETED)

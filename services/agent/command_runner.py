@@ -1,9 +1,10 @@
-"""Trial runners that take one short command after another: this agent's hold on each, those that are idle, and whose
-turn it is to start.
+"""Trial runners that run one short command after another: the agent's connection to each, the idle ones, and the turns
+to start.
 
-Owns the sockets to them. A runner says over its socket that a command is behind it, with exit.json written, its locks
-given back and nothing of it left; then the next folder goes to it. It ends when the socket is closed, so none outlives
-its agent, except for the command that it runs. The launcher takes and the stories of allocations give back.
+Owns the sockets to them. A runner reports over its socket that its command is over. By then exit.json is written, its
+locks are released, and no process of the command is left. Then it gets the next folder. It ends when the socket is
+closed, so no idle runner outlives its agent. The launcher takes runners, and the lifecycles of allocations give them
+back.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from gangline.launch import channel
 from gangline.v1 import runner_pb2
 from services.agent.record import Process
 
-# For the next command of a burst. What is idle for longer only takes memory.
+# Time for which a runner waits for the next command of a burst. After it, an idle runner only uses memory.
 IDLE_SECONDS = 5.0
-# For a start that hangs, as on code that no gateway has: the next command starts beside it.
+# Limit of a turn, for a start that hangs, such as one with code that no gateway has. The next command then starts
+# beside it.
 TURN_SECONDS = 1.0
-# What a runner says once its command runs.
+# The byte that a runner sends once its command runs.
 UP = b"+"
 
 
 def is_lone_command(spec: runner_pb2.RunnerSpec) -> bool:
-    """Whether its one process is a program of the user's, so that nothing of ours is loaded into it."""
+    """Whether the allocation's one process is a program of the user, which loads nothing of Gangline."""
     members = spec.allocation.members
     if len(members) != 1 or len(members[0].slot_ids) > 1:
         return False
@@ -42,7 +44,7 @@ def is_lone_command(spec: runner_pb2.RunnerSpec) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommandRunner:
-    """One process; control: this agent's end of its socket."""
+    """One process that takes commands. control: this agent's end of its socket."""
 
     process: Process
     control: socket.socket
@@ -51,8 +53,8 @@ class CommandRunner:
         self.control.setblocking(False)
 
     async def wait_done(self, on_up: Callable[[], None]) -> None:
-        """Returns when it is free for another command; never where it ends instead. on_up: called when its command
-        runs."""
+        """Returns when the runner is free for another command; never returns if it ends instead. on_up: called when its
+        command runs."""
         try:
             word = await asyncio.get_running_loop().sock_recv(self.control, 1)
             if word == UP:
@@ -60,12 +62,15 @@ class CommandRunner:
                 word = await asyncio.get_running_loop().sock_recv(self.control, 1)
         except OSError:
             word = b""
+        # A closed socket means that the runner ends; the caller waits for its pidfd as well.
         if not word:
             await asyncio.Event().wait()
 
     def give(self, folder: Path, fds: Sequence[int]) -> bool:
-        """Has it run the allocation in this folder. fds: its log, and what it holds while it runs. False when it has
-        gone."""
+        """Gives the runner the allocation in this folder. Returns False if the runner has gone.
+
+        fds: the runner's log, and the descriptors that it holds while it runs.
+        """
         try:
             if self._has_gone():
                 return False
@@ -75,7 +80,7 @@ class CommandRunner:
         return True
 
     def close(self) -> None:
-        """It ends, once a command that it runs has ended. May be called twice."""
+        """Ends the runner once its current command has ended. May be called twice."""
         self.control.close()
 
     def _has_gone(self) -> bool:
@@ -86,7 +91,7 @@ class CommandRunner:
 
 
 class IdleRunners:
-    """Those that are free, for a while."""
+    """The runners that are free, each for IDLE_SECONDS."""
 
     def __init__(self) -> None:
         self._expiry_by_runner: dict[CommandRunner, asyncio.TimerHandle] = {}
@@ -96,7 +101,8 @@ class IdleRunners:
         self._expiry_by_runner[runner] = expiry
 
     def take(self, folder: Path, fds: Sequence[int]) -> CommandRunner | None:
-        """The one that was busy last, which runs the allocation in this folder now; None when there is none."""
+        """Gives the allocation in this folder to the runner that was busy last. Returns this runner, or None if none is
+        free."""
         while self._expiry_by_runner:
             runner, expiry = self._expiry_by_runner.popitem()
             expiry.cancel()
@@ -106,7 +112,7 @@ class IdleRunners:
         return None
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends all idle runners."""
         while self._expiry_by_runner:
             runner, expiry = self._expiry_by_runner.popitem()
             expiry.cancel()
@@ -118,7 +124,7 @@ class IdleRunners:
 
 
 class Turn:
-    """The right to start one command. Ends by itself after TURN_SECONDS."""
+    """The right to start one command. It ends by itself after TURN_SECONDS."""
 
     def __init__(self, free: asyncio.Semaphore) -> None:
         self._free = free
@@ -126,7 +132,7 @@ class Turn:
         self._is_over = False
 
     def end(self) -> None:
-        """The command runs, or will not. May be called again."""
+        """Ends the turn, because the command runs or will not run. May be called again."""
         if not self._is_over:
             self._is_over = True
             self._limit.cancel()
@@ -134,13 +140,16 @@ class Turn:
 
 
 class Turns:
-    """Lets one short command start for each processor, and two at least. All starts of a burst at once would need a
-    process each and hold one another up; one after another, they find a process that has just ended another command."""
+    """Lets one short command start for each processor, and at least two.
+
+    If all starts of a burst ran at once, they would need one process each and delay one another. In turns, most of them
+    find a process that has just ended another command.
+    """
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(max(2, len(os.sched_getaffinity(0))))
 
     async def take(self) -> Turn:
-        """In the order in which they ask."""
+        """Waits for a turn. Turns are given in the order of the calls."""
         await self._free.acquire()
         return Turn(self._free)

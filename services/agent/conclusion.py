@@ -1,7 +1,7 @@
-"""PURE: how an allocation ended on this agent when its runner left no report of its own, as one ExitReport.
+"""PURE: how an allocation ended on this agent if its runner left no report of its own, as one ExitReport.
 
-The runner's own report always wins; these are the words for the cases in which there is none. Called by the story of
-an allocation, once for each.
+The runner's own report always takes precedence; this module has the sentences for the other cases. The lifecycle of an
+allocation calls it, once for each allocation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.agent.record import Phase, Record, StopOrder
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a process ended, as far as the kernel tells; both None when it does not."""
+    """The end of a process, as far as the kernel reports it; both fields are None if it does not."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -25,11 +25,14 @@ class ProcessEnd:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """start_error: why no runner could be started; empty otherwise. was_killed: the agent sent SIGKILL.
-    is_disk_fault: it could not be started because the agent's own disk refuses writes.
+    """The evidence that the agent has of the end.
 
-    problem: what in the allocation's folder could not be read. log_path: where the runner's own words are.
-    ended_unasked: it ended before anybody had ordered that.
+    start_error: why no runner could be started; empty otherwise.
+    is_disk_fault: it could not be started because the agent's own disk refuses writes.
+    was_killed: the agent sent SIGKILL.
+    problem: which file of the allocation's folder could not be read.
+    log_path: the file of the runner's own output.
+    ended_unasked: it ended before there was an order to end.
     """
 
     end: ProcessEnd = ProcessEnd()
@@ -42,7 +45,7 @@ class Evidence:
 
 
 def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> ExitReport:
-    """The report for a runner that left none."""
+    """Returns the report for a runner that left none."""
     kind, message = _judge(record, evidence)
     return ExitReport(
         agent_id=agent_id,
@@ -71,10 +74,10 @@ def _judge_stopped(record: Record, order: StopOrder, evidence: Evidence) -> tupl
     if order.kind is ExitKind.KILLED:
         return ExitKind.KILLED, f"killed: {order.reason}"
     if evidence.end.signal == signal.SIGTERM:
-        # Our own signal, before the runner could listen to it: there was nothing yet to checkpoint.
+        # SIGTERM came from this agent, before the runner listened to it. There was nothing yet to checkpoint.
         return order.kind, f"stopped while its trial runner was starting: {order.reason}"
     if evidence.was_killed:
-        # Not PREEMPTED: that would claim a checkpoint which nobody has seen.
+        # PREEMPTED would claim a checkpoint, of which there is no evidence.
         return ExitKind.RUNNER_LOST, f"did not stop in time and was killed; asked to stop because {order.reason}"
     return ExitKind.RUNNER_LOST, _lost_message(record, evidence)
 

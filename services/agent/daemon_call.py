@@ -1,6 +1,7 @@
-"""Calls that may block for ever, as those into a driver: in a daemon thread of their own, which holds up nobody's end.
+"""Runs calls that may block for ever, such as those into a driver, in daemon threads, which do not delay the agent's
+end.
 
-The executor of asyncio would wait for its threads when the agent stops, for as long as a broken GPU keeps them.
+asyncio's executor would wait for its threads when the agent stops, for as long as a broken GPU blocks them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ T = TypeVar("T")
 
 
 def start_call(function: Callable[[], T]) -> asyncio.Future[T]:
-    """What it returns or raises, some time. Cancelling the future leaves the thread to itself."""
+    """Starts the call in a thread and returns a future of its result or error. If the future is cancelled, the thread
+    continues and its result is dropped."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -28,7 +30,7 @@ def start_call(function: Callable[[], T]) -> asyncio.Future[T]:
             tell(_succeed, future, result)
 
     def tell(settle: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+        with suppress(RuntimeError):  # the loop has ended, so nothing waits for the result
             loop.call_soon_threadsafe(settle, *arguments)
 
     threading.Thread(target=run, daemon=True).start()

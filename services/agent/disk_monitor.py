@@ -1,7 +1,7 @@
-"""Owns the health of the state directory: writes into it now and then, and says when it takes no writes.
+"""Owns the health of the state directory: writes into it regularly, and reports when it accepts no writes.
 
-One bad check takes the agent out of use for new work; good checks in a row bring it back. What runs goes on. A disk
-that hangs costs one thread and never the agent. Runs as one long-lived task.
+One bad check takes the agent out of use for new work; several good checks in a row bring it back. Running work
+continues. A disk that hangs costs one thread and never blocks the agent. Runs as one long-lived task.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ import structlog
 from services.agent.daemon_call import start_call
 from services.common.disk_fault import check_folder
 
-# Longer than a busy disk takes for a small file.
+# Limit for a check. A busy disk needs less time for a small file.
 CHECK_SECONDS = 20.0
 
 log = structlog.get_logger(__name__)
 
 
 class DiskMonitor:
-    """make_room: called when a check fails, before the second try. on_change: called on the event loop with the
-    problem, empty when it is over."""
+    """Checks one state directory.
+
+    make_room: called when a check fails, before the second try.
+    on_change: called on the event loop with the problem; empty when it is over.
+    """
 
     def __init__(
         self,
@@ -46,11 +49,11 @@ class DiskMonitor:
         self._call: asyncio.Future[str] | None = None
 
     def hurry(self) -> None:
-        """Something could not be written: the next check is due now."""
+        """Makes the next check due now, because a file could not be written."""
         self._hurry.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Checks until it is cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._period_seconds):
@@ -59,7 +62,7 @@ class DiskMonitor:
             await self.check_once()
 
     async def check_once(self) -> None:
-        """A check that still hangs from the last time is waited for again and not made again."""
+        """Makes one check. A check that still hangs from the last time is awaited again, and not repeated."""
         if self._call is None:
             self._call = start_call(partial(_check, self._state, self._make_room))
         await asyncio.wait([self._call], timeout=CHECK_SECONDS)

@@ -1,5 +1,7 @@
-"""Where a forked trial runner begins: its output goes to its allocation's runner.log, then the runner's own code takes
-over. Runs in a process forked from the runner template, so it imports the standard library and the fork server only.
+"""The entrypoint of a forked trial runner: sends its output to its allocation's runner.log and calls the runner's own
+code.
+
+It runs in a process forked from the runner template, so it imports only the standard library and the fork server.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ TARGET = "services.agent.entry:enter"
 
 
 def enter(arguments: dict[str, Any], fds: list[int]) -> int:
-    """fds: the runner's log, and the flock'ed `alive` file, which stays open until this process ends."""
+    """Runs the target with its arguments, and returns its exit code.
+
+    fds: the runner's log, and the flock'ed `alive` file, which stays open until this process ends.
+    """
     log, *held = fds
     for stream in (1, 2):
         os.dup2(log, stream)

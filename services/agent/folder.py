@@ -6,17 +6,17 @@
 | spec.json    | agent      | RunnerSpec as proto JSON, 0600: it holds the allocation's token           |
 | alive        | agent      | flock'ed from before the runner is forked until the runner ends           |
 | lock         | runner     | flock'ed by the runner while it lives                                     |
-| exit.json    | runner     | AllocationStatus as proto JSON, atomically, as its last act; in shared    |
-|              |            | memory where this disk refuses it                                         |
+| exit.json    | runner     | AllocationStatus as proto JSON, written atomically as its last step; in   |
+|              |            | shared memory if this disk refuses it                                     |
 | nursery.pid  | runner     | the process that the ranks die with; it leads a process group             |
 | ranks.pid    | runner     | the ranks; each leads a process group                                     |
-| runner.log   | agent      | what a cold-started runner prints                                         |
+| runner.log   | agent      | the output of the runner                                                  |
 | code/        | runner     | the experiment's code, which the ranks run in                             |
-| rank<n>.beat | runner     | how far each rank is                                                      |
-| ranks/       | runner     | its socket to the ranks, and their temporary folders, which go when it    |
+| rank<n>.beat | runner     | the progress of each rank                                                 |
+| ranks/       | runner     | its socket to the ranks, and their temporary folders, removed when it     |
 |              |            | ends                                                                      |
 
-Owns their names and how each is read; decides nothing.
+Owns the files' names and how each is read; decides nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class AllocationFolder:
+    """The paths of one allocation's files, and the functions that read them."""
+
     path: Path
 
     @property
@@ -85,25 +87,26 @@ class AllocationFolder:
         return self.path / "lock"
 
     def create(self, spec: runner_pb2.RunnerSpec, record: Record) -> None:
-        """The record comes last: a folder without one was never accepted.
+        """Writes spec and record. The record is the last file: a folder without one was never accepted.
 
-        It outlives the agent, and need not outlive a power cut: that ends all that runs here, and the leader counts an
-        allocation as ended that the next hello does not name.
+        The files outlive the agent, but need not outlive a power cut. A power cut ends everything that runs here, and
+        the leader counts an allocation as ended that the next hello does not name.
         """
-        # Of an allocation that had the same id, in a cluster before this one.
+        # It may be left of an allocation that had the same id, in an earlier cluster.
         remove_spare(self.exit_path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(self.spec_path, json_format.MessageToJson(spec, indent=None), mode=0o600, is_durable=False)
         self.save(record, is_durable=False)
 
     def save(self, record: Record, *, is_durable: bool = True) -> None:
-        """is_durable: also after a power cut."""
+        """Writes the record atomically. is_durable: it also survives a power cut."""
         write_atomic(self.record_path, format_record(record), is_durable=is_durable)
         if is_durable:
             sync_folder(self.path.parent)
 
     def load_record(self) -> Record | None:
-        """None when there is none. Raises ValueError when it cannot be read or is another allocation's."""
+        """Returns the record; None if there is none. Raises ValueError if it cannot be read or belongs to another
+        allocation."""
         text = _read(self.record_path)
         if text is None:
             return None
@@ -113,7 +116,8 @@ class AllocationFolder:
         return record
 
     def load_spec(self) -> runner_pb2.RunnerSpec | None:
-        """None when there is none. Raises ValueError when it cannot be read or is another allocation's."""
+        """Returns the spec; None if there is none. Raises ValueError if it cannot be read or belongs to another
+        allocation."""
         text = _read(self.spec_path)
         if text is None:
             return None
@@ -123,7 +127,7 @@ class AllocationFolder:
         return spec
 
     def load_exit(self) -> agent_pb2.AllocationStatus | None:
-        """What the runner left; None when it left nothing. Raises ValueError when it cannot be read."""
+        """Returns the runner's report; None if it left none. Raises ValueError if it cannot be read."""
         text = _read(self.exit_path)
         if text is None:
             text = _read_spare(self.exit_path)
@@ -136,25 +140,25 @@ class AllocationFolder:
 
     @property
     def has_exit(self) -> bool:
-        """The runner has left its report, here or beside a disk that refused it."""
+        """Whether the runner has left its report, here or in shared memory beside a disk that refused it."""
         return self.exit_path.exists() or has_spare(self.exit_path)
 
     def move_aside(self, path: Path) -> str:
-        """The name that an unreadable file has from now on: its own where the disk takes no writes."""
+        """Renames an unreadable file. Returns the new name, or the old one if the disk accepts no writes."""
         try:
             return move_aside(path, CORRUPT).name
         except OSError:
             return path.name
 
     def find_aside(self, path: Path) -> str:
-        """The name under which an unreadable predecessor of this file lies here; empty without one."""
+        """Returns the name of an unreadable predecessor of this file; empty if there is none."""
         return next((each.name for each in sorted(self.path.glob(f"{path.name}.{CORRUPT}-*"))), "")
 
     def hold_alive(self) -> int:
-        """A descriptor of the flock'ed file `alive`. The runner inherits it, so that there is no moment between fork
-        and the runner's own lock in which a restarted agent could take the runner for absent.
+        """Returns a descriptor of the flock'ed file `alive`.
 
-        Raises BlockingIOError when a runner of this allocation lives.
+        The runner inherits it. Otherwise a restarted agent could take the runner for absent in the moment between the
+        fork and the runner's own lock. Raises BlockingIOError if a runner of this allocation lives.
         """
         descriptor = os.open(self.alive_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -165,8 +169,11 @@ class AllocationFolder:
         return descriptor
 
     def is_locked(self) -> bool:
-        """Whether a runner of this allocation lives. Asks `alive` first: trying the runner's own lock while a runner
-        starts could make that runner believe that another one holds it."""
+        """Whether a runner of this allocation lives.
+
+        `alive` is tested first. A test of the runner's own lock while a runner starts could make that runner believe
+        that another one holds it.
+        """
         return _is_locked(self.alive_path) or _is_locked(self.lock_path)
 
     def remove(self) -> None:

@@ -1,9 +1,10 @@
-"""PURE: when a GPU is taken out of use, and when it comes back.
+"""PURE: when a GPU is taken out of use, and when it is used again.
 
-One Health a device. An XID or an odd reading only raises a suspicion; a second finding, that is a check that agrees or
-another XID that is not of the same burst, makes a problem of it, which takes the slot out of use. Good checks in a row
-bring it back. XIDs that an application causes, and errors that the hardware contained, never count. Called by
-monitor.py with what NVML said; `now` is in seconds of any clock that only goes forward.
+There is one Health for each device. An XID or an unusual reading only raises a suspicion. A second finding confirms it:
+a check that agrees, or another XID outside of the same burst. It makes a problem of the suspicion, which takes the slot
+out of use. Good checks in a row end the problem. XIDs that an application causes, and errors that the hardware
+contained, never count.
+monitor.py calls this with NVML's findings; `now` is in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from services.agent.xid import CONTAINED_ERROR, REPLACE, RESET, Xid, XidKind, classify
 
-# One incident raises several XIDs, within moments; only what comes later is a second one.
+# One incident raises several XIDs within moments, so only a later one counts as a second finding.
 BURST_SECONDS = 10.0
 
 REMAP_FAILED = f"a row of its memory could not be remapped; {REPLACE}"
@@ -22,8 +23,12 @@ REMAP_PENDING = f"rows of its memory wait to be remapped; {RESET}"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """num_confirmations: findings that make a problem, at least 2. num_good_checks: in a row, until a device is back in
-    use. window_seconds: for how long a suspicion counts."""
+    """The numbers that an operator sets.
+
+    num_confirmations: findings that make a problem, at least 2.
+    num_good_checks: good checks in a row until a device is used again.
+    window_seconds: time for which a suspicion counts.
+    """
 
     num_confirmations: int = 2
     num_good_checks: int = 3
@@ -32,11 +37,13 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one check of a device found.
+    """The result of one check of a device.
 
-    problem: a query that failed, or what the driver recommends, as a sentence that says what to do; empty when well.
-    num_uncorrected: uncorrected memory errors since the driver came up or the GPU was reset; None where nobody counts.
-    is_remap_pending: by itself no fault, for the bad rows are not handed out. has_remap_failed: ever.
+    problem: a query that failed, or the driver's recommendation, as a sentence with a remedy; empty if there is none.
+    num_uncorrected: uncorrected memory errors since the driver was loaded or the GPU was reset; None if they are not
+    counted.
+    is_remap_pending: no fault by itself, because the bad rows are not handed out.
+    has_remap_failed: whether a remap has ever failed.
     """
 
     problem: str = ""
@@ -47,7 +54,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Something that was seen once. xid: None for memory errors that a check counted."""
+    """A finding that is not confirmed yet. xid: None for memory errors that a check counted."""
 
     at: float
     what: str
@@ -65,11 +72,13 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """problem: why the device is out of use and what to do; empty while it is in use.
+    """The state of one device.
 
-    bad_checks, good_checks: in a row, up to the last one; good_checks only while there is a problem.
-    num_uncorrected: at the last check that could tell. reset_below: the memory is at fault, and only a smaller number
-    of errors shows that the GPU was reset. checked_at, contained_at: the last check, the last error that was contained.
+    problem: why the device is out of use, and the remedy; empty while it is in use.
+    bad_checks, good_checks: the number in a row up to the last check; good_checks counts only while there is a problem.
+    num_uncorrected: the number at the last check that could read it.
+    reset_below: set if the memory is at fault; only a smaller number of errors shows that the GPU was reset.
+    checked_at, contained_at: the times of the last check and of the last contained error.
     """
 
     problem: str = ""
@@ -83,25 +92,27 @@ class Health:
 
 
 def after_xid(health: Health, code: int, now: float, policy: Policy) -> Health:
-    """The driver reported this XID for the device."""
+    """Returns the health after the driver reported this XID for the device."""
     xid = classify(code)
     if xid.kind is XidKind.APPLICATION:
         return health
     if xid.kind is XidKind.CONTAINED:
         return _after_contained(health, now) if code == CONTAINED_ERROR else health
+    # This XID belongs to a contained error, which has been handled.
     if xid.is_raised_by_contained and _is_near(health.contained_at, now):
         return health
     if health.problem:
         return replace(health, good_checks=0) if xid.kind is XidKind.HARDWARE else health
     suspicions = _recent(health.suspicions, now, policy)
+    # The same XID twice within one burst is one finding.
     if not any(each.xid == xid and _is_near(each.at, now) for each in suspicions):
         suspicions = (*suspicions, Suspicion(now, str(xid), xid.remedy, xid))
     return _judge(replace(health, suspicions=suspicions), "", policy)
 
 
 def after_reading(health: Health, reading: Reading, now: float, policy: Policy) -> Health:
-    """A check of the device found this."""
-    # What made a problem is kept for as long as it lasts.
+    """Returns the health after a check of the device with this reading."""
+    # The suspicions that made a problem are kept as long as it lasts.
     suspicions = health.suspicions if health.problem else _recent(health.suspicions, now, policy)
     fault = _find_fault(reading, suspicions)
     num_more = _count_unexplained(health, reading, now)
@@ -116,7 +127,7 @@ def after_reading(health: Health, reading: Reading, now: float, policy: Policy) 
         is_good = not fault and not num_more and not _is_reset_missing(checked)
         return _after_good(checked, policy) if is_good else _after_bad(checked, fault)
     if num_more and not fault:
-        # With a fault beside it this is one finding, not two.
+        # A fault in the same reading would be the same finding, so it is not counted twice.
         what = f"{num_more} uncorrected memory error{'s' if num_more > 1 else ''}"
         checked = replace(checked, suspicions=(*suspicions, Suspicion(now, what, RESET)))
     return _judge(checked, fault, policy)
@@ -134,7 +145,8 @@ def _after_bad(health: Health, fault: str) -> Health:
 
 
 def _after_contained(health: Health, now: float) -> Health:
-    """What came with the contained error says nothing more, and needs no reset before the GPU is used again."""
+    """Drops the suspicions that came with a contained error: they add nothing, and the GPU needs no reset before it is
+    used again."""
     kept = tuple(each for each in health.suspicions if not (each.is_explained_by_contained and _is_near(each.at, now)))
     reset_below = None if len(kept) < len(health.suspicions) else health.reset_below
     return replace(health, suspicions=kept, contained_at=now, reset_below=reset_below)
@@ -154,13 +166,13 @@ def _judge(health: Health, fault: str, policy: Policy) -> Health:
 
 def _count_findings(health: Health) -> int:
     by_check = health.bad_checks + sum(each.xid is None for each in health.suspicions)
-    # An XID that nobody knows confirms what a check found, and nothing else does it.
+    # An unknown XID only confirms the finding of a check, and counts for nothing else.
     by_unknown = min(by_check, sum(each.xid is not None and not _is_hardware(each) for each in health.suspicions), 1)
     return by_check + by_unknown + _count_bursts(each.at for each in health.suspicions if _is_hardware(each))
 
 
 def _count_bursts(moments: Iterable[float]) -> int:
-    """moments: in order."""
+    """Returns the number of bursts. moments: in rising order."""
     num_bursts, began_at = 0, float("-inf")
     for moment in moments:
         if moment - began_at >= BURST_SECONDS:
@@ -169,7 +181,7 @@ def _count_bursts(moments: Iterable[float]) -> int:
 
 
 def _find_fault(reading: Reading, suspicions: Iterable[Suspicion]) -> str:
-    """Why this reading is bad by itself, or together with what is suspected; empty when it is not."""
+    """Returns why this reading is bad by itself, or together with the suspicions; empty if it is not."""
     if reading.problem:
         return reading.problem
     if reading.has_remap_failed:
@@ -179,7 +191,7 @@ def _find_fault(reading: Reading, suspicions: Iterable[Suspicion]) -> str:
 
 
 def _count_unexplained(health: Health, reading: Reading, now: float) -> int:
-    """Uncorrected memory errors since the last check, unless one that was contained accounts for them."""
+    """Returns the number of uncorrected memory errors since the last check; 0 if a contained error explains them."""
     if reading.num_uncorrected is None or health.num_uncorrected is None:
         return 0
     is_since = health.contained_at is not None and health.contained_at >= (health.checked_at or 0.0)
@@ -192,7 +204,7 @@ def _is_reset_missing(health: Health) -> bool:
 
 
 def _word(suspicions: Iterable[Suspicion], fault: str) -> str:
-    """What was seen, in order, and what to do: by the fault, else by the last suspicion."""
+    """Returns the findings in order and the remedy: that of the fault, or else that of the last suspicion."""
     seen = list(suspicions)
     names = list(dict.fromkeys(each.what for each in seen))
     parts = [f"{name}, {count} times" if (count := _count(seen, name)) > 1 else name for name in names]

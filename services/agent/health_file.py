@@ -1,7 +1,7 @@
-"""Which GPUs were out of use when the agent ended: its own restart must not bring a faulty one back.
+"""The GPUs that were out of use when the agent ended, so that its restart does not bring a faulty one back.
 
-Owns <state-dir>/gpu_health.json. A file that cannot be read is as good as none, for the next checks find a fault that
-still shows. Called by monitor.py.
+Owns <state-dir>/gpu_health.json. An unreadable file is treated as a missing one, because the next checks find a fault
+that still shows. Called by monitor.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 def load_healths(path: Path) -> dict[str, Health]:
-    """By the device's UUID; of those that have a problem."""
+    """Returns the health of the devices that had a problem, by their UUID."""
     try:
         return {uuid: _parse(entry) for uuid, entry in json.loads(path.read_text()).items()}
     except FileNotFoundError:
@@ -32,7 +32,8 @@ def load_healths(path: Path) -> dict[str, Health]:
 
 
 def save_healths(path: Path, healths: Mapping[str, Health]) -> None:
-    """A disk that takes no write costs only what the next agent knows."""
+    """Writes the devices that have a problem. If the disk refuses the write, only the next agent's knowledge is
+    lost."""
     entries = {
         uuid: {"problem": health.problem, "reset_below": health.reset_below}
         for uuid, health in healths.items()

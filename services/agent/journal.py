@@ -1,8 +1,8 @@
 """The agent's journal on disk: <state-dir> with one folder per allocation and the newest epoch that was obeyed.
 
-Owns the state directory (one agent at a time, by flock), the epoch file, what becomes of unreadable files (moved
-aside, never deleted, one log line each) and the removal of forgotten folders. What a record may become is record.py,
-what a find means is recovery.py.
+Owns the state directory (one agent at a time, by flock), the epoch file and the removal of forgotten folders. Owns the
+handling of unreadable files too: they are moved aside, never deleted, with one log line each. record.py decides how a
+record may change, and recovery.py what a finding means.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """One folder and what was found in it. record is rebuilt from the spec where it was unreadable; None without."""
+    """One folder and the findings in it. record: rebuilt from the spec if it was unreadable; None without a spec."""
 
     folder: AllocationFolder
     found: Found
@@ -42,7 +42,7 @@ class Survey:
 
 
 class Journal:
-    """Made by `open_journal`. All calls block on the disk for a few milliseconds."""
+    """The journal of one agent, made by `open_journal`. All calls block on the disk for a few milliseconds."""
 
     def __init__(self, state_directory: Path, num_kept: int) -> None:
         self._allocations = state_directory / "allocations"
@@ -61,9 +61,10 @@ class Journal:
         return self._highest_epoch
 
     def raise_epoch(self, epoch: int) -> None:
-        """Remembers a newer epoch before anything is done under it; an older one changes nothing.
+        """Records a newer epoch before any of its commands is carried out; an older one changes nothing.
 
-        A disk that takes no write does not keep the agent from its leader: then it is remembered until the agent ends.
+        A disk that refuses the write does not separate the agent from its leader: the epoch is then known until the
+        agent ends.
         """
         if epoch <= self._highest_epoch:
             return
@@ -74,12 +75,14 @@ class Journal:
             log.error("cannot write the newest leader's epoch; going on without", error=str(error))
 
     def folder(self, allocation_id: str) -> AllocationFolder:
-        """Raises GanglineError `id.allocation` for an id that could lead out of the state directory."""
+        """Returns the allocation's folder. Raises GanglineError `id.allocation` for an id that could lead out of the
+        state directory."""
         parse_allocation_id(allocation_id)
         return AllocationFolder(self._allocations / allocation_id)
 
     def survey(self) -> tuple[Survey, ...]:
-        """Everything the journal holds, oldest first, with unreadable files moved aside. Call it once, at the start."""
+        """Returns everything that the journal holds, oldest first, with unreadable files moved aside. Called once, at
+        the start."""
         surveys = [self._survey(folder) for folder in self._list()]
         for each in surveys:
             if each.record is not None:
@@ -87,25 +90,27 @@ class Journal:
         return tuple(sorted(surveys, key=lambda each: each.record.accepted_at if each.record else 0.0))
 
     def forget(self, folder: AllocationFolder) -> None:
-        """Takes the folder out of the journal, without its token. What it holds stays until `tidy`: an agent may forget
-        dozens a second, and removing their files takes longer than anything else that it does."""
+        """Takes the folder out of the journal and erases its token. Its other files stay until `tidy`. An agent may
+        forget dozens a second, and removing their files takes longer than all its other work."""
         remove_spare(folder.exit_path)
         with suppress(FileNotFoundError):
-            # Emptied and not removed: ext4 passes over each inode that was freed lately whenever it makes a new one.
+            # The file is emptied and not removed: when ext4 makes an inode, it passes over each inode that was freed
+            # lately.
             os.truncate(folder.spec_path, 0)
         target = self._ended / folder.allocation_id
         if target.exists():
             shutil.rmtree(target, ignore_errors=True)
-        # A power cut may bring it back: then its end is told again, and it is forgotten again.
+        # A power cut may undo this. Then the end is reported again, and the folder is forgotten again.
         folder.path.rename(target)
         os.utime(target)
 
     def tidy(self) -> None:
-        """Keeps the newest few of the forgotten folders for debugging. May run in a thread beside all other calls."""
+        """Removes the forgotten folders except for the newest few, which are kept for debugging. May run in a thread
+        beside all other calls."""
         self._prune(self._num_kept)
 
     def drop_kept(self) -> None:
-        """Room on a full disk comes before what is kept for debugging."""
+        """Removes all forgotten folders: on a full disk, room is more important than debugging."""
         self._prune(0)
 
     def _prune(self, num_kept: int) -> None:
@@ -117,7 +122,7 @@ class Journal:
         for path in kept[:num_kept]:
             folder = AllocationFolder(path)
             folder.spec_path.unlink(missing_ok=True)
-            # Of a runner that was killed; it may hold whole checkpoints.
+            # A killed runner leaves this folder behind; it may hold whole checkpoints.
             shutil.rmtree(folder.ranks_path, ignore_errors=True)
 
     def _list(self) -> Iterator[AllocationFolder]:
@@ -130,7 +135,7 @@ class Journal:
     def _survey(self, folder: AllocationFolder) -> Survey:
         record, record_problem = _load(folder, folder.record_path, folder.load_record)
         spec, spec_problem = _load(folder, folder.spec_path, folder.load_spec)
-        # A process that has left its report and its locks may run another command by now.
+        # A process that has left its report and released its locks may run another command by now.
         is_alive = folder.is_locked() or (
             record is not None
             and record.process is not None
@@ -146,7 +151,7 @@ class Journal:
             is_alive=is_alive,
             has_exit=folder.has_exit,
             problem=record_problem or spec_problem or restarted,
-            # A start that is not written down has left the file that it locks, unless a power cut took that away.
+            # A start that is not in the record has left the file that it locks, unless a power cut removed the file.
             was_tried=is_restarted or (is_unsynced and folder.alive_path.exists()),
         )
         return Survey(folder, found, record or _rebuild(folder, spec))
@@ -167,7 +172,7 @@ class Journal:
 
 
 def _changed_at(path: Path) -> float:
-    """0 where it has been removed since."""
+    """Returns the time of the last change; 0 if the path has been removed since."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -176,7 +181,7 @@ def _changed_at(path: Path) -> float:
 
 @contextmanager
 def open_journal(state_directory: Path, num_kept: int) -> Iterator[Journal]:
-    """The journal, exclusively. Raises GanglineError `agent.state_dir_in_use` or `agent.state_dir`."""
+    """Opens the journal exclusively. Raises GanglineError `agent.state_dir_in_use` or `agent.state_dir`."""
     try:
         state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = _open_lock(state_directory)
@@ -192,8 +197,10 @@ def open_journal(state_directory: Path, num_kept: int) -> Iterator[Journal]:
 
 
 def _open_lock(state_directory: Path) -> int:
-    """The file that is locked; on a full or read-only disk without it, the folder. An agent that cannot write still
-    has runners to watch, and says what is wrong. Raises OSError."""
+    """Opens the file that is locked. On a full or read-only disk without this file, opens the folder instead.
+
+    An agent that cannot write still has runners to watch, and reports the problem. Raises OSError.
+    """
     path = state_directory / "agent.lock"
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -215,7 +222,7 @@ def _take(descriptor: int, state_directory: Path) -> None:
         ) from error
     content = f"{os.getpid()}\n".encode()
     try:
-        # In this order a full disk takes it: the file keeps its block.
+        # A full disk accepts the write in this order, because the file keeps its block.
         os.pwrite(descriptor, content, 0)
         os.ftruncate(descriptor, len(content))
     except OSError as error:
@@ -223,7 +230,7 @@ def _take(descriptor: int, state_directory: Path) -> None:
 
 
 def _read_holder(descriptor: int) -> str:
-    """The pid in the file; "unknown" where there is none."""
+    """Returns the pid in the file; "unknown" if there is none."""
     try:
         return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
     except OSError:
@@ -231,8 +238,11 @@ def _read_holder(descriptor: int) -> str:
 
 
 def _load(folder: AllocationFolder, path: Path, load: Callable[[], T | None]) -> tuple[T | None, str]:
-    """What is in the file, or None and the problem. An unreadable file is moved aside; a file that was moved aside at
-    an earlier start and never written again counts as unreadable still, not as absent."""
+    """Returns the file's content, or None and the problem.
+
+    An unreadable file is moved aside. A file that was moved aside at an earlier start, and not written since, still
+    counts as unreadable, not as absent.
+    """
     try:
         content = load()
         aside = "" if content is not None else folder.find_aside(path)
@@ -248,7 +258,8 @@ def _load(folder: AllocationFolder, path: Path, load: Callable[[], T | None]) ->
 
 
 def _rebuild(folder: AllocationFolder, spec: runner_pb2.RunnerSpec | None) -> Record | None:
-    """A record from the spec alone, for one that was unreadable: which slots it holds, and since when."""
+    """Returns a record from the spec alone, in place of an unreadable one. It has the allocation's slots and the time
+    since when they are held."""
     if spec is None:
         return None
     return Record(

@@ -1,8 +1,9 @@
-"""Starts one trial runner: forked from the runner template, or cold when that does not work. A short command goes to a
-process that has just ended another one, where there is one.
+"""Starts one trial runner: forked from the runner template, or cold if that does not work. A short command goes to a
+process that has just ended another one, if there is one.
 
-Owns that an allocation gets at most one runner, whatever fails in between: the flock on the folder's `alive` file is
-taken before the fork and inherited by the runner. It does not watch what it started.
+Owns the invariant that an allocation gets at most one runner, whatever fails in between. The flock on the folder's
+`alive` file is taken before the fork and inherited by the runner. This module does not watch the processes that it
+starts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from services.agent.folder import AllocationFolder
 from services.agent.record import Process
 from services.agent.warm import Template
 
-# Longer than the runner template needs for its imports: waiting for it beats importing the same once more.
+# Limit for a fork. The runner template needs less time for its imports, and waiting for it is faster than importing the
+# same again.
 FORK_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
@@ -30,13 +32,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunnerProgram:
-    """target: called in the fork with the runner's arguments. command: the same program from nothing.
+    """The program of a trial runner.
 
-    preload, rank_preload: what the two templates import before they fork runners and ranks.
+    target: called in the fork with the runner's arguments.
+    preload, rank_preload: the modules that the two templates import before they fork runners and ranks.
+    command: starts the same program without a template.
     """
 
     target: str = "services.trial_runner.program:main"
-    # The last two are what the standard library would otherwise load in each runner by itself.
+    # The last two are modules that the standard library would otherwise load in each runner by itself.
     preload: tuple[str, ...] = ("services.trial_runner.program", "concurrent.futures.thread", "encodings.idna")
     command: tuple[str, ...] = (sys.executable, "-m", "services.trial_runner")
     rank_preload: tuple[str, ...] = (
@@ -50,8 +54,13 @@ class RunnerProgram:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """runner_template: None for cold starts only. rank_socket_path: empty when there are no warm ranks. idle: processes
-    that have ended a short command and may take the next one. turns: of short commands to start."""
+    """Starts the runners of one agent.
+
+    runner_template: None for cold starts only.
+    rank_socket_path: empty if there is no rank template.
+    idle: processes that have ended a short command and may take the next one.
+    turns: the turns of short commands to start.
+    """
 
     program: RunnerProgram
     runner_template: Template | None
@@ -60,9 +69,9 @@ class Launcher:
     turns: Turns = field(default_factory=Turns)
 
     async def start_command(self, folder: AllocationFolder) -> tuple[Process | None, CommandRunner | None]:
-        """As `start`, for a command that is alone. The second is None where the process takes no other one.
+        """Starts a lone command, like `start`. The second result is None if the process takes no other command.
 
-        Raises as `start` does.
+        Raises the errors of `start`.
         """
         if self.runner_template is None:
             return await self.start(folder), None
@@ -89,9 +98,9 @@ class Launcher:
             os.close(alive)
 
     async def start(self, folder: AllocationFolder) -> Process | None:
-        """The runner that now runs, or the one that already did; None when it has ended already.
+        """Returns the runner that runs now, or the one that already ran; None if it has ended already.
 
-        Raises OSError when no process can be started.
+        Raises OSError if no process can be started.
         """
         try:
             alive = folder.hold_alive()
@@ -105,7 +114,8 @@ class Launcher:
             os.close(alive)
 
     async def _start(self, folder: AllocationFolder, alive: int, output: int, control: int | None = None) -> int:
-        """control: the runner's end of a socket over which it may get further commands."""
+        """Starts the runner and returns its pid. control: the runner's end of a socket over which it may get further
+        commands."""
         if self.runner_template is not None:
             pid = await self._fork(self.runner_template, folder, alive, output, control)
             if pid is not None:
@@ -117,7 +127,8 @@ class Launcher:
     async def _fork(
         self, template: Template, folder: AllocationFolder, alive: int, output: int, control: int | None
     ) -> int | None:
-        """None when the template did not do it, and certainly will not."""
+        """Returns the pid of the forked runner. Returns None if the template did not fork it, and certainly will
+        not."""
         arguments: dict[str, object] = {"directory": str(folder.path), "rank_forkserver": self.rank_socket_path}
         fds = [output, alive]
         if control is not None:
@@ -134,13 +145,14 @@ class Launcher:
             )
         except GanglineError as error:
             log.warning("warm start failed; starting cold", allocation_id=folder.allocation_id, error=error.message)
-        # An answer that did not come may mean a fork that did: with the server gone, whoever else holds `alive` is it.
+        # A missing answer may mean that the fork has happened. Once the server is gone, any other process that holds
+        # `alive` is the runner.
         await template.end()
         return next((each.pid for each in process.find_openers(folder.alive_path)), None)
 
     def _spawn(self, folder: AllocationFolder, alive: int, output: int) -> int:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        # Any number that is not a standard stream will do; the runner only keeps it open.
+        # Any descriptor that is not a standard stream will do; the runner only keeps it open.
         held = os.dup(alive)
         os.set_inheritable(held, True)
         try:

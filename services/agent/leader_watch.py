@@ -1,8 +1,8 @@
-"""Hears of a new leader from the other schedulers, also while the old leader is silent or gone.
+"""Learns of a new leader from the other schedulers, even while the old leader is silent or gone.
 
-Keeps one call open to a scheduler that does not lead, which answers as soon as it knows a newer leader or other
-schedulers. Without this an agent would stay with a paused leader until its connection broke. It opens no stream; the
-link decides what to do about a new leader.
+It keeps one call open to a scheduler that does not lead. This scheduler answers as soon as it knows a newer leader or
+other schedulers. Without the call an agent would stay with a paused leader until its connection broke. This module
+opens no stream; the link decides what follows from a new leader.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ import structlog
 from gangline import rpc
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 
-# Longer than a scheduler keeps a question.
+# Deadline of one call. It is longer than a scheduler keeps a call open.
 ANSWER_SECONDS = 30.0
+# Longest pause between two calls.
 PAUSE_SECONDS = 0.5
-# Schedulers of earlier versions do not know the call.
+# Pause after a scheduler of an earlier version, which does not know the call.
 UNKNOWN_CALL_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
 
 
 class LeaderWatch:
-    """`run` is its long-lived task.
+    """Watches for new leaders. `run` is its long-lived task.
 
-    candidates: the addresses to ask, never empty; called before each question. on_leader: called with the epoch
-    and the address of each leader that is newer than all before. on_schedulers: called with the addresses of all
-    schedulers that are alive.
+    candidates: returns the addresses to ask, never empty; called before each call.
+    on_leader: called with the epoch and the address of each leader that is newer than all before.
+    on_schedulers: called with the addresses of all schedulers that are alive.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class LeaderWatch:
         self._has_leader = asyncio.Event()
 
     def welcomed(self, epoch: int) -> None:
-        """Only leaders of a newer epoch are news from now on. A question that is open at this leader ends."""
+        """Notes the current leader. From now on only leaders of a newer epoch are reported. An open call to this leader
+        ends."""
         self._epoch = max(self._epoch, epoch)
         self._has_leader.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watches until it is cancelled."""
         num_failures = 0
         while True:
             candidates = self._candidates()
@@ -70,19 +72,19 @@ class LeaderWatch:
                 if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
                     await asyncio.sleep(UNKNOWN_CALL_SECONDS)
             except Exception:
-                # The top of a long-lived task: the link goes on without it.
+                # This is the top of a long-lived task; the link continues without it.
                 num_failures += 1
                 log.exception("asking for the leader failed", address=address)
             await self._pause()
 
     async def _ask_again_and_again(self, channel: grpc.aio.Channel, address: str) -> None:
-        """Until this scheduler leads, or is no scheduler of the cluster any more."""
+        """Asks until this scheduler leads, or is no scheduler of the cluster any more."""
         stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(channel)
         while address in self._candidates():
             answer = await self._ask(stub, address)
             if answer is None:
                 return
-            # A scheduler that has just started may not know any yet.
+            # A scheduler that has just started may not know any scheduler yet.
             if answer.scheduler_addresses and set(answer.scheduler_addresses) != set(self._schedulers):
                 self._schedulers = tuple(answer.scheduler_addresses)
                 self._on_schedulers(self._schedulers)
@@ -94,7 +96,8 @@ class LeaderWatch:
     async def _ask(
         self, stub: agent_pb2_grpc.AgentServiceAsyncStub, address: str
     ) -> agent_pb2.FindLeaderResponse | None:
-        """None once this scheduler leads: it would not answer while it is paused, and its successor is what counts."""
+        """Makes one call. Returns None once this scheduler leads: it would not answer while it is paused, and its
+        successor is what the agent must learn."""
         request = agent_pb2.FindLeaderRequest(epoch=self._epoch, scheduler_addresses=self._schedulers)
         asking = asyncio.ensure_future(stub.FindLeader(request, metadata=self._metadata, timeout=ANSWER_SECONDS))
         leading = asyncio.ensure_future(self._wait_until_leading(address))
@@ -112,5 +115,5 @@ class LeaderWatch:
             await self._has_leader.wait()
 
     async def _pause(self) -> None:
-        """Between two questions, whatever is answered: no answer makes an agent ask in a tight loop."""
+        """Waits between two calls, so that no answer makes an agent ask in a tight loop."""
         await asyncio.sleep(PAUSE_SECONDS * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret

@@ -1,8 +1,8 @@
-"""The agent's stream to the leading scheduler: finds it, greets it, heartbeats, and goes to the next one by itself.
+"""The agent's stream to the leading scheduler: finds the leader, greets it, sends heartbeats, and changes to the next
+one.
 
-Owns connections and timing. What a command means is its owner's business (`Peer`), and so is what the hello holds. A
-lost stream loses nothing: the next hello carries the whole journal, and final statuses are sent again until the
-scheduler forgets them.
+Owns connections and timing. `Peer`, the owner of the link, handles commands and makes the hello. A lost stream loses
+nothing: the next hello carries the whole journal, and final statuses are sent again until the scheduler forgets them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from services.agent.route import (
     plan_delay,
 )
 
+# Limit for the answer to a hello, after which the next scheduler is tried.
 WELCOME_SECONDS = 10.0
+# Pause between two sendings of the final statuses that the scheduler has not forgotten.
 RESEND_SECONDS = 10.0
 
 Call = grpc.aio.StreamStreamCall[agent_pb2.ConnectRequest, agent_pb2.ConnectResponse]
@@ -45,21 +47,22 @@ log = structlog.get_logger(__name__)
 
 
 class Peer(Protocol):
-    """Whose link this is."""
+    """The owner of a link."""
 
     def hello(self) -> agent_pb2.AgentHello: ...
 
     def refuse_leader(self, epoch: int) -> str:
-        """Why a leader of this epoch is not obeyed; empty when it is, and then the epoch is remembered."""
+        """Returns why a leader of this epoch is not obeyed. An empty result accepts the leader, and its epoch is
+        remembered."""
 
     async def on_command(self, command: agent_pb2.ConnectResponse) -> None: ...
 
     def unforgotten(self) -> Sequence[agent_pb2.AllocationStatus]:
-        """The final statuses that the scheduler has not yet told the agent to forget."""
+        """Returns the final statuses that the scheduler has not yet told the agent to forget."""
 
 
 class NotLeadingError(Exception):
-    """Who answered is no leader for this agent; leader: the address it named, or empty."""
+    """Raised if the process that answered does not lead this agent. leader: the address that it named, or empty."""
 
     def __init__(self, message: str, leader: str = "") -> None:
         super().__init__(message)
@@ -67,11 +70,11 @@ class NotLeadingError(Exception):
 
 
 class Link:
-    """`run` is its long-lived task; `reconnect` may be called at any time.
+    """The connection to the leader. `run` is its long-lived task; `reconnect` may be called at any time.
 
-    outbox: statuses and slots to send. While no leader is there they may pile up: the next hello holds all that they
-    say, and the outbox is emptied.
-    heartbeat_at: when the last heartbeat was handed to the stream, by the monotonic clock; None before the first.
+    outbox: statuses and slots to send. Without a leader they accumulate; the next hello contains all of them, and the
+    outbox is emptied.
+    heartbeat_at: when the last heartbeat was handed to the stream, on the monotonic clock; None before the first.
     """
 
     def __init__(self, addresses: Sequence[str], token: str, peer: Peer, outbox: Outbox) -> None:
@@ -95,32 +98,38 @@ class Link:
 
     @property
     def silence_seconds(self) -> float:
-        """For how long this agent has not heard the leader: since it sent what the leader answered last. Infinite
-        before the first welcome; 0 while connected to a scheduler of an older version, which answers no heartbeats."""
+        """The time since this agent sent the newest message that the leader has answered.
+
+        Infinite before the first welcome. 0 while connected to a scheduler of an older version, which answers no
+        heartbeats.
+        """
         if self._is_connected and not self._has_answers:
             return 0.0
         return time.monotonic() - self._answered_at
 
     @property
     def witnessed_silence_seconds(self) -> float:
-        """What this agent tells runners that ask whether it hears the leader. Its event loop reads the answers: while
-        that is late itself, as beside a busy disk, it bears no witness of anybody's silence."""
+        """The silence that this agent reports to runners that ask whether it hears the leader; NaN without an opinion.
+
+        The agent's event loop reads the answers. If the loop is late itself, for example beside a busy disk, it cannot
+        judge whether the leader is silent.
+        """
         is_late = self._is_connected and time.monotonic() - (self.heartbeat_at or 0.0) > self._lease_seconds / 4
         return math.nan if is_late else self.silence_seconds
 
     async def wait_until_heard(self) -> None:
-        """Returns once the leader has answered what was sent half a lease ago or later. A runner that starts then has
-        half a lease left of what the leader grants."""
+        """Returns once the leader has answered a message that is at most half a lease old. A runner that starts then
+        has at least half a lease left of what the leader grants."""
         while self.silence_seconds > self._lease_seconds / 2:
             self._answered.clear()
             await self._answered.wait()
 
     def reconnect(self) -> None:
-        """Greets the leader anew, for what only a hello can say."""
+        """Greets the leader again, to report what only a hello contains."""
         self._stale.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Holds a stream to the leader until it is cancelled."""
         watching = asyncio.create_task(self._leader_watch.run(), name="leader watch")
         try:
             while True:
@@ -133,7 +142,7 @@ class Link:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _try_address(self, address: str) -> None:
-        """Until the stream ends, or a newer leader is known than the one at this address."""
+        """Holds a stream to this address until it ends, or until a newer leader is known."""
         self._attempted = address
         try:
             await _first_to_end(self._attempt(address), self._has_new_leader.wait())
@@ -144,7 +153,7 @@ class Link:
             self._move(after_failure(self._route))
             self._note(address, "failed", error.message)
         except Exception:
-            # The top of a long-lived task: an agent that has lost its link for good would be no agent.
+            # This is the top of a long-lived task: without its link the agent would be useless, so no error may end it.
             self._move(after_failure(self._route))
             log.exception("the stream to the scheduler broke", address=address)
             metrics.stream_attempts.labels(result="failed").inc()
@@ -152,12 +161,14 @@ class Link:
             self._attempted = ""
 
     def _move(self, route: Route) -> None:
-        """After a failed attempt. A new leader that has become known meanwhile is tried first."""
+        """Takes the route after a failed attempt, unless a new leader has become known meanwhile, which is tried
+        first."""
         if not self._has_new_leader.is_set():
             self._route = route
 
     def _on_leader(self, epoch: int, address: str) -> None:
-        """An attempt that is under way to this address goes on: the scheduler there has begun to lead."""
+        """Changes to a new leader. A current attempt at its address continues, because the scheduler there has begun to
+        lead."""
         if address and address != self._attempted:
             log.info("another scheduler leads", address=address, epoch=epoch)
             self._route = after_new_leader(self._route, address)
@@ -177,7 +188,7 @@ class Link:
                 metrics.stream_connected.set(0)
 
     async def _hold(self, channel: grpc.aio.Channel, address: str) -> None:
-        """One stream from hello to its end, which is always an exception unless the agent asked to reconnect."""
+        """Runs one stream from hello to end. The end is always an exception, unless the agent asked to reconnect."""
         stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(channel)
         call = stub.Connect(metadata=self._metadata)
         greeted_at = time.monotonic()
@@ -195,7 +206,7 @@ class Link:
             pulse.stop()
 
     async def _greet(self, call: Call) -> agent_pb2.AgentWelcome:
-        # From here on news gathers in the empty outbox, so none falls between the hello and the sending.
+        # From here on news is gathered in the emptied outbox, so none is lost between the hello and the sending.
         self._stale.clear()
         while not self._outbox.empty():
             self._outbox.get_nowait()
@@ -212,7 +223,7 @@ class Link:
         return first.welcome
 
     async def _send(self, call: Call, heartbeat_seconds: float) -> None:
-        """Heartbeats in time, news as it comes, the unforgotten final statuses now and then."""
+        """Sends heartbeats at their interval, news at once, and the unforgotten final statuses every RESEND_SECONDS."""
         beat_at = resend_at = time.monotonic()
         resend_at += RESEND_SECONDS
         while True:
@@ -242,7 +253,7 @@ class Link:
                 await self._peer.on_command(command)
 
     def _on_answer(self) -> None:
-        """Answers come in the order of the heartbeats."""
+        """Notes the answer to the oldest unanswered heartbeat: answers arrive in the order of the heartbeats."""
         if self._unanswered:
             self._answered_at = self._unanswered.popleft()
         self._has_answers = True
@@ -262,7 +273,7 @@ class Link:
         log.info("a leader welcomed this agent", address=address, epoch=welcome.epoch)
 
     def _note(self, address: str, result: str, why: str) -> None:
-        """One log line for each change, not one for each attempt while a scheduler is away."""
+        """Writes one log line for each change of the error, not one for each attempt while a scheduler is away."""
         metrics.stream_attempts.labels(result=result).inc()
         if why != self._last_errors.get(address):
             self._last_errors[address] = why
@@ -270,7 +281,7 @@ class Link:
 
 
 async def _first_to_end(*parts: Awaitable[object]) -> None:
-    """Runs all until one ends, then ends the others; raises what it raised."""
+    """Runs all parts until one ends, and cancels the others. Raises the error of the part that ended."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -287,7 +298,7 @@ async def _write(call: Call, message: agent_pb2.ConnectRequest) -> None:
     try:
         await call.write(message)
     except asyncio.InvalidStateError:
-        # The stream has ended; why is for the reader to say, who is told in the same moment.
+        # The stream has ended. The reader gets the reason at the same moment and raises it.
         await asyncio.Event().wait()
 
 

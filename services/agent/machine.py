@@ -1,6 +1,6 @@
-"""What else of the machine changes: its network interfaces, which a new hello says; and the gauges that read the agent.
+"""Watches the machine's network interfaces, which a new hello reports, and connects the gauges to the agent's state.
 
-Runs as one long-lived task. The GPUs are monitor.py's.
+Runs as one long-lived task. monitor.py watches the GPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.agent.link import Link
 
 
 async def watch_machine(agent: Agent, link: Link, period_seconds: float) -> None:
-    """Until cancelled."""
+    """Watches until it is cancelled."""
     observe(agent, link)
     while True:
         await asyncio.sleep(period_seconds)
@@ -26,7 +26,7 @@ async def watch_machine(agent: Agent, link: Link, period_seconds: float) -> None
 
 
 def observe(agent: Agent, link: Link) -> None:
-    """Lets the gauges read the agent whenever somebody scrapes."""
+    """Makes the gauges read the agent's state at each scrape."""
     for state in ("free", "used", "unhealthy"):
         metrics.slots.labels(state=state).set_function(_counter(agent, state))
     metrics.journaled.set_function(lambda: len(agent.roster.records))

@@ -1,4 +1,4 @@
-"""The agent's metrics, by name. Whoever sees a thing happen counts it here; nothing here decides."""
+"""The agent's metrics, by name. The module that observes an event counts it here; nothing here decides."""
 
 from __future__ import annotations
 

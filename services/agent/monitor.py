@@ -1,7 +1,8 @@
-"""Owns the health of the slots: checks their GPUs now and then, hears of XIDs, and says which slots are out of use.
+"""Owns the health of the slots: checks their GPUs regularly, receives XIDs, and reports which slots are out of use.
 
-What a finding means is decided in health.py; here it is found out, logged and counted, and on_change is told of slots
-whose problem changed. A driver that hangs costs a thread for each GPU and never the agent. Runs as one long-lived task.
+health.py decides what a finding means. This module obtains the findings, logs and counts them, and calls on_change with
+slots whose problem changed. A driver that hangs costs one thread for each GPU and never blocks the agent. Runs as one
+long-lived task.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from services.agent.visible import Device, find_problem
 from services.agent.xid import XidKind, classify
 from services.agent.xid_watch import XidEvent, XidWatch
 
-# Longer than NVML takes with a GPU that is being reset.
+# Limit for a check. NVML needs less time even for a GPU that is being reset.
 NVML_SECONDS = 20.0
-# From a suspicious XID to the check of it: by then the XIDs that come with it are in, and its counters are up.
+# Delay between a suspicious XID and the check that it causes. By then the related XIDs have arrived, and the GPU's
+# counters have risen.
 SETTLE_SECONDS = 2.0
 
 log = structlog.get_logger(__name__)
 
 
 class SlotMonitor:
-    """`slots` is the newest, from the start on.
+    """Checks the devices of all slots. `slots` is the newest state at any time, from the start on.
 
-    state: the folder where it remembers which GPUs are out of use. on_change is called on the event loop, with the
-    slots as they are from then on.
+    state: the folder in which it remembers which GPUs are out of use.
+    on_change: called on the event loop with the new slots.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class SlotMonitor:
         remembered = health_file.load_healths(self._path) if slots.devices else {}
         self._healths = [_begin(device, remembered.get(device.uuid)) for device in slots.devices]
         self.slots = with_problems(slots, self._problems()) if slots.devices else slots
+        # At most one check of each GPU runs at a time. One that hangs stays here and is awaited again, so a broken GPU
+        # holds one thread only.
         self._looks: dict[str, asyncio.Future[nvml.Look]] = {}
         self._watch = XidWatch(self._on_xid)
         self._hurry = asyncio.Event()
@@ -56,7 +60,7 @@ class SlotMonitor:
             metrics.gpu_xids.labels(kind=kind)
 
     async def run(self) -> None:
-        """Until cancelled. Artificial slots are always well."""
+        """Checks until it is cancelled. Artificial slots are always healthy."""
         if not self.slots.devices:
             await asyncio.Event().wait()
         try:
@@ -95,12 +99,12 @@ class SlotMonitor:
         try:
             await self._check()
         except Exception:
-            # The top of a long-lived task: the slots keep the health they have until a check succeeds.
+            # This is the top of a long-lived task: the slots keep their health until a check succeeds.
             log.exception("a check of the GPUs failed")
 
     async def _check(self) -> None:
         if any(device.is_known and health.problem for device, health in self._pairs()):
-            # While the watch holds NVML open, nobody can reset the GPU.
+            # While the watch holds NVML open, an operator cannot reset the GPU.
             await self._watch.stop()
         looks = await self._look()
         for look in looks.values():
@@ -114,9 +118,10 @@ class SlotMonitor:
         )
 
     async def _look(self) -> Mapping[str, nvml.Look]:
-        """By the GPU's bus id, of those that answered in time; that NVML does not come up is an answer, too.
+        """Returns the results by the GPU's bus id, for the GPUs that answered in time. An NVML that cannot be
+        initialized counts as an answer.
 
-        A call that still hangs from the last check is waited for again and not made again.
+        A call that still hangs from the last check is awaited again, and not repeated.
         """
         for device in self.slots.devices:
             if device.is_known and device.bus_id not in self._looks:
@@ -132,7 +137,7 @@ class SlotMonitor:
         slots = with_problems(self.slots, self._problems())
         if slots == self.slots:
             return
-        # Not what was wrong with a device from the start on: the next start sees for itself.
+        # Problems that a device has had since the start are left out, because the next start detects them itself.
         found = {device.uuid: health for device, health in self._pairs() if not device.problem}
         health_file.save_healths(self._path, found)
         _log_changes(self.slots, slots)
@@ -160,7 +165,7 @@ def _look_at(index: int, bus_id: str) -> nvml.Look:
 
 
 def _read(device: Device, look: nvml.Look | None) -> Reading:
-    """look: None when its GPU did not answer in time."""
+    """Returns the reading of a device. look: None if its GPU did not answer in time."""
     if not device.is_known:
         return Reading(device.problem)
     if look is None:

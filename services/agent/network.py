@@ -1,4 +1,4 @@
-"""What this machine is called and over which interfaces others may reach it, as the scheduler needs it to choose one.
+"""The names of this machine and the interfaces on which others may reach it; the scheduler chooses among them.
 
 Reads psutil and /proc; opens no socket and decides nothing. The agent calls it for each hello.
 """
@@ -16,7 +16,7 @@ from gangline.domain.resource import NetworkInterface
 
 
 def list_interfaces() -> tuple[NetworkInterface, ...]:
-    """Every IPv4 address of every interface that is up, loopback included, in the kernel's order."""
+    """Returns every IPv4 address of every interface that is up, loopback included, in the kernel's order."""
     stats = psutil.net_if_stats()
     return tuple(
         NetworkInterface(name, entry.address, _prefix_length(entry.netmask), _speed(stats.get(name)))
@@ -32,7 +32,8 @@ def read_boot_id() -> str:
 
 
 def read_host_id() -> str:
-    """The same for all agents that share one kernel and one network namespace, which reach each other over loopback."""
+    """Returns an id that is the same for all agents with one kernel and one network namespace, which reach each other
+    over loopback."""
     return f"{read_boot_id()}/{os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116 - Path.stat would say the same, longer
 
 
@@ -45,6 +46,6 @@ def _prefix_length(netmask: str | None) -> int:
 
 
 def _speed(stats: object) -> int:
-    # psutil says 0 when the kernel does not know; some virtual drivers then claim 65535 or all bits set.
+    # psutil returns 0 if the kernel does not know the speed; some virtual drivers then report 65535 or all bits set.
     speed = int(getattr(stats, "speed", 0))
     return speed if 0 < speed < 1 << 31 and speed != 65535 else 0

@@ -1,8 +1,8 @@
-"""What the NVIDIA driver says about this machine's GPUs, through nvidia-ml-py.
+"""Queries the NVIDIA driver about this machine's GPUs, through nvidia-ml-py.
 
-Owns the queries: one that fails makes that GPU a device with a problem, never an exception. Events are xid_watch.py's.
-It decides nothing about visibility, slots or health (visible.py, slot.py, health.py). NVML calls may block for seconds
-on a broken GPU, or for ever, so callers on the event loop run these functions in a thread.
+Owns the queries. A query that fails makes that GPU a device with a problem, never an exception. xid_watch.py receives
+the events. This module decides nothing about visibility, slots or health (visible.py, slot.py, health.py). NVML calls
+may block for seconds on a broken GPU, or for ever, so callers on the event loop run these functions in a thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from services.agent.visible import Device
 from services.agent.xid import REBOOT, RESET
 
 MIG_ENABLED = 1
-# Names of nvidia-ml-py that its older releases lack: what the driver recommends for a GPU, and those of its answers by
-# which the GPU is of no use meanwhile.
+# Numbers whose names the older releases of nvidia-ml-py lack. The field has the action that the driver recommends for a
+# GPU. With the values in RECOVERIES the GPU is unusable until the action is taken.
 RECOVERY_ACTION_FIELD = 230
 RECOVERIES = {1: RESET, 2: REBOOT, 6: RESET, 7: REBOOT}
 
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 class NvmlUnavailableError(Exception):
-    """There is no NVML here, or it does not come up; the text says why."""
+    """Raised if there is no NVML, or if it cannot be initialized; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """utilization_ratio: 0 to 1, None where the GPU does not tell (MIG)."""
+    """The load of one device. utilization_ratio: 0 to 1; None if the GPU does not report it (MIG)."""
 
     uuid: str
     utilization_ratio: float | None
@@ -43,8 +43,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one check of a GPU saw. devices: itself, or its MIG devices, as in list_devices. reading: of the whole GPU.
-    samples: of those that answered."""
+    """The result of one check of a GPU.
+
+    devices: the GPU itself, or its MIG devices, as in list_devices.
+    reading: of the whole GPU.
+    samples: of the devices that answered.
+    """
 
     devices: tuple[Device, ...]
     reading: Reading
@@ -53,7 +57,7 @@ class Look:
 
 @contextmanager
 def opened() -> Iterator[None]:
-    """NVML is initialised inside. Raises NvmlUnavailableError."""
+    """Keeps NVML initialized inside the block. Raises NvmlUnavailableError."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -65,7 +69,7 @@ def opened() -> Iterator[None]:
 
 
 def list_devices() -> tuple[Device, ...]:
-    """All GPUs in PCI order, a MIG-enabled one as its MIG devices. Raises NvmlUnavailableError."""
+    """Returns all GPUs in PCI order, and the MIG devices in place of a MIG-enabled one. Raises NvmlUnavailableError."""
     with opened():
         try:
             count = pynvml.nvmlDeviceGetCount()
@@ -75,7 +79,7 @@ def list_devices() -> tuple[Device, ...]:
 
 
 def look_at_gpu(index: int, bus_id: str) -> Look:
-    """One check of a GPU that list_devices has named. Raises NvmlUnavailableError."""
+    """Checks a GPU that list_devices has named. Raises NvmlUnavailableError."""
     with opened():
         devices = _read_gpu(index, lambda: pynvml.nvmlDeviceGetHandleByPciBusId(bus_id))
         try:
@@ -91,7 +95,7 @@ def _read_by_index(index: int) -> tuple[Device, ...]:
 
 
 def _read_gpu(index: int, find_handle: Callable[[], Any]) -> tuple[Device, ...]:
-    # What is known by the time of a failure stays known: a lost GPU mostly still tells its UUID.
+    # Values that are known at a failure are kept: a lost GPU usually still reports its UUID.
     bus_id = uuid = model = ""
     try:
         handle = find_handle()
@@ -130,7 +134,8 @@ def _word(what: str, error: pynvml.NVMLError) -> str:
 
 
 def _read_health(handle: Any) -> Reading:
-    """Of a whole GPU; its MIG devices share the memory. Raises NVMLError for a GPU that does not answer."""
+    """Reads the health of a whole GPU, whose memory its MIG devices share. Raises NVMLError for a GPU that does not
+    answer."""
     rows = _if_supported(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     remedy = RECOVERIES.get(_if_supported(lambda: _read_recovery(handle)) or 0)
     return Reading(
@@ -152,7 +157,7 @@ def _read_recovery(handle: Any) -> int | None:
 
 
 def _if_supported(query: Callable[[], T | None]) -> T | None:
-    """None where this GPU, driver or mode cannot tell; that says nothing about its health."""
+    """Returns None if this GPU, driver or mode does not support the query, which says nothing about its health."""
     try:
         return query()
     except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired):
@@ -171,7 +176,7 @@ def _mig_handles(handle: Any) -> tuple[Any, ...]:
         try:
             found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
         except pynvml.NVMLError_NotFound:
-            continue  # MIG places may be empty, also in the middle
+            continue  # positions of MIG devices may be empty, also in the middle
     return tuple(found)
 
 

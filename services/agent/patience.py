@@ -1,4 +1,4 @@
-"""PURE: how a runner is asked to stop, and when the agent stops waiting for it."""
+"""PURE: the signal with which a runner is asked to stop, and the time at which the agent stops waiting for it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from signal import Signals
 from gangline.domain.state import ExitKind
 from services.agent.record import StopOrder
 
-# A runner that has written its report has nothing left to do.
+# Time for a runner to end after it has written its report: it has nothing left to do then.
 LINGER_SECONDS = 20.0
 
 
 def plan_signal(order: StopOrder | None) -> Signals | None:
-    """SIGTERM lets the trial checkpoint first, SIGQUIT ends the ranks now; None without an order."""
+    """Returns SIGTERM, with which the trial checkpoints first, or SIGQUIT, which ends the ranks now; None without an
+    order."""
     if order is None:
         return None
     return Signals.SIGQUIT if order.kind is ExitKind.KILLED else Signals.SIGTERM
 
 
 def plan_kill_at(order: StopOrder | None, exit_seen_at: float | None) -> float | None:
-    """When what is left of the runner gets SIGKILL; None while it may run on. Unix seconds.
+    """Returns the Unix seconds at which the rest of the runner gets SIGKILL; None while it may run on.
 
     exit_seen_at: when its report was first seen on disk.
     """

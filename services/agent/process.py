@@ -1,7 +1,7 @@
 """Watches and signals processes that are not this agent's children.
 
-Owns pidfds and /proc: who a process is (pid and start time), when it ends, how it ended, and signals that cannot hit a
-later process with the same pid. It knows nothing of allocations.
+Owns pidfds and /proc. They give the identity of a process (pid and start time), when and how it ended, and signals that
+cannot reach a later process with the same pid. This module has no notion of allocations.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from services.agent.conclusion import ProcessEnd
 from services.agent.network import read_boot_id
 from services.agent.record import Process
 
-# ioctl PIDFD_GET_INFO with PIDFD_INFO_EXIT, linux/pidfd.h: since Linux 6.15 it tells anybody how a process ended.
+# ioctl PIDFD_GET_INFO with PIDFD_INFO_EXIT, from linux/pidfd.h. Since Linux 6.15 it reports to any process how a
+# process ended.
 _PIDFD_GET_INFO = 0xC0000000 | 64 << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _INFO = struct.Struct("=QQ11Ii")
+# Positions in the fields that `_read_stat` returns.
 _STATE_FIELD, _GROUP_FIELD, _START_FIELD = 0, 2, 19
 
 
 def identify(pid: int) -> Process | None:
-    """None when there is no such process, or only its zombie."""
+    """Returns the process with this pid; None if there is none, or only its zombie."""
     fields = _read_stat(pid)
     if fields is None or fields[_STATE_FIELD] in "ZX":
         return None
@@ -43,21 +45,21 @@ def is_alive(process: Process) -> bool:
 
 @contextmanager
 def opened(process: Process) -> Iterator[int | None]:
-    """A pidfd of exactly this process; None when it has ended."""
+    """Yields a pidfd of exactly this process; None if it has ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         yield None
         return
     try:
-        # The pid may have passed to another process before the open; from here on the descriptor pins it.
+        # The pid may have passed to another process before the open. From here on the descriptor pins it.
         yield descriptor if is_alive(process) else None
     finally:
         os.close(descriptor)
 
 
 async def wait_end(pidfd: int) -> None:
-    """Returns when the process has ended, zombie or not."""
+    """Returns when the process has ended, whether it is reaped or not."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(pidfd, ended.set)
@@ -68,9 +70,9 @@ async def wait_end(pidfd: int) -> None:
 
 
 async def read_end(pidfd: int, patience_seconds: float = 1.0) -> ProcessEnd:
-    """How an ended process ended; empty when neither being its parent nor the kernel lets us know.
+    """Returns how an ended process ended; empty if neither its parent nor the kernel reports it to this process.
 
-    The kernel tells once the parent has reaped it, which may take that parent a moment.
+    The kernel reports it once the parent has reaped the process, which may take that parent a moment.
     """
     give_up_at = time.monotonic() + patience_seconds
     while True:
@@ -88,22 +90,22 @@ def send_signal(pidfd: int, number: signal.Signals) -> None:
 
 
 def kill_group(leader: Process) -> bool:
-    """SIGKILL for every process of the group that this process leads, also when the leader itself is gone.
+    """Sends SIGKILL to every process of the group that this process leads, even if the leader itself is gone.
 
-    True when anybody in it was alive. Not for a pid that another process has taken since: a pid stays taken while its
-    group has members, so a process with the same pid and another start means that the group is empty.
+    Returns True if any of them was alive. Another process that has the pid now is not killed. A pid stays taken while
+    its group has members, so a process with the same pid and another start means that the group is empty.
     """
     target = _find_group(leader)
     return target is not None and _kill(target)
 
 
 def has_group(leader: Process) -> bool:
-    """Whether anybody is alive whom kill_group would kill."""
+    """Whether any process is alive that kill_group would kill."""
     return _find_group(leader) is not None
 
 
 def load_leaders(pid_file: Path) -> list[Process]:
-    """The leaders of groups whose pids are the words of this file; none when there is no such file or it is broken.
+    """Returns the leaders of groups whose pids are in this file; none if the file is missing or broken.
 
     A leader must be older than the file: a younger process has only inherited the number.
     """
@@ -119,27 +121,30 @@ def load_leaders(pid_file: Path) -> list[Process]:
 
 
 def _find_leader(pid: int, written_at: float) -> Process | None:
-    """One that is gone may have left members of its group behind."""
+    """Returns the leader with this pid, or None for a younger process. A leader that is gone may have left members of
+    its group behind, so it is returned too."""
     fields = _read_stat(pid)
     if fields is None:
         return Process(pid, 0, boot_id())
     ticks = int(fields[_START_FIELD])
+    # The start is computed from clock ticks and the time of the boot, so it gets a tolerance of one second.
     is_younger = _booted_at() + ticks / os.sysconf("SC_CLK_TCK") > written_at + 1
     return None if is_younger else Process(pid, ticks, boot_id())
 
 
 def _find_group(leader: Process) -> int | None:
-    """What os.kill takes for all of the group; None when nobody in it is alive."""
+    """Returns the argument of os.kill that reaches the whole group; None if no process in it is alive."""
     fields = _read_stat(leader.pid)
     if fields is not None and (int(fields[_START_FIELD]) != leader.start_ticks or leader.boot_id != boot_id()):
         return None
     if fields is not None and int(fields[_GROUP_FIELD]) != leader.pid:
+        # A process that has not made its own group yet, or has left it, is killed alone.
         return leader.pid if identify(leader.pid) == leader else None
     return -leader.pid if _has_living_members(leader.pid) else None
 
 
 def find_openers(path: Path) -> tuple[Process, ...]:
-    """Every process that has this file open, oldest first, this one left out. Looks through all of /proc."""
+    """Returns every process that has this file open, oldest first, without this one. Searches all of /proc."""
     own, wanted = os.getpid(), str(path.resolve())
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     openers = [identify(pid) for pid in pids if pid != own and _has_open(pid, wanted)]
@@ -148,7 +153,7 @@ def find_openers(path: Path) -> tuple[Process, ...]:
 
 @cache
 def boot_id() -> str:
-    """Of this machine, until it is restarted."""
+    """Returns the id of the machine's current boot. It cannot change while this process runs."""
     return read_boot_id()
 
 
@@ -157,7 +162,8 @@ def _booted_at() -> float:
 
 
 def _read_stat(pid: int) -> list[str] | None:
-    """The fields of /proc/<pid>/stat from the third on; the second, the program's name, may hold anything."""
+    """Returns the fields of /proc/<pid>/stat from the third on. The second is the program's name, which may contain any
+    character."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -173,7 +179,8 @@ def _has_open(pid: int, wanted: str) -> bool:
 
 
 def _has_living_members(group: int) -> bool:
-    """Zombies do not count: they hold nothing, and where nobody reaps them they stay."""
+    """Whether the group has a process that is not a zombie. Zombies hold nothing, and without a parent that reaps them
+    they stay."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -196,7 +203,7 @@ def _kill(pid: int) -> bool:
 
 
 def _wait_status(pidfd: int) -> tuple[int | None, bool]:
-    """The wait status if it is known, and whether it may still come."""
+    """Returns the wait status if it is known, and whether it may still arrive."""
     try:
         result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
@@ -213,7 +220,7 @@ def _ask_kernel(pidfd: int) -> tuple[int | None, bool]:
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, buffer)
     except OSError as error:
-        # ESRCH: dead, and how was forgotten; the others: a kernel without the call.
+        # ESRCH: the process is dead, and its end was forgotten. Other errors: a kernel without the call.
         return None, error.errno == errno.EAGAIN
     mask, *_, status = _INFO.unpack(buffer)
     return (status, True) if mask & _PIDFD_INFO_EXIT else (None, True)

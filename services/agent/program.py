@@ -1,8 +1,8 @@
-"""The agent as a program: puts the parts together, runs them, and ends them in order when a signal comes.
+"""The agent as a program: builds the parts, runs them, and ends them in order when a signal arrives.
 
 SIGTERM and SIGINT end the agent and leave its trial runners alone; the next agent finds them. With
-`kill_runners_on_exit` they preempt every trial first and kill what is left after the grace; a second signal shortens
-the grace to nothing. Called by `__main__`.
+`kill_runners_on_exit` they first preempt every trial, and kill what is left after the grace. A second signal then
+shortens the grace to zero. Called by `__main__`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 async def run(settings: AgentSettings, program: RunnerProgram) -> None:
-    """Until a signal asks it to end. Raises GanglineError for what an operator must change."""
+    """Runs the agent until a signal asks it to end. Raises GanglineError for an error that an operator must correct."""
     if settings.cluster_token_file is None:
         raise invalid("agent.no_token", "the agent needs the cluster's token; give --cluster-token-file FILE")
     token = load_token(settings.cluster_token_file)
@@ -74,6 +74,7 @@ class _Running:
         background = [asyncio.create_task(template.run()) for template in self._templates]
         background.append(asyncio.create_task(watch_machine(self._agent, self._link, self._settings.health_seconds)))
         background.append(asyncio.create_task(self._monitor.run()))
+        # The first hello must already say whether anything can start here.
         await self._disk.check_once()
         background.append(asyncio.create_task(self._disk.run()))
         self._agent.roster.recover()
@@ -84,7 +85,7 @@ class _Running:
             number = await _first_signal(signals, [link, *background])
             log.info("ending", signal=number.name, kills_runners=self._settings.kill_runners_on_exit)
         finally:
-            # First of all no new work.
+            # The link ends first, so no new work arrives.
             await _end(link)
             if self._settings.kill_runners_on_exit:
                 await self._stop_runners(signals)
@@ -135,7 +136,7 @@ def _catch_signals() -> asyncio.Queue[signal.Signals]:
 
 
 async def _first_signal(signals: asyncio.Queue[signal.Signals], tasks: list[asyncio.Task[None]]) -> signal.Signals:
-    """Raises what one of the tasks raised, none of which should ever end."""
+    """Waits for a signal. Raises the error of a task that ended, because none of them should ever end."""
     caught = asyncio.create_task(signals.get())
     done, _ = await asyncio.wait([caught, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for task in done:

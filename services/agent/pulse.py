@@ -1,8 +1,8 @@
-"""Heartbeats from a thread and over a connection of their own, beside those on the agent's stream.
+"""Sends heartbeats from a thread and over its own connection, in addition to those on the agent's stream.
 
-The event loop of the agent waits for the disk whenever its journal is written, and on a busy machine one such wait may
-take longer than an agent's lease. This thread waits for nothing but its own clock. It does not speak for a loop that
-has stopped for good: without a sign of life from it for STALLED_SECONDS the heartbeats cease. The link starts one
+The agent's event loop waits for the disk whenever it writes the journal. On a busy machine one such wait may take
+longer than an agent's lease. This thread waits only for its own clock. It must not keep an agent alive whose loop has
+stopped for good: the heartbeats cease when the loop has shown no activity for STALLED_SECONDS. The link starts one
 pulse for each stream that was welcomed.
 """
 
@@ -20,16 +20,17 @@ import structlog
 from gangline import rpc
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 
-# Longer than a disk that works takes for one write, however busy it is.
+# A working disk needs less time for one write, however busy it is.
 STALLED_SECONDS = 30.0
+# The nice value of the thread, so that ranks on all cores do not delay a heartbeat.
 PRIORITY = -10
 
 log = structlog.get_logger(__name__)
 
 
 class Pulse:
-    """alive_at: when the event loop was last seen at work, by the monotonic clock. `start` and `stop` once each; both
-    return at once."""
+    """Sends the heartbeats of one stream. alive_at: returns when the event loop was last active, on the monotonic
+    clock. `start` and `stop` are called once each; both return at once."""
 
     def __init__(
         self,
@@ -61,15 +62,17 @@ class Pulse:
                     stub.Heartbeat(self._beats(), metadata=self._metadata)
             except grpc.RpcError as failure:
                 if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    # A scheduler of an earlier version: the heartbeats on the stream are all there is.
+                    # A scheduler of an earlier version does not know the call, so the heartbeats on the stream must do.
                     return
+                # The connection is made again after a pause; the link notices by itself that the leader is gone.
                 log.debug("a heartbeat was not taken", address=self._address, status=failure.code().name)
             self._is_over.wait(self._beat_seconds)
 
     def _beats(self) -> Iterator[agent_pb2.HeartbeatRequest]:
-        """Runs in a thread of grpc's, which sends what this yields."""
+        """Yields the heartbeats to send. Runs in a thread of grpc."""
         with suppress(OSError):
-            # Of this thread alone, and only where the agent may: what the agent starts must not inherit it.
+            # The priority changes for this thread alone, so that processes that the agent starts do not inherit it. An
+            # agent without the right to change it continues without.
             os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
         while not self._is_over.is_set():
             if time.monotonic() - self._alive_at() < STALLED_SECONDS:

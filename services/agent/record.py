@@ -1,7 +1,8 @@
-"""PURE: what the journal remembers of one allocation, and the only ways in which that may change.
+"""PURE: the journal's record of one allocation, and the only transitions that it may make.
 
 A record goes ACCEPTED -> RUNNING -> ENDED and never back; ENDED carries the report that the scheduler must get. The
-journal puts these records on disk, the story of an allocation moves them. No clock and no file here.
+journal writes these records to disk, and the allocation's lifecycle (allocation.py) makes the transitions. This module
+uses no clock and no file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from gangline.domain.state import ExitKind
 
+# Written into each record. A record of another version counts as unreadable.
 SCHEMA_VERSION = 1
 
 
@@ -27,7 +29,8 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, told apart from a later one with the same pid by its start (clock ticks since boot) and its boot."""
+    """One process. Its start (clock ticks since boot) and its boot tell it apart from a later process with the same
+    pid."""
 
     pid: int
     start_ticks: int
@@ -36,7 +39,8 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """kind: PREEMPTED (let it checkpoint first) or KILLED. deadline_at: Unix seconds; what is left then is killed."""
+    """An order to end. kind: PREEMPTED (with a checkpoint first) or KILLED. deadline_at: Unix seconds at which the rest
+    is killed."""
 
     kind: ExitKind
     reason: str
@@ -45,8 +49,11 @@ class StopOrder:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """status: the final AllocationStatus as proto JSON, None until the record is ENDED. boot_id: the machine's boot at
-    the acceptance, of a record to which the start is not added; empty otherwise."""
+    """The state of one allocation.
+
+    status: the final AllocationStatus as proto JSON; None until the record is ENDED.
+    boot_id: the machine's boot at the acceptance, for a record that does not note the start; empty otherwise.
+    """
 
     allocation_id: str
     epoch: int
@@ -64,24 +71,25 @@ class Record:
 
 
 def mark_started(record: Record, process: Process | None) -> Record:
-    """The runner was started; process is None when nobody knows which it is. An ended record stays ended."""
+    """Notes that the runner was started. process: None if it is not known which process it is. An ended record stays
+    ended."""
     return replace(record, phase=Phase.RUNNING, process=process) if record.is_live else record
 
 
 def mark_stopping(record: Record, order: StopOrder) -> Record:
-    """Adds an order to stop. Orders only get stricter: KILLED outweighs PREEMPTED, the earlier deadline holds."""
+    """Adds an order to stop. Orders only get stricter: KILLED replaces PREEMPTED, and the earlier deadline is kept."""
     if not record.is_live:
         return record
     return replace(record, stop=order if record.stop is None else _stricter(record.stop, order))
 
 
 def mark_ended(record: Record, status: Mapping[str, Any]) -> Record:
-    """The first final status stays: a terminal state never changes."""
+    """Notes the final status. The first one stays, because a terminal state never changes."""
     return replace(record, phase=Phase.ENDED, status=status) if record.is_live else record
 
 
 def find_holders(records: Iterable[Record], allocation_id: str, slot_ids: Iterable[str]) -> tuple[str, ...]:
-    """The other live allocations that hold one of these slots."""
+    """Returns the other live allocations that hold one of these slots."""
     wanted = set(slot_ids)
     return tuple(
         record.allocation_id
@@ -91,7 +99,7 @@ def find_holders(records: Iterable[Record], allocation_id: str, slot_ids: Iterab
 
 
 def format_record(record: Record) -> str:
-    # asdict copies every value, which takes longer than all the rest of a write.
+    # asdict copies every value, which takes longer than the rest of a write.
     values = {each.name: getattr(record, each.name) for each in fields(Record)}
     for name in ("process", "stop"):
         part = values[name]
@@ -100,7 +108,7 @@ def format_record(record: Record) -> str:
 
 
 def parse_record(text: str) -> Record:
-    """Raises ValueError, in words, when it is not what `format_record` wrote."""
+    """Returns the record of a text that `format_record` wrote. Raises ValueError with a sentence for any other text."""
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:

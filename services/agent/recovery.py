@@ -1,8 +1,8 @@
-"""PURE: what an agent does about each allocation that it finds in its journal when it starts.
+"""PURE: the verdict of a starting agent on each allocation that it finds in its journal.
 
-`Found` is what disk and kernel say; `plan_recovery` decides. The rule behind every case: slots count as free only when
-nothing of their old allocation is alive, and what was accepted ends with exactly one report. The journal module reads
-the disk and the agent carries the verdict out.
+`Found` has the findings of disk and kernel; `plan_recovery` decides. One rule is behind every case. Slots count as free
+only when no process of their old allocation is alive, and an accepted allocation ends with exactly one report. The
+journal module reads the disk, and the roster carries the verdict out.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from services.agent.record import Phase, Record
 
 
 class Verdict(StrEnum):
-    """What to do with one folder of the journal."""
+    """The action for one folder of the journal."""
 
-    KEEP = "KEEP"  # it has ended: report it until the scheduler says Forget
-    START = "START"  # it was accepted, and nothing was started yet
+    KEEP = "KEEP"  # it has ended: report it until the scheduler sends Forget
+    START = "START"  # it was accepted, and no runner was started yet
     ADOPT = "ADOPT"  # its runner lives: watch it
     CONCLUDE = "CONCLUDE"  # its runner is gone: report how it ended
-    KILL = "KILL"  # something lives that nobody may own: end it, then report
+    KILL = "KILL"  # a process lives that no allocation may own: kill it, then report
     DISCARD = "DISCARD"  # it was never accepted: the agent stopped before its record was complete
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """record: None when there is none or it cannot be read (then problem says so).
+    """The findings on one folder.
 
-    has_spec: spec.json is there and readable. is_alive: the runner's lock is held, or its process lives. has_exit: the
-    runner left its exit.json. problem: names the unreadable file; empty when all is well. was_tried: its start may be
-    behind it, although the record does not say so.
+    record: None if there is none or it cannot be read; problem then names it.
+    has_spec: spec.json is there and readable.
+    is_alive: the runner's lock is held, or its process lives.
+    has_exit: the runner left its exit.json.
+    problem: names the unreadable file; empty if there is none.
+    was_tried: the runner may have been started, although the record does not note it.
     """
 
     record: Record | None
@@ -42,7 +45,8 @@ class Found:
 
 
 def plan_recovery(found: Found) -> Verdict:
-    """One verdict for one folder; the same for the same findings, so that a second crash changes nothing."""
+    """Returns the verdict for one folder. The same findings give the same verdict, so a second crash changes
+    nothing."""
     if found.record is None:
         return _plan_without_record(found)
     if not found.record.is_live:
@@ -57,9 +61,10 @@ def plan_recovery(found: Found) -> Verdict:
 
 def _plan_without_record(found: Found) -> Verdict:
     if found.is_alive:
-        # Training goes on when a file of ours is broken, as long as we know which slots it uses.
+        # Training continues although a file of the journal is broken, as long as its slots are known.
         return Verdict.ADOPT if found.has_spec else Verdict.KILL
     if found.problem or found.has_exit:
         return Verdict.CONCLUDE
-    # The runner starts after the record is complete, so without any record nothing was started or promised.
+    # The runner starts after the record is complete. So without any record no runner was started, and no slot was
+    # promised.
     return Verdict.DISCARD

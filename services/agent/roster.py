@@ -1,7 +1,7 @@
-"""Which allocations this agent has: their stories, who may use which slot, and what becomes of the journal's finds.
+"""The allocations of this agent: the lifecycle of each, the use of slots, and the recovery from the journal.
 
-Owns that a slot has one live allocation here, whatever the scheduler orders, and that an allocation's folder lives as
-long as its story. It knows no stream; the agent feeds it commands and hears statuses through `on_status`.
+Owns two invariants. A slot has one live allocation here, whatever the scheduler orders. An allocation's folder exists
+as long as its lifecycle. It uses no stream: the agent passes commands to it and receives statuses through `on_status`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from services.agent.record import Phase, Record, StopOrder, find_holders, mark_e
 from services.agent.recovery import Verdict, plan_recovery
 from services.common.disk_fault import is_disk_fault
 
-# As long as a stopped trial may take to go; the scheduler's own deadline for the gang ends the wait earlier.
+# Limit for a stopped trial to release its slots. The scheduler's own deadline for the gang ends the wait earlier.
 SLOT_SECONDS = 120.0
+# Grace of a live allocation that the scheduler does not know any more.
 FORGET_GRACE_SECONDS = 10.0
-# Forgotten folders are removed once none was added for so long, at the latest after a while or when there are many.
-# ext4 passes over each inode that was freed within the last minutes whenever it makes a new one, so removing folders
-# while jobs come by the dozen makes the start of each of them slow.
+# Forgotten folders are removed once none was added for TIDY_SECONDS, but at the latest after LONGEST_UNTIDY_SECONDS or
+# with MAX_UNTIDY folders. When ext4 makes an inode, it passes over each inode that was freed within the last minutes.
+# So removing folders while dozens of commands arrive slows down the start of each of them.
 TIDY_SECONDS = 2.0
 LONGEST_UNTIDY_SECONDS = 30.0
 MAX_UNTIDY = 2000
@@ -44,7 +45,8 @@ log = structlog.get_logger(__name__)
 
 
 class Roster:
-    """All methods run on the event loop. on_status is told of every status after it is in the journal."""
+    """All live and ended allocations of this agent. All methods run on the event loop. on_status is called with every
+    status after it is in the journal."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Roster:
         on_status: Callable[[agent_pb2.AllocationStatus], None],
         wait_until_heard: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """wait_until_heard: returns once the leader is heard; None where there is none to hear."""
+        """wait_until_heard returns once the leader is heard; None without a leader to wait for."""
         self._agent_id = agent_id
         self._journal = journal
         self.on_status = on_status
@@ -78,16 +80,16 @@ class Roster:
         return [story.status() for story in self._stories.values() if not (ended_only and story.record.is_live)]
 
     def recover(self) -> None:
-        """Takes up what the journal holds; call it once, before the first command."""
+        """Continues the allocations of the journal. Called once, before the first command."""
         for survey in self._journal.survey():
             verdict = plan_recovery(survey.found)
             log.info("found in the journal", allocation_id=survey.folder.allocation_id, verdict=verdict.value)
             self._take_up(survey, verdict)
 
     def accept(self, spec: runner_pb2.RunnerSpec, slot_ids: tuple[str, ...], refusal: str) -> None:
-        """Begins a new allocation, or, when it is refused, one that has ended before it began.
+        """Begins a new allocation. A refused one is recorded as ended before it began.
 
-        Raises GanglineError `id.allocation` for an id that is none.
+        Raises GanglineError `id.allocation` for an invalid id.
         """
         folder = self._journal.folder(spec.allocation.id)
         is_lone = is_lone_command(spec)
@@ -95,12 +97,12 @@ class Roster:
         record = Record(spec.allocation.id, spec.allocation.epoch, slot_ids, accepted_at=time.time(), boot_id=boot_id)
         refusal = refusal or refuse_slots(self.records, record.allocation_id, slot_ids)
         if refusal:
-            # Without slots: what it asked for is not held by it.
+            # Without slots, because a refused allocation must not hold the slots that it asked for.
             record = self._ended(replace(record, slot_ids=()), ExitKind.START_FAILED, refusal)
         try:
             folder.create(spec, record)
         except OSError as error:
-            # What a restarted agent would not find must not run.
+            # An allocation that a restarted agent would not find must not run.
             message = f"cannot write the journal in {folder.path}: {error}"
             kind = ExitKind.AGENT_DISK if is_disk_fault(error) else ExitKind.START_FAILED
             record = self._ended(record, kind, message)
@@ -109,7 +111,7 @@ class Roster:
         self._stories[record.allocation_id].tell()
 
     def stop(self, allocation_id: str, epoch: int, order: StopOrder) -> None:
-        """Stops it if it lives; says in any case how it stands."""
+        """Stops the allocation if it is live, and reports its status in any case."""
         story = self._stories.get(allocation_id)
         if story is not None and story.record.is_live:
             story.stop(order)
@@ -117,13 +119,15 @@ class Roster:
         elif story is not None:
             self.on_status(story.status())
         else:
-            # It never came here, or its exit is recorded already. Nothing of it lives, and that is what was wanted.
+            # The allocation never arrived here, or its exit is recorded already. Nothing of it is alive, as the order
+            # demands.
             record = Record(allocation_id, epoch, (), accepted_at=0.0)
             record = self._ended(record, order.kind, f"it was not here to stop: {order.reason}")
             self.on_status(json_format.ParseDict(dict(record.status or {}), agent_pb2.AllocationStatus()))
 
     def forget(self, allocation_id: str) -> None:
-        """Drops an ended allocation. A live one is killed first: its slots may be promised to another by now."""
+        """Drops an ended allocation. A live one is killed first, because its slots may be promised to another one by
+        now."""
         story = self._stories.get(allocation_id)
         if story is None:
             return
@@ -136,14 +140,15 @@ class Roster:
         self._drop(story)
 
     async def stop_all(self, grace_seconds: float, reason: str) -> None:
-        """Preempts every allocation and returns when all have ended. Called again, it kills what is left at once."""
+        """Preempts every allocation and returns when all have ended. A second call with less grace shortens the
+        deadline of the first."""
         order = StopOrder(ExitKind.PREEMPTED, reason, time.time() + grace_seconds)
         for story in self._stories.values():
             story.stop(order)
         await asyncio.gather(*self._tasks.values())
 
     async def close(self) -> None:
-        """Stops watching. No runner notices."""
+        """Stops watching. The runners continue."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -164,11 +169,11 @@ class Roster:
         if record is None:
             record = Record(folder.allocation_id, 0, (), accepted_at=0.0, phase=Phase.RUNNING)
         if verdict is Verdict.KILL:
-            # By SIGKILL, so that no report of an orderly end hides that it was us who gave up on it.
+            # SIGKILL leaves no report of an orderly end, which would hide that the agent gave the allocation up.
             for opener in (*process.find_openers(folder.alive_path), *process.find_openers(folder.lock_path)):
                 process.kill_group(opener)
         elif verdict in {Verdict.ADOPT, Verdict.CONCLUDE}:
-            # Whatever the record says, a start is behind it: there must never be a second one.
+            # Whatever the record says, a start has happened, and there must never be a second one.
             record = replace(record, phase=Phase.RUNNING)
         self._begin(folder, record, survey.found.problem)
 
@@ -221,7 +226,7 @@ class Roster:
             await asyncio.to_thread(self._journal.tidy)
 
     async def _wait_for_slots(self, record: Record) -> str:
-        """ "" once they are free; otherwise why they will not be."""
+        """Returns "" once the slots are free; otherwise the reason why they will not be."""
         give_up_at = time.monotonic() + SLOT_SECONDS
         while holders := find_holders(self._accepted_before(record), record.allocation_id, record.slot_ids):
             refusal = refuse_slots(self._accepted_before(record), record.allocation_id, record.slot_ids)
@@ -236,13 +241,14 @@ class Roster:
         return ""
 
     def _accepted_before(self, record: Record) -> list[Record]:
-        """Who comes first: an allocation that is stopped before it got its slots must not wait for its successor."""
+        """Returns the records that this one must wait for. A later allocation is none of them: an allocation that is
+        stopped before it got its slots must not wait for its successor."""
         records = self.records
         ids = [each.allocation_id for each in records]
         return records[: ids.index(record.allocation_id)]
 
     def _notify(self) -> None:
-        """Wakes whoever waits for slots."""
+        """Wakes all waits for slots."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,7 +1,7 @@
-"""PURE: which scheduler the agent tries next, and after how long.
+"""PURE: which scheduler the agent tries next, and after which delay.
 
-A route holds the configured addresses, those of the schedulers that are alive now, and, when a standby named it, the
-leader's. The link asks it after each attempt; randomness comes in as an argument.
+A route has the configured addresses, those of the schedulers that are alive now, and the leader's if a standby named
+it. The link asks it after each attempt; randomness is an argument.
 """
 
 from __future__ import annotations
@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+# Back-off of the first round over all addresses; it doubles with each further round.
 FIRST_DELAY_SECONDS = 0.1
+# Cap of the back-off, so that a new leader is found soon.
 LONGEST_DELAY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """addresses: as configured. learned: of all schedulers that were alive when a scheduler last named them. failures:
-    attempts since the last stream that was welcomed. leader: an address that a standby named. welcomed_by: the address
-    of the newest leader that welcomed the agent."""
+    """The addresses and the position of the search for the leader.
+
+    addresses: the configured ones.
+    failures: attempts since the last stream that was welcomed.
+    leader: an address that a standby named.
+    learned: the addresses of all schedulers that were alive when a scheduler last named them.
+    welcomed_by: the address of the newest leader that welcomed the agent.
+    """
 
     addresses: tuple[str, ...]
     cursor: int = 0
@@ -36,31 +43,32 @@ class Route:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Whom to ask for a newer leader: the schedulers that do not lead; the only one where there is no other."""
+        """The schedulers to ask for a newer leader: those that do not lead, or the only one if there is no other."""
         return tuple(address for address in self.known if address != self.welcomed_by) or self.known
 
 
 def after_failure(route: Route) -> Route:
-    """Nobody there, or no leader. A named leader that failed is dropped before the next configured address is tried."""
+    """Returns the route after an attempt at which no leader answered. A named leader that failed is dropped before the
+    next configured address is tried."""
     moved = route.cursor if route.leader else route.cursor + 1
     return replace(route, cursor=moved % len(route.known), failures=route.failures + 1, leader="")
 
 
 def after_naming(route: Route, leader: str) -> Route:
-    """A standby answered and named the leader. It counts as a failure, so two standbys that name each other are not
-    asked in a tight loop."""
+    """Returns the route after a standby named the leader. It counts as a failure, so two standbys that name each other
+    are not asked in a tight loop."""
     if leader == route.address:
         return after_failure(route)
     return replace(after_failure(route), leader=leader)
 
 
 def after_new_leader(route: Route, leader: str) -> Route:
-    """A scheduler named a leader that is newer than all that the agent knew."""
+    """Returns the route after a scheduler named a leader that is newer than all that the agent knew."""
     return replace(route, leader=leader, failures=0)
 
 
 def after_learning(route: Route, schedulers: Sequence[str]) -> Route:
-    """The cursor stays on its address where that is still known."""
+    """Returns the route with the new list of schedulers. The cursor stays on its address if the list still has it."""
     learned = replace(route, learned=tuple(schedulers))
     present = route.known[route.cursor % len(route.known)]
     return replace(learned, cursor=learned.known.index(present) if present in learned.known else 0)
@@ -71,11 +79,11 @@ def after_welcome(route: Route) -> Route:
 
 
 def plan_delay(route: Route, roll: float) -> float:
-    """Seconds to wait before the next attempt; roll: uniform in [0, 1).
+    """Returns the seconds to wait before the next attempt; roll: uniform in [0, 1).
 
-    The first attempt after a lost stream and the first round over all addresses go fast, because a new leader is
-    elected within a second; then the delay doubles each round up to its bound, each time halved or kept by chance so
-    that a cluster's agents do not come back in step.
+    The first attempt after a lost stream and the first round over all addresses are fast, because a new leader is
+    elected within a second. Then the delay doubles each round up to its cap. A random factor between 0.5 and 1 keeps a
+    cluster's agents from returning at the same moment.
     """
     if route.failures == 0:
         return 0.0

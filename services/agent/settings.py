@@ -1,4 +1,4 @@
-"""What an operator can set for an agent; see services/common/settings.py for where values come from."""
+"""The settings that an operator can give an agent. services/common/settings.py documents where values are read from."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from services.common.settings import ServiceSettings, check_names
 
+# An agent's id is part of etcd keys and slot ids, so its characters are limited.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

@@ -1,7 +1,8 @@
-"""Which slots this agent offers: the GPUs that NVML lists and CUDA_VISIBLE_DEVICES leaves, or artificial CPU slots.
+"""The slots that this agent offers: GPUs that NVML lists and CUDA_VISIBLE_DEVICES leaves visible, or artificial CPU
+slots.
 
 Owns the slots' stable ids. It reads NVML through nvml.py and starts nothing. The agent calls `load_slots` once, in a
-thread, because NVML may block; from then on monitor.py owns the slots' health.
+thread, because NVML may block. From then on monitor.py owns the slots' health.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ REMEDY = "start the agent with --slots N for N artificial CPU slots"
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """devices[i] is the device of slots[i]; no devices for artificial slots."""
+    """The slots and their devices. devices[i] is the device of slots[i]; artificial slots have no devices."""
 
     slots: tuple[Slot, ...]
     devices: tuple[Device, ...] = ()
 
 
 def load_slots(agent_id: str, setting: str, environment: Mapping[str, str] = os.environ) -> Slots:
-    """setting: "auto" for GPUs, or the number of artificial slots.
+    """Returns the slots. setting: "auto" for GPUs, or the number of artificial slots.
 
-    Raises GanglineError `agent.no_gpus` when "auto" finds none: guessing a number of CPU slots would let a machine
-    with a broken driver join as a CPU machine and train there, slowly, without a word.
+    Raises GanglineError `agent.no_gpus` if "auto" finds none. With a guessed number of CPU slots, a machine with a
+    broken driver would join as a CPU machine. Trainings there would be slow without any warning.
     """
     if setting != "auto":
         return Slots(tuple(Slot(id=f"{agent_id}/{index}") for index in range(int(setting))))
@@ -49,7 +50,7 @@ def load_slots(agent_id: str, setting: str, environment: Mapping[str, str] = os.
 
 
 def with_problems(before: Slots, problems: Sequence[str]) -> Slots:
-    """The same slots, each with its present problem; empty for one that is healthy."""
+    """Returns the same slots with their current problems; an empty problem means healthy."""
     pairs = zip(before.slots, problems, strict=True)
     return replace(before, slots=tuple(replace(slot, is_healthy=not why, problem=why) for slot, why in pairs))
 

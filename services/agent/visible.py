@@ -1,7 +1,7 @@
-"""PURE: which of a machine's devices this agent may hand out: what CUDA_VISIBLE_DEVICES means over NVML's list.
+"""PURE: which of a machine's devices this agent may hand out, by the meaning of CUDA_VISIBLE_DEVICES for NVML's list.
 
-A MIG-enabled GPU stands for its MIG devices. An entry that names no device becomes an unhealthy device that says so,
-where CUDA would silently hide it and all that follow. Called by slot.py with what nvml.py read.
+A MIG-enabled GPU is replaced by its MIG devices. An entry that names no device becomes an unhealthy device with that
+problem; CUDA would silently hide it and all entries after it. slot.py calls this with what nvml.py read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU or a MIG device as NVML sees it.
+    """A GPU or a MIG device as NVML reports it.
 
-    index: of the GPU, in PCI order; unlike bus_id, its place on the PCI bus, it changes when another GPU is lost. uuid,
-    bus_id: empty when NVML did not tell. mig_path: "<gpu uuid>/<gpu instance>/<compute instance>" of a MIG device, from
-    which old drivers make its name. problem: empty when it is healthy.
+    index: of the GPU, in PCI order. It changes when another GPU is lost; bus_id, its place on the PCI bus, does not.
+    uuid, bus_id: empty if NVML did not report them.
+    mig_path: "<gpu uuid>/<gpu instance>/<compute instance>" of a MIG device, from which old drivers make its name.
+    problem: empty if it is healthy.
     """
 
     index: int
@@ -29,14 +30,16 @@ class Device:
 
     @property
     def is_known(self) -> bool:
-        """Whether NVML can be asked for it again; what it could not name is out of use until the agent starts anew."""
+        """Whether NVML can be asked for the device again. A device without a name is out of use until the agent
+        restarts."""
         return bool(self.bus_id and self.uuid)
 
 
 def select_visible(devices: Sequence[Device], setting: str | None) -> tuple[Device, ...]:
-    """setting: the value of CUDA_VISIBLE_DEVICES, None when it is unset (then all devices are visible).
+    """Returns the devices that CUDA_VISIBLE_DEVICES leaves visible.
 
-    As in CUDA: entries keep their order, a negative index or a word that names nothing ends the list, a UUID may be
+    setting: the variable's value; None if it is unset, and then all devices are visible.
+    As in CUDA, entries keep their order, and a negative index or a word that names nothing ends the list. A UUID may be
     shortened as long as it is unique. A device that is named twice counts once.
     """
     if setting is None:
@@ -51,9 +54,10 @@ def select_visible(devices: Sequence[Device], setting: str | None) -> tuple[Devi
 
 
 def find_problem(device: Device, found: Sequence[Device]) -> str:
-    """What is wrong with a device that the agent started with: slots neither come nor go while it runs.
+    """Returns the problem of a device that the agent started with; empty if there is none. Slots are neither added nor
+    removed while the agent runs.
 
-    found: what its GPU shows of itself at present. Empty when all is well.
+    found: the devices that its GPU reports now.
     """
     same = next((each for each in found if each.uuid == device.uuid), None)
     if same is not None:
@@ -71,7 +75,7 @@ def _find(devices: Sequence[Device], entry: str) -> tuple[Device, ...]:
         found = [device for device in devices if device.index == int(entry)]
         return tuple(found) or (_unknown(int(entry), "", entry),)
     found = [device for device in devices if _is_named(device, entry)]
-    # A GPU's name may stand for all of its MIG devices, so only names of several GPUs are ambiguous.
+    # A GPU's name may mean all of its MIG devices, so only names of several GPUs are ambiguous.
     if len({str(device.index) if entry.startswith("GPU-") else device.uuid for device in found}) > 1:
         return (_unknown(-1, entry, entry, "more than one device"),)
     return tuple(found) or (_unknown(-1, entry, entry),)

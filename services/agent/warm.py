@@ -1,8 +1,8 @@
-"""The agent's two fork servers: processes that have imported what trial runners and ranks need.
+"""The agent's two fork servers: processes that have imported the modules that trial runners and ranks need.
 
-Owns their life: starts them, starts them again when they die, ends them with the agent (they end by themselves when
-the agent is killed, because it holds their standard input). What is forked from them outlives them. The launcher asks
-`fork`; trial runners reach the rank template by its socket path.
+Owns their lifecycle: starts them, restarts them when they die, and ends them with the agent. They end by themselves if
+the agent is killed, because the agent holds their standard input. The processes forked from them outlive them. The
+launcher calls `fork`; trial runners reach the rank template by its socket path.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ import structlog
 from gangline.launch import forkserver
 from services.agent import metrics
 
+# Back-off before a restart. It doubles with each server that dies early.
 FIRST_DELAY_SECONDS = 0.2
+# Cap of the back-off.
 LONGEST_DELAY_SECONDS = 30.0
-# A server that lived this long was well: the next restart is quick again.
+# Lifetime after which a server counts as healthy, so that the back-off begins anew.
 HEALTHY_AFTER_SECONDS = 30.0
+# Limit for a new server to bind its socket.
 BIND_SECONDS = 3.0
+# Size of a server's log beyond which the next start empties it.
 LOG_BYTES = 1 << 20
 
 log = structlog.get_logger(__name__)
@@ -46,7 +50,7 @@ class Template:
         return str(self._socket)
 
     async def run(self) -> None:
-        """Until cancelled; then the fork server is ended."""
+        """Keeps the fork server running until it is cancelled; then ends it."""
         delay = FIRST_DELAY_SECONDS
         try:
             while True:
@@ -66,7 +70,8 @@ class Template:
             await self.end()
 
     async def _run_once(self) -> int | None:
-        """The exit code of one fork server; None where a disk that refuses its files did not let it start."""
+        """Runs one fork server to its end. Returns its exit code, or None if it could not start because a disk refuses
+        its files."""
         try:
             self._process = await self._start()
         except OSError as error:
@@ -87,8 +92,8 @@ class Template:
         fds: Sequence[int],
         deadline_seconds: float,
     ) -> int:
-        """The pid of the new process. Raises GanglineError `forkserver.*`; then a fork may still happen, unless the
-        server is ended."""
+        """Returns the pid of the new process. Raises GanglineError `forkserver.*`; then a fork may still happen, unless
+        the server is ended."""
         await self._wait_bound()
         return await asyncio.to_thread(
             forkserver.fork,
@@ -102,7 +107,7 @@ class Template:
         )
 
     async def end(self) -> None:
-        """Kills the fork server, not its children, and returns when it is gone. `run` starts the next one."""
+        """Kills the fork server, but not its children, and returns when it is gone. `run` starts the next one."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -111,7 +116,7 @@ class Template:
         await process.wait()
 
     async def _wait_bound(self) -> None:
-        """A server that has just been started binds its socket within a moment; waiting beats a cold start."""
+        """Waits until a new server has bound its socket, which takes a moment. Waiting is faster than a cold start."""
         give_up_at = time.monotonic() + BIND_SECONDS
         while not self._socket.exists() and time.monotonic() < give_up_at:  # noqa: ASYNC110 - another process binds it
             await asyncio.sleep(0.02)
@@ -134,7 +139,7 @@ class Template:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                # Its own session: Ctrl-C in the agent's terminal is the agent's to answer.
+                # A session of its own: Ctrl-C in the agent's terminal must reach the agent only.
                 start_new_session=True,
             )
         finally:

@@ -1,9 +1,9 @@
 """PURE: what an NVIDIA XID code says about the GPU that reported it.
 
 Source: NVIDIA, "Analyzing Xid Errors with the Xid Catalog" (docs.nvidia.com/deploy/xid-errors), by the immediate action
-that it names for each code: RESTART_APP and IGNORE say that the GPU goes on, RESET_GPU, RESTART_BM and the workflows
-for 48 and 74 that it does not. A code that is in none of the tables here is unknown, and takes no GPU out of use by
-itself.
+that it names for each code. RESTART_APP and IGNORE mean that the GPU stays usable. RESET_GPU, RESTART_BM and the
+workflows for 48 and 74 mean that it does not. A code that is in none of these tables is unknown, and takes no GPU out
+of use by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REPLACE = "reset the GPU, and have it replaced when this comes again"
 
 
 class XidKind(StrEnum):
-    """CONTAINED: the hardware failed and has dealt with it, so the GPU stays usable."""
+    """The party that an XID blames. CONTAINED: the hardware failed and handled the error, so the GPU stays usable."""
 
     APPLICATION = "application"
     CONTAINED = "contained"
@@ -28,7 +28,7 @@ class XidKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """remedy: what an operator does about it; empty unless it is a fault of the hardware."""
+    """One XID code with its meaning. remedy: what an operator should do; empty unless the hardware is at fault."""
 
     code: int
     kind: XidKind
@@ -37,12 +37,12 @@ class Xid:
 
     @property
     def is_memory(self) -> bool:
-        """Whether it is about the GPU's memory, where counters of errors and rows to remap can confirm it."""
+        """Whether the XID concerns the GPU's memory, where counters of errors and rows to remap can confirm it."""
         return self.code in _MEMORY
 
     @property
     def is_raised_by_contained(self) -> bool:
-        """Whether it also comes with an error that was contained, and then says no more than that one."""
+        """Whether the driver also raises the XID with a contained error. Then it adds nothing to that one."""
         return self.code in _RAISED_BY_CONTAINED
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Xid:
 DOUBLE_BIT_ERROR = 48
 CONTAINED_ERROR = 94
 
-# 94: the application must restart, the GPU needs a reset when convenient and is usable until then.
+# 94: the application must restart. The GPU stays usable, and needs a reset when convenient.
 _CONTAINED: Mapping[int, str] = {
     63: "rows of its memory will be remapped at the next reset",
     92: "many single-bit memory errors, all corrected",
@@ -87,8 +87,8 @@ _HARDWARE: Mapping[int, tuple[str, str]] = {
     172: ("uncorrectable error in its SRAM", RESET),
 }
 
-# 109 (a context switch timed out) is here although the catalog would reset the GPU: load alone raises it, again and
-# again, and a GPU that really hangs raises 119, 120 or 158 as well or fails its next check.
+# 109 (a context switch timed out) is here although the catalog would reset the GPU. Load alone raises it repeatedly. A
+# GPU that really hangs raises 119, 120 or 158 as well, or fails its next check.
 _APPLICATION = frozenset(
     {8, 11, 13, 14, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 66, 67, 68, 69, 70, 71, 72, 75, 76, 77, 80}
     | {82, 83, 84, 85, 86, 88, 89, *range(96, 106), 106, 107, 109, *range(126, 136), 137, 139, 141}
@@ -99,7 +99,7 @@ _RAISED_BY_CONTAINED = frozenset({DOUBLE_BIT_ERROR, 171, 172})
 
 
 def classify(code: int) -> Xid:
-    """code: as the driver reports it; any number."""
+    """Returns the entry of the tables for a code of the driver, which may be any number."""
     if code in _HARDWARE:
         meaning, remedy = _HARDWARE[code]
         return Xid(code, XidKind.HARDWARE, meaning, remedy)

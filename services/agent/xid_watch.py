@@ -1,8 +1,8 @@
-"""Hears of XIDs as they happen: one thread that waits for the events of a set of GPUs.
+"""Receives XIDs as they happen: one thread that waits for the events of a set of GPUs.
 
-Owns the event calls of NVML and the thread, which holds NVML open for as long as it runs: a GPU cannot be reset while
-anybody does, so monitor.py stops the watch when a GPU needs it. What an XID means is health.py's business. GPUs and
-drivers without events are not watched; only checks find their faults.
+Owns the event calls of NVML and the thread, which holds NVML open as long as it runs. A GPU cannot be reset while any
+process holds NVML open, so monitor.py stops the watch when a GPU needs a reset. health.py decides what an XID means.
+GPUs and drivers without events are not watched; only checks find their faults.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from services.agent import nvml
 from services.agent.visible import Device
 from services.agent.xid import DOUBLE_BIT_ERROR
 
+# Longest wait for an event in one call, after which the thread sees an order to stop.
 WAIT_MILLISECONDS = 500
+# Limit for the thread to release NVML. A thread that is blocked in the driver is left to itself.
 STOP_SECONDS = 2.0
+# NVML's value for an event that concerns no MIG instance.
 NO_INSTANCE = 0xFFFFFFFF
-# XIDs, and double-bit errors by themselves, for drivers that raise no XID of them.
+# XIDs, and double-bit errors as events of their own, for drivers that raise no XID for them.
 WANTED = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
 
 log = structlog.get_logger(__name__)
@@ -33,7 +36,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """instance: "<gpu instance>/" or "<gpu instance>/<compute instance>" of a MIG device; empty for all of the GPU."""
+    """One XID of one GPU.
+
+    instance: "<gpu instance>/" or "<gpu instance>/<compute instance>" of a MIG device; empty for the whole GPU.
+    """
 
     bus_id: str
     code: int
@@ -45,7 +51,7 @@ class XidEvent:
 
 
 class XidWatch:
-    """All methods run on the event loop, and so does on_event. May be started and stopped again and again."""
+    """Starts and stops the thread, any number of times. All methods run on the event loop, and so does on_event."""
 
     def __init__(self, on_event: Callable[[XidEvent], None]) -> None:
         self._on_event = on_event
@@ -58,9 +64,9 @@ class XidWatch:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, bus_ids: Collection[str]) -> None:
-        """From now on it watches these GPUs and no others; nothing happens when it does so already.
+        """Watches these GPUs and no others from now on. Does nothing if it watches them already.
 
-        A thread that ended by itself, because a GPU was lost or NVML does not come up, is started again.
+        A thread that ended by itself is started again. It ends if a GPU is lost, or if NVML cannot be initialized.
         """
         wanted = frozenset(bus_ids)
         if self.is_running and wanted == self._bus_ids:
@@ -74,11 +80,11 @@ class XidWatch:
         self._thread.start()
 
     def tell_to_stop(self) -> None:
-        """Returns at once; a thread that is blocked in the driver is left to itself."""
+        """Orders the thread to end, and returns at once. A thread that is blocked in the driver is left to itself."""
         self._stopping.set()
 
     async def stop(self) -> None:
-        """Once it has let go of NVML, or after STOP_SECONDS."""
+        """Returns once the thread has released NVML, or after STOP_SECONDS."""
         self.tell_to_stop()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -98,12 +104,12 @@ class XidWatch:
         except (pynvml.NVMLError, nvml.NvmlUnavailableError) as error:
             log.warning("the watch for XIDs ended; the next check starts it again", error=str(error))
         else:
-            # Where no GPU has events there is nothing to start again.
+            # If no GPU has events, the thread waits here: ended, it would only be started again.
             stopping.wait()
 
 
 def _watch(bus_ids: Collection[str], stopping: threading.Event, tell: Callable[[XidEvent], None]) -> None:
-    """Raises NVMLError when a GPU is lost, or on anything else that goes wrong."""
+    """Reports events until it is stopped. Raises NVMLError if a GPU is lost, or on any other error."""
     event_set = pynvml.nvmlEventSetCreate()
     try:
         bus_id_by_address = _register(bus_ids, event_set)
@@ -119,7 +125,8 @@ def _watch(bus_ids: Collection[str], stopping: threading.Event, tell: Callable[[
 
 
 def _register(bus_ids: Collection[str], event_set: Any) -> dict[int, str]:
-    """The GPUs whose events the set now holds, by the address of their handle: a lost GPU may not tell who it is."""
+    """Adds the GPUs to the event set. Returns their bus ids by the address of the handle, because a lost GPU may not
+    report its bus id."""
     bus_id_by_address = {}
     for bus_id in bus_ids:
         try:

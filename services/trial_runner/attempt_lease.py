@@ -1,9 +1,9 @@
-"""The lease of this attempt: the runner's side.
+"""The runner's side of the lease of its attempt.
 
-Owns the renewals, and what is asked of schedulers and agents when they fail. Renews several times a lease with the
-leader, which answers that the attempt is over or has to stop, too; so a runner whose agent is away still obeys. Where
-the lease runs out and the leader may be alive and see this host as cut off, it says so (`on_cut`): the ranks must stop
-before the leader starts the next attempt. The verdict is pure (attempt_verdict.py).
+Owns the renewals, and the questions to schedulers and agents when renewals fail. It renews several times a lease with
+the leader. The answer also says whether the attempt is over or must stop, so a runner whose agent is away still obeys.
+The lease may run out while a leader may be alive and may see this host as cut off. Then this module reports it
+(`on_cut`): the ranks must stop before the leader starts the next attempt. The verdict is pure (attempt_verdict.py).
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from services.common.address import split_address
 from services.trial_runner import metrics
 from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_off, is_leaderless
 
-# Of the lease: the pause between renewals, and the longest that one renewal or one look around may take.
+# Share of the lease: the pause between renewals, and the longest duration of one renewal or one round of questions.
 PERIOD_SHARE = 0.25
-# Its first lease is shorter, because the agent had heard the leader up to half a lease before it started the runner.
+# Share of the lease that is left at the start: the agent heard the leader up to half a lease before it started the
+# runner.
 FIRST_SHARE = 0.5
-# After the lease, for the event loop to kill the ranks first; within the margin that the leader waits.
+# Wait after the lease, so that the event loop can kill the ranks first. It is within the margin that the leader waits.
 ENFORCE_SECONDS = 0.75
+# The agents' metric with the seconds since they last heard the leader; NaN for an agent without an opinion.
 SILENCE_METRIC = "gangline_agent_leader_silence_seconds"
 _SILENCE = re.compile(rf"^{SILENCE_METRIC} (\S+)$", re.MULTILINE)
 
@@ -44,8 +46,12 @@ log = structlog.get_logger(__name__)
 
 
 class AttemptLease:
-    """on_over: told why the attempt is over. on_stop: told what the attempt was asked to do, with each renewal. on_cut:
-    told that the lease has run out. Without a lease in the spec (an older scheduler) it does nothing."""
+    """Renews the lease while the attempt lives. Without a lease in the spec (an older scheduler) it does nothing.
+
+    on_over: called with the reason why the attempt is over.
+    on_stop: called with the stop order of the attempt, at each renewal.
+    on_cut: called when the lease has run out.
+    """
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class AttemptLease:
 
     @property
     def covers_start(self) -> bool:
-        """Whether ranks may start now: preparing did not take so long that a renewal has to come first."""
+        """Whether ranks may start now. If the preparation took too long, a renewal must come first."""
         return not self._lease_seconds or time.monotonic() < self._ends_at - self._period_seconds
 
     async def hold(self) -> None:
@@ -86,15 +92,18 @@ class AttemptLease:
             await self._is_renewed.wait()
 
     def start(self, pids: Callable[[], Iterable[int]]) -> None:
-        """Ranks run: from now on the end of the lease is theirs too. May be called again. pids: of the ranks, each of
-        which leads a process group."""
+        """Enforces the end of the lease on the ranks from now on. May be called again.
+
+        pids: returns the pids of the ranks, each of which leads a process group.
+        """
         if not self._has_ranks and self._lease_seconds:
             self._has_ranks = True
             threading.Thread(target=self._enforce, args=(pids,), name="lease", daemon=True).start()
         self._begin()
 
     def _enforce(self, pids: Callable[[], Iterable[int]]) -> None:
-        """Kills the ranks where the event loop does not: it may wait for a disk that hangs. Runs in a thread."""
+        """Kills the ranks if the event loop does not, because it waits for a disk that hangs, for example. Runs in a
+        thread."""
         while not self._has_ended.wait(max(0.0, self._ends_at - time.monotonic())):
             if time.monotonic() < self._ends_at:
                 continue
@@ -111,12 +120,14 @@ class AttemptLease:
             self._running = asyncio.create_task(self._run(), name="attempt lease")
 
     def end_ranks(self) -> None:
-        """The ranks have ended: the lease is held only until their end is told."""
+        """Ends the enforcement, because the ranks have ended. The lease is renewed further until their end is
+        reported."""
         self._has_ranks = False
         self._has_ended.set()
 
     async def tell_exit(self, report: ExitReport, limit_seconds: float) -> None:
-        """For a runner whose agent is gone: without it, the leader would give the attempt up and start the next one."""
+        """Reports the exit to the leader, for a runner whose agent is gone. Otherwise the leader would give the attempt
+        up and start the next one."""
         if self._running is None or self._is_over:
             return
         self._running.cancel()
@@ -139,10 +150,10 @@ class AttemptLease:
             await channel.close()
 
     async def _run(self) -> None:
-        """Until the attempt is over, the lease has run out, or it is cancelled."""
+        """Renews until the attempt is over, until the lease has run out, or until it is cancelled."""
         while not self._is_over:
             began_at = time.monotonic()
-            # A runner that was kept from running for long looks once more before it gives its training up.
+            # A runner that did not get to run for long tries once more before it gives its training up.
             least_seconds = self._period_seconds / 2 if self._has_ranks else self._period_seconds
             limit_seconds = max(self._ends_at - began_at, least_seconds)
             try:
@@ -151,7 +162,7 @@ class AttemptLease:
             except TimeoutError:
                 pass
             except Exception:
-                # The top of a long-lived task: whatever breaks here, the lease ends when it ends.
+                # This is the top of a long-lived task: an error here must not end the renewals before the lease ends.
                 log.exception("the lease could not be renewed")
             now = time.monotonic()
             if now >= self._ends_at and self._has_ranks:
@@ -167,7 +178,8 @@ class AttemptLease:
         return self._lease_seconds * PERIOD_SHARE
 
     async def _renew_or_excuse(self, began_at: float) -> None:
-        """Asks the leader alone while it answers. When it does not: all schedulers at once, then the committee."""
+        """Asks only the leader while it answers. If it does not, asks all schedulers at once, and then the
+        committee."""
         if self._is_calm:
             asked = {self._addresses[0]: await self._ask(self._addresses[0])} if self._addresses else {}
         else:
@@ -196,7 +208,7 @@ class AttemptLease:
         self._on_cut(message)
 
     async def _ask(self, address: str) -> tuple[SchedulerSign, str]:
-        """Tries to renew with one scheduler: what it is, and the leader that it names."""
+        """Tries to renew with one scheduler. Returns its sign and the leader that it names."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -205,7 +217,7 @@ class AttemptLease:
             stub = runner_pb2_grpc.RunnerServiceStub(channel)
             answer = await stub.RenewAttempt(self._request, timeout=limit_seconds, metadata=token_metadata(self._token))
         except grpc.aio.AioRpcError as error:
-            # A channel that waits to connect again would answer for the host.
+            # A channel in its own back-off would fail without asking the host.
             self._channels.pop(address, None)
             await channel.close()
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
@@ -221,14 +233,17 @@ class AttemptLease:
             return
         self._lease_seconds = answer.lease_seconds or self._lease_seconds
         self._committee = list(answer.committee)
-        # The leader first: the next renewal goes there.
+        # The leader is the first address, so the next renewal goes there.
         self._addresses = list(dict.fromkeys([address, *(answer.scheduler_addresses or self._addresses)]))
+        # The lease counts from the sending of the request. The leader counts from its receipt, so this side ends first.
         self._extend(sent_at)
         metrics.attempt_renewals.inc()
         if answer.HasField("stop"):
             self._on_stop(answer.stop)
 
     async def _may_go_on(self, signs: Sequence[SchedulerSign]) -> bool:
+        """Asks the other agents of the committee how long they have not heard the leader. Returns whether the ranks may
+        train on."""
         others = [one for one in self._committee if one.address and one.agent_id != self._agent_id]
         asked = await asyncio.gather(
             *(asyncio.to_thread(_ask_silence, one.address, self._period_seconds / 2) for one in others)
@@ -241,6 +256,8 @@ class AttemptLease:
 
 
 async def _dial(address: str, seconds: float) -> SchedulerSign:
+    """Opens a TCP connection to the scheduler. Returns ABSENT if its host refuses it, STUCK if the host accepts it, and
+    SILENT if nothing answers."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(seconds):
@@ -256,7 +273,10 @@ async def _dial(address: str, seconds: float) -> SchedulerSign:
 
 
 def _ask_silence(address: str, seconds: float) -> float | None:
-    """Blocking. None where the agent does not answer, or has no opinion because it is late itself."""
+    """Returns for how many seconds the agent has not heard the leader. Blocks.
+
+    The result is None if the agent does not answer, or has no opinion because it is late itself.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{address}/metrics?name[]={SILENCE_METRIC}", timeout=seconds) as response:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class SchedulerSign(StrEnum):
-    """What a runner learned of one scheduler.
+    """The result of one call to one scheduler.
 
     RENEWED: it leads, and answered the call. ABSENT: its host refuses the connection, so no scheduler listens there.
     STANDBY: it answers that it does not lead. STUCK: its host accepts the connection, so the network works, but nothing
@@ -31,8 +31,8 @@ def is_leaderless(
 ) -> bool:
     """Whether no scheduler can lead and see this host as cut off.
 
-    A silent scheduler can do both. So can one whose host seems to refuse the connection, where a firewall on the way
-    answers in its place; then an agent that hears the leader tells.
+    A silent scheduler can do both. So can one whose host seems to refuse the connection, because a firewall on the way
+    may answer in its place. In that case an agent that hears the leader shows that there is one.
     """
     is_heard = any(
         seconds < lease_seconds / 2 for agent_id, seconds in silence_by_agent.items() if agent_id != own_agent_id

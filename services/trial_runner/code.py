@@ -1,8 +1,8 @@
 """The user's code: fetched from a gateway once for each machine, checked, and unpacked for each allocation.
 
-Owns the cache of judged archives under <state>/code, which forgets what was not used for longest. By which rules an
-archive is unpacked is in services/common/archive.py; the gateway has refused already what does not keep them. Each
-allocation gets files of its own, so two trials of one experiment cannot write into each other's folder.
+Owns the cache of judged archives under <state>/code, which drops the least recently used ones.
+services/common/archive.py has the rules for unpacking; the gateway has already refused archives that break them. Each
+allocation gets its own files, so two trials of one experiment cannot write into each other's folder.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ from services.common.archive_judge import judge_archive
 from services.common.tar import tarfile
 from services.trial_runner.route import Route
 
-# What a machine keeps of archives; a search's trials share one, and what is gone is fetched again.
+# Bound on the archives that a machine keeps. The trials of a search share one, and a dropped one is fetched again.
 CACHE_BYTES = 2 << 30
-# A download that was not touched for so long belongs to a runner that was killed.
+# Age of an untouched download after which it belongs to a runner that was killed.
 STALE_SECONDS = 3600.0
+# Time for which a failed download is retried.
 ATTEMPTS_SECONDS = 60.0
+# Deadline of one download.
 CALL_SECONDS = 120.0
-# Read and unpacked at once, before a thread for it would have started: threads make a fork of a warm process slower.
+# Archives up to this size are read and unpacked at once, before a thread for it would have started. Threads also make a
+# fork of a warm process slower.
 SMALL_BYTES = 64 << 10
-# What two members or a name do to a file system, on any machine.
+# Errors of a file system that an archive causes on any machine, by two members that collide or by a name.
 _CAUSED_BY_ARCHIVE = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
-# 2^32 - 1: what every Linux file system keeps.
+# 2^32 - 1 seconds: the latest time that every Linux file system can store.
 _LATEST_MTIME = 0xFFFFFFFF
 T = TypeVar("T")
+# Codes after which a retry with another gateway may succeed.
 _RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
 
 async def prepare_code(sha256: str, cache: Path, target: Path, route: Route, token: str) -> Path:
-    """The folder `target` with the code in it. Raises GanglineError `code.*`."""
+    """Unpacks the code into `target`, and returns this folder. Raises GanglineError `code.*`."""
     archive = cache / f"{sha256}.tar.gz"
     if not await _off_loop(archive, _is_intact, archive, sha256):
         await _fetch(sha256, archive, route, token)
@@ -55,7 +59,7 @@ async def prepare_code(sha256: str, cache: Path, target: Path, route: Route, tok
 
 
 async def _off_loop(archive: Path, work: Callable[..., T], *arguments: object) -> T:
-    """Does the work beside the event loop where it takes a while."""
+    """Runs the work in a thread if the archive is big enough to delay the event loop."""
     try:
         is_small = archive.stat().st_size <= SMALL_BYTES  # noqa: ASYNC240 - one look at a local disk
     except FileNotFoundError:
@@ -64,9 +68,9 @@ async def _off_loop(archive: Path, work: Callable[..., T], *arguments: object) -
 
 
 def prune(cache: Path, used: Path, max_bytes: int, now: float) -> None:
-    """Deletes the archives that were not used for longest until max_bytes are left, and downloads that were given up.
+    """Deletes the least recently used archives until at most max_bytes are left, and downloads that were given up.
 
-    used: stays in any case. Another runner may do the same at the same time.
+    used: an archive that is always kept. Another runner may prune at the same time.
     """
     left = max_bytes
     with suppress(FileNotFoundError):
@@ -84,7 +88,7 @@ def prune(cache: Path, used: Path, max_bytes: int, now: float) -> None:
 
 
 def _cached(cache: Path) -> Iterator[tuple[float, int, Path]]:
-    """When it was used, its size, where it is."""
+    """Yields each file's time of last use, its size and its path."""
     for path in cache.iterdir():
         with suppress(FileNotFoundError):
             status = path.stat()
@@ -107,7 +111,7 @@ async def _fetch(sha256: str, archive: Path, route: Route, token: str) -> None:
         if found != sha256:
             raise _corrupt(sha256, f"its bytes have sha256 {found[:12]}...")
         try:
-            # Once for each machine. What passes here is unpacked in this process from then on.
+            # Judged once for each machine. An archive that passes is unpacked in this process from then on.
             await judge_archive(draft)
         except BadArchive as error:
             raise _refused(archive, error) from error
@@ -131,7 +135,7 @@ async def _download(sha256: str, draft: Path, route: Route, token: str) -> str:
 def _is_intact(archive: Path, sha256: str) -> bool:
     try:
         with archive.open("rb") as file:
-            # Used now, so it is among the last to be forgotten.
+            # The time of last use, by which `prune` sorts.
             os.utime(archive)
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256
     except FileNotFoundError:
@@ -139,8 +143,10 @@ def _is_intact(archive: Path, sha256: str) -> bool:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Into a fresh folder, whole or not at all. Raises GanglineError `code.corrupt` or `code.unsafe`, which another
-    attempt would meet as well, or `code.disk`."""
+    """Unpacks into a fresh folder, whole or not at all.
+
+    Raises GanglineError `code.corrupt` or `code.unsafe`, which another attempt would meet as well, or `code.disk`.
+    """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(mode=0o700)
@@ -160,13 +166,13 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def _filter(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-    """tarfile's own filter, which takes owners and modes away, without times that no file can have."""
+    """Applies tarfile's own filter, which removes owners and modes, and resets times that no file can have."""
     filtered = tarfile.data_filter(member, path)
     return filtered if 0 <= filtered.mtime <= _LATEST_MTIME else filtered.replace(mtime=0, deep=False)
 
 
 def _refused(archive: Path, error: BadArchive) -> GanglineError:
-    """The same in the words of a trial that was to start with this archive."""
+    """Returns the same error in words for a trial that was to start with this archive."""
     if error.code == "code.corrupt":
         return _corrupt(archive.name.partition(".")[0], error.why)
     return _unsafe(error.why)

@@ -1,8 +1,8 @@
 """The ranks of this machine: started together, watched, and ended together.
 
-Owns what is known of each rank and carries out what `patience.py` decides. It learns from the nursery (started, ended),
-from the ranks' link (failure, finished), from the gang (a failure elsewhere) and from whoever asks for a stop. Why it
-all ended is judged by `outcome.py` from `ends()`.
+Owns what is known of each rank and carries out what `patience.py` decides. The nursery reports that a rank started or
+ended. The ranks' link reports failures and finished trainings, and the gang reports a failure elsewhere. The runner
+orders stops. `outcome.py` judges from `ends()` why the ranks ended.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from services.trial_runner.nursery_client import Nursery
 from services.trial_runner.outcome import Failure, RankEnd, find_cause, first_cause
 from services.trial_runner.patience import SETTLE_SECONDS, Orders, RankView, plan_kills
 
-# What SIGKILL does not end sits in the kernel (a hung GPU, a dead network disk); waiting longer changes nothing.
+# Wait for a rank to end after SIGKILL. A rank that survives it is stuck in the kernel (a hung GPU, a dead network
+# disk), so a longer wait changes nothing.
 GIVE_UP_SECONDS = 10.0
+# Limit for killing and reaping what the ranks started, after the nursery that would have done it has died.
 BURIAL_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
@@ -49,7 +51,11 @@ class _Rank:
 
 @dataclass(slots=True)
 class Crew:
-    """on_failure: told of the cause as soon as there is one, and again when a better one is known."""
+    """Starts, watches and ends the ranks of one machine.
+
+    on_failure: called with the cause as soon as there is one, and again if a better one is known.
+    lost: why the nursery died while ranks lived; empty if it did not.
+    """
 
     place: Place
     nursery: Nursery
@@ -74,9 +80,12 @@ class Crew:
         num_threads: int,
         program: Sequence[str] = (),
     ) -> float:
-        """Starts every rank; when the last one was up. program: takes the place of each. Raises GanglineError
-        `runner.no_rank`."""
+        """Starts every rank. Returns the time at which the last one was up.
+
+        program: the command that replaces each rank's process; empty for Python. Raises GanglineError `runner.no_rank`.
+        """
         self._up = asyncio.get_running_loop().create_future()
+        # The kernel only counts its kills. A higher count after a SIGKILL means that memory ran out.
         self._oom_kills_before = memory.count_oom_kills()
         self._watching = asyncio.create_task(self._watch())
         for rank, environment in environments.items():
@@ -91,11 +100,11 @@ class Crew:
         return await self._up
 
     async def wait_ended(self) -> None:
-        """Returns when every rank has ended, or will not end whatever is done to it."""
+        """Returns when every rank has ended, or when the remaining ones survive SIGKILL."""
         await self._ended.wait()
 
     async def close(self) -> None:
-        """Only after `wait_ended`, or instead of it when the nursery is closed too."""
+        """Cancels the timer and the watch. Called only after `wait_ended`, or when the nursery is closed too."""
         if self._timer is not None:
             self._timer.cancel()
         if self._watching is not None:
@@ -103,8 +112,11 @@ class Crew:
             await asyncio.gather(self._watching, return_exceptions=True)
 
     def describe_end(self, *, was_ordered: bool) -> str:
-        """How long the end took, on the monotonic clock: from the moment at which this runner learned of the failure,
-        or of the order to end its ranks at once, until the last rank was gone. Empty where there was no such moment."""
+        """Returns a sentence with the duration of the end, on the monotonic clock.
+
+        The duration begins when this runner learned of the failure, or received the order to end its ranks at once. It
+        ends when the last rank was gone. The sentence is empty if there was no such moment.
+        """
         if self._end_began_at is None or self._ended_at is None:
             return ""
         seconds = max(0.0, self._ended_at - self._end_began_at)
@@ -113,16 +125,16 @@ class Crew:
 
     @property
     def living(self) -> list[int]:
-        """Ranks that have not ended, with those that say that their training is over left out."""
+        """Ranks that have not ended, without those that reported that their training is over."""
         return [rank for rank, state in self._ranks.items() if state.is_alive and not state.finished_at]
 
     @property
     def pids(self) -> list[int]:
-        """Of all ranks, also ended ones; 0 where one is not up yet."""
+        """The pids of all ranks, also of ended ones; 0 for a rank that is not up yet."""
         return [rank.pid for rank in self._ranks.values()]
 
     def ends(self) -> list[RankEnd]:
-        """How each rank ended, with its last lines; complete once the log pump is drained."""
+        """Returns how each rank ended, with its last lines. The lines are complete once the log pump is drained."""
         return [
             replace(
                 rank.end,
@@ -133,7 +145,7 @@ class Crew:
         ]
 
     def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
-        """What a rank says of its own end; other messages are not the crew's."""
+        """Takes the messages in which a rank reports its own end; ignores all others."""
         state = self._ranks.get(rank)
         if state is None:
             return
@@ -155,15 +167,18 @@ class Crew:
         self._act()
 
     def on_peer_failure(self) -> None:
-        """Another member has failed: everybody here ends too."""
+        """Ends the ranks of this machine, because another member has failed."""
         if self._orders.peer_failed_at is None:
             self._orders = replace(self._orders, peer_failed_at=time.time())
             self._begin_end()
             self._act()
 
     def stop(self, deadline_at: float, has_link: frozenset[int]) -> None:
-        """Ends all ranks by deadline_at. has_link: the ranks that were asked to stop over their link; the others, plain
-        commands, get SIGTERM when there is time left for them to heed it."""
+        """Ends all ranks by `deadline_at`.
+
+        has_link: the ranks that were asked to stop over their link. The others are plain commands; they get SIGTERM if
+        there is time left to react to it.
+        """
         self._orders = replace(self._orders, stop_at=min(deadline_at, self._orders.stop_at or deadline_at))
         if deadline_at <= time.time():
             self._begin_end()
@@ -206,7 +221,7 @@ class Crew:
             exit_code=event["exit_code"],
             signal=number,
             ended_at=event["at"],
-            # A command that ends after our SIGTERM, with whatever code, has obeyed.
+            # A command that ends after SIGTERM, with any code, has obeyed.
             was_killed=(event["was_killed"] and number == signal.SIGKILL) or state.was_asked,
             was_out_of_memory=event["exit_code"] != 0 and memory.count_oom_kills() > self._oom_kills_before,
         )
@@ -222,14 +237,15 @@ class Crew:
             self.lost = f"the process that holds the ranks (pid {self.nursery.pid}) died, and its ranks with it"
         for state in living:
             state.is_alive = False
-        # Ranks that it forked died with it. Programs in their places, whose pids it may not even have told, did not.
+        # The ranks that the nursery forked died with it. Programs that replaced ranks did not, and the nursery may not
+        # have reported all of their pids.
         child.bury_descendants(BURIAL_SECONDS)
         if self._up is not None and not self._up.done():
             self._up.set_exception(unavailable("runner.no_rank", self.lost or "the process that forks ranks died"))
         self._act()
 
     def _act(self) -> None:
-        """Does what is due now, and comes back when the next thing is."""
+        """Carries out what is due now, and sets a timer for the next deadline."""
         self.tell(time.time() - SETTLE_SECONDS)
         if self._timer is not None:
             self._timer.cancel()
@@ -269,10 +285,10 @@ class Crew:
         self.nursery.signal(ranks, signal.SIGKILL)
 
     def tell(self, silent_before: float) -> None:
-        """Tells of the cause, if there is one that was not told yet.
+        """Reports the cause to `on_failure`, if there is one that was not reported yet.
 
-        silent_before: ranks that ended later than this, and whose last lines say why, are passed over: the lines may
-        still be in the pipe.
+        silent_before: ranks that ended later than this, and whose last lines name the cause, are skipped. Their lines
+        may still be in the pipe.
         """
         heard = [end for end in self.ends() if _has_said_all(end) or end.ended_at <= silent_before]
         cause = find_cause(heard)
@@ -283,7 +299,8 @@ class Crew:
 
 
 def _has_said_all(end: RankEnd) -> bool:
-    """Whether its last lines add nothing to what is known of its end. Before abort() the cause is printed."""
+    """Whether the rank's last lines add nothing to what is known of its end. A process prints its cause before
+    abort()."""
     return end.failure is not None or (end.signal is not None and end.signal != signal.SIGABRT)
 
 

@@ -1,9 +1,10 @@
-"""Brings what ended runners could not deliver to the gateway, and then deletes it.
+"""Delivers the records of ended runners to the gateway, and then deletes them.
 
-A runner ends within seconds of its ranks so that the slots are free again; when the gateway is away just then, its
-spool stays behind. This process of its own takes over every spool under <state>/spool whose owner has gone (a flock
-tells), also one that a killed runner left, until all are delivered or too old. A runner starts it; one runs at a time,
-and it ends when the machine's agent is gone for good: the next runner there starts it again.
+A runner ends within seconds of its ranks, so that the slots are free again. If the gateway is away at that moment, the
+runner's spool stays behind. The drainer is a process of its own. It takes over every spool under <state>/spool whose
+flock is free, also that of a killed runner, until all are delivered or too old.
+A runner starts the drainer, and one drainer runs at a time. It ends when the machine's agent is gone for good; the next
+runner on the machine starts it again.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from services.trial_runner.ingest import Ingest
 from services.trial_runner.route import Route
 from services.trial_runner.spool import Spool
 
-# After this the gateway that would take them is not coming back.
+# Age after which a spool is given up: a gateway that has been away for a week will not take its records.
 MAX_AGE_SECONDS = 7 * 24 * 3600.0
+# Pause between two searches for spools whose runner has ended meanwhile.
 RESCAN_SECONDS = 5.0
+# Pause before a folder is tried again whose disk fails, or that cannot be removed.
 RETRY_SECONDS = 60.0
-# An agent that is only restarted is back sooner.
+# Time without an agent after which the drainer ends. An agent that is only restarted is back sooner.
 AGENTLESS_SECONDS = 30.0
 _TARGET = "target.json"
 _LOCK = "lock"
@@ -42,7 +45,8 @@ log = structlog.get_logger(__name__)
 
 
 def claim(folder: Path) -> int | None:
-    """A descriptor that makes the caller the owner of this spool; None when somebody else is."""
+    """Takes the ownership of this spool. Returns the descriptor that holds it, or None if another process owns the
+    spool."""
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +59,8 @@ def claim(folder: Path) -> int | None:
 def save_target(
     folder: Path, *, spool_id: str, trial_id: str, addresses: Sequence[str], token: str, agent_id: str = ""
 ) -> None:
-    """Where the records have to go, for whoever takes over. Readable by its owner alone, as the token demands."""
+    """Writes where the records must be sent, for the drainer. The file contains the token, so only its owner may read
+    it."""
     target = {
         "spool_id": spool_id,
         "trial_id": trial_id,
@@ -67,7 +72,7 @@ def save_target(
 
 
 def has_orphans(spools: Path) -> bool:
-    """Whether a spool lies there without an owner."""
+    """Whether there is a spool without an owner."""
     for folder in _folders(spools):
         fd = claim(folder)
         if fd is not None:
@@ -77,7 +82,7 @@ def has_orphans(spools: Path) -> bool:
 
 
 def start_drainer(spools: Path) -> None:
-    """In a session of its own: it outlives the runner and whoever sweeps up after it."""
+    """Starts the drainer in its own session, so that it outlives the runner and the agent's cleanup after it."""
     with (spools / "drainer.log").open("ab") as output:
         subprocess.Popen(
             [sys.executable, "-m", "services.trial_runner.drainer", "--spools", str(spools)],
@@ -90,9 +95,9 @@ def start_drainer(spools: Path) -> None:
 
 
 async def drain_all(spools: Path) -> None:
-    """Returns when no spool is left without an owner, or no agent is there any more."""
+    """Returns when no spool without an owner is left, or when the machine has had no agent for AGENTLESS_SECONDS."""
     busy: dict[Path, asyncio.Task[None]] = {}
-    # A folder whose disk fails, or that cannot be removed, is tried again after a pause.
+    # A folder is tried again after a pause if its disk fails, or if it cannot be removed.
     again_at: dict[Path, float] = {}
     agent_seen_at = time.monotonic()
     while time.monotonic() - agent_seen_at < AGENTLESS_SECONDS:
@@ -127,7 +132,7 @@ def _note_end(folder: Path, task: asyncio.Task[None]) -> None:
 def has_agent(state: Path) -> bool:
     """Whether the agent of this state directory lives, by the pid in agent.lock.
 
-    The flock is not asked: trying it could keep an agent away.
+    The flock itself is not tried, because holding it for a moment could keep an agent from starting.
     """
     try:
         pid = int((state / "agent.lock").read_text().split()[0])
@@ -171,7 +176,7 @@ async def _deliver(folder: Path, target: dict[str, object]) -> None:
 
 
 def _load_target(folder: Path) -> dict[str, object] | None:
-    """None when nobody can say where it belongs."""
+    """Returns the target of the spool, or None if its file is missing or incomplete."""
     try:
         target = json.loads((folder / _TARGET).read_text())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""The runner's last word and its sign of life in the allocation's folder: exit.json and the flock'ed `lock`.
+"""The files by which the agent sees how the runner ended, and whether it lives: exit.json and the flock'ed `lock`.
 
-Owns how both are written. The agent reads them; nobody else does.
+Owns how both are written, in the allocation's folder. Only the agent reads them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ log = structlog.get_logger(__name__)
 
 
 def take_lock(directory: Path) -> int:
-    """Holds the folder's lock until this process ends. Raises GanglineError `runner.already_runs`, or OSError."""
+    """Takes the folder's lock, which is held until this process ends. Raises GanglineError `runner.already_runs`, or
+    OSError."""
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,8 +40,11 @@ def take_lock(directory: Path) -> int:
 def write_exit(
     directory: Path, allocation_id: str, report: ExitReport, undelivered: Sequence[runner_pb2.TrialReport]
 ) -> None:
-    """Whole or not at all, and on the disk before it counts. A disk that refuses it does not lose it: then it is where
-    the agent looks next (`disk_fault.spare_path`). Raises OSError when no place takes it."""
+    """Writes exit.json as a whole or not at all, and returns only once it is on the disk.
+
+    If the disk refuses it, the exit is written to the place that the agent reads next (`disk_fault.spare_path`). Raises
+    OSError if neither place takes it.
+    """
     status = agent_pb2.AllocationStatus(
         allocation_id=allocation_id,
         state=enum_number(State.TERMINAL),  # type: ignore[arg-type] # the map knows numbers, not the stub's enum type
@@ -56,13 +60,13 @@ def write_exit(
 
 
 def write_nursery_pid(directory: Path, pid: int) -> None:
-    """By this the agent finds the nursery, and with it the store, when the runner is gone."""
+    """Writes the pid by which the agent finds the nursery, and with it the store, when the runner is gone."""
     _write_pids(directory / "nursery.pid", [pid])
 
 
 def write_rank_pids(directory: Path, pids: Iterable[int]) -> None:
-    """By this the agent finds what the ranks have started when runner and nursery are gone: each leads a process
-    group."""
+    """Writes the pids of the ranks, each of which leads a process group. By them the agent finds what the ranks have
+    started, when runner and nursery are gone."""
     _write_pids(directory / "ranks.pid", pids)
 
 
@@ -71,13 +75,14 @@ def _write_pids(path: Path, pids: Iterable[int]) -> None:
 
 
 def load_stop_deadline(directory: Path) -> float:
-    """When the agent will kill what is left, as its record of this allocation says; 0 when that cannot be read."""
+    """Returns when the agent will kill what is left, according to its record of this allocation; 0 if that cannot be
+    read."""
     deadline_at = _load_stop(directory).get("deadline_at")
     return deadline_at if isinstance(deadline_at, float) else 0.0
 
 
 def load_stop_reason(directory: Path) -> str:
-    """Why the agent asked for the end; empty when that cannot be read."""
+    """Returns why the agent ordered the end; empty if that cannot be read."""
     return str(_load_stop(directory).get("reason", ""))
 
 

@@ -1,7 +1,7 @@
-"""What is remembered of tensor fusion, between the chief rank and the leading scheduler.
+"""Passes the results of tensor-fusion tuning between the chief rank and the leading scheduler.
 
-A rank that asks waits for the answer before it trains, so it gets one within seconds: what the scheduler knows, or
-nothing when no scheduler answers. What tuning found goes the way of all reports.
+A rank that asks for earlier results waits for the answer before it trains. So it gets one within seconds: the
+scheduler's records, or none if no scheduler answers. New results travel like all other reports.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from services.trial_runner.report import Reporter
 from services.trial_runner.route import route_to_leader
 
 CHIEF = 0
+# Limit for the answer to the chief, which does not train while it waits.
 ANSWER_SECONDS = 3.0
 
 log = structlog.get_logger(__name__)
 
 
 class FusionDesk:
-    """send: a message to a rank. `close` only when the ranks have gone."""
+    """Answers the chief's queries and forwards its results. send: sends a message to a rank. `close` may be called only
+    when the ranks have gone."""
 
     def __init__(
         self, spec: runner_pb2.RunnerSpec, reporter: Reporter, send: Callable[[int, rank_pb2.RunnerMessage], None]
@@ -35,7 +37,7 @@ class FusionDesk:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
-        """Other messages than its own are nothing to it."""
+        """Takes the chief's messages about tensor fusion; ignores all others."""
         if rank != CHIEF:
             return
         match message.WhichOneof("message"):

@@ -1,8 +1,9 @@
 """The gang at run time: a link from every member's runner to that of node rank 0, over the chosen network.
 
-Over it go the store's port, the first failure of any rank (so that all machines end within a second and all know the
-cause), how far the ranks are, that they hang, and that a member is done. A link that is lost before its member was done
-is a lost member. It starts and ends no ranks: it tells the crew what happened elsewhere.
+The links carry the store's port, the progress of the ranks, a hang, and the message that a member is done. They also
+carry the first failure of any rank, so all machines end within a second and all know the cause. If a link breaks before
+its member was done, the member counts as lost. This module starts and ends no ranks: it reports to the runner what
+happened elsewhere.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ from services.trial_runner.member_link import MemberServer, Wire
 from services.trial_runner.outcome import Failure
 from services.trial_runner.rendezvous import RendezvousFailed
 
+# Limit in seconds for linking all members, once the network is chosen.
 LINK_SECONDS = 20.0
 OnBeats = Callable[[int, Sequence[Sequence[int]], Sequence[Sequence[int]]], None]
 
 
 class Gang:
-    """on_failure: called with each failure that another member tells of, and with each lost member. on_beats: on node
-    rank 0, with a member's node rank and how far its ranks are. on_hang: with what node rank 0 says of a hang."""
+    """Links this member to the others and passes their messages on.
+
+    on_failure: called with each failure that another member reports, and with each lost member.
+    on_beats: called on node rank 0 with a member's node rank and the progress of its ranks.
+    on_hang: called with the failure that node rank 0 reports for a hang.
+    """
 
     def __init__(self, token: str, node_rank: int, agent_ids: tuple[str, ...]) -> None:
         self.on_failure: Callable[[Failure], None] = lambda _: None
@@ -43,14 +49,14 @@ class Gang:
         self._is_closed = False
 
     async def listen(self) -> int:
-        """Answers probes and links from now on; the port."""
+        """Answers probes and links from now on. Returns the port."""
         return await self._server.start()
 
     async def link(self, candidate: runner_pb2.NetworkCandidate) -> None:
-        """Returns when this member is linked: node rank 0 with all others, any other with node rank 0. Then node rank 0
-        listens no more.
+        """Returns when this member is linked: node rank 0 with all others, any other member with node rank 0. Node rank
+        0 closes its port then.
 
-        Raises RendezvousFailed with who is missing.
+        Raises RendezvousFailed with the names of the missing members.
         """
         try:
             async with asyncio.timeout(LINK_SECONDS):
@@ -64,32 +70,33 @@ class Gang:
             self._server.close()
 
     def share_store(self, port: int) -> None:
-        """Node rank 0 tells where its store listens."""
+        """Sends the port of the store from node rank 0 to all others."""
         self._broadcast({"store_port": port})
 
     async def wait_store(self) -> int:
-        """Every other member learns the store's port."""
+        """Waits on every other member for the store's port. Raises RendezvousFailed if the link to node rank 0 is lost
+        first."""
         return await self._store_port
 
     def tell_failure(self, failure: Failure) -> None:
-        """May be called again when a better cause is known."""
+        """Sends a failure of this member to the others. May be called again if a better cause is known."""
         self._broadcast(_to_message(failure))
 
     def tell_beats(self, beats: list[list[int]], details: list[list[int]]) -> None:
-        """How far this member's ranks are and where, to node rank 0. See lookout.py for the rows."""
+        """Sends the progress and the places of this member's ranks to node rank 0. See lookout.py for the rows."""
         self._broadcast({"beats": beats, "beat_details": details})
 
     def tell_hang(self, failure: Failure) -> None:
-        """Node rank 0 tells that the gang hangs, and in which rank. Everybody ends then, in whatever order."""
+        """Sends from node rank 0 that the gang hangs, and in which rank. All members end then, in any order."""
         self._broadcast({"hang": _to_message(failure)["failure"]})
         self._expect_ends()
 
     def tell_done(self) -> None:
-        """This member's ranks have ended well: whatever becomes of its link is no failure."""
+        """Sends that this member's ranks have ended well. The loss of its link is no failure afterwards."""
         self._broadcast({"done": self._node_rank})
 
     async def wait_done(self) -> None:
-        """Node rank 0 leaves last, because it hosts the store. Returns when all others are done or lost."""
+        """Returns when all others are done or lost. Node rank 0 leaves last, because it hosts the store."""
         while self._node_rank == 0 and set(self._wires) - self._done:
             self._changed.clear()
             await self._changed.wait()
@@ -125,7 +132,7 @@ class Gang:
     async def _receive(self, peer: int, wire: Wire) -> None:
         while (message := await wire.receive()) is not None:
             self._on_message(peer, message)
-        # A member that linked anew has another wire by now.
+        # A member that linked again has another wire by now.
         if self._is_closed or self._wires.get(peer) is not wire:
             return
         if peer not in self._done:
@@ -136,7 +143,7 @@ class Gang:
     def _on_message(self, peer: int, message: dict[str, Any]) -> None:
         if "store_port" in message and not self._store_port.done():
             self._store_port.set_result(int(message["store_port"]))
-            # All members are linked, so none will probe this one again.
+            # All members are linked, so no further probe will arrive.
             self._server.close()
         if "done" in message:
             self._done.add(peer)
@@ -147,14 +154,14 @@ class Gang:
             self._expect_ends()
             self.on_hang(_to_failure(message["hang"]))
         if "failure" in message:
-            # Having said why, it may leave.
+            # The member has reported its cause, so the loss of its link is no failure.
             self._done.add(peer)
             self._changed.set()
             self._broadcast(message, but=peer)
             self.on_failure(_to_failure(message["failure"]))
 
     def _expect_ends(self) -> None:
-        """No member that leaves from now on is lost."""
+        """Marks all members as done, so no member that leaves from now on counts as lost."""
         self._done.update(self._wires)
         self._changed.set()
 

@@ -1,7 +1,7 @@
 """PURE: this runner's place in its gang, and the environment of each of its ranks.
 
-Owns the names that torch.distributed, NCCL, gloo and Gangline's library read. Called by the runner with what the
-rendezvous chose.
+Owns the names of the variables that torch.distributed, NCCL, gloo and Gangline's library read. The runner calls it with
+the network that the rendezvous chose.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from gangline.launch.beat_file import BEAT_KEY
 from gangline.v1 import runner_pb2, types_pb2
 
 LOOPBACK_INTERFACE = "lo"
-# What the agent and the runner are configured by is none of a rank's business.
+# Variables of the agent's and the runner's own environment that a rank must not inherit: their settings, and the place
+# of another torch process.
 _FOREIGN = re.compile(r"^(GANGLINE_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|TORCHELASTIC_)")
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Where the ranks meet: the members' addresses by node rank, of which the first one has the store, and the
-    interface of this machine that they share."""
+    """The network that connects the ranks.
+
+    addresses: the members' addresses by node rank; the first one has the store.
+    interface: the interface of this machine in that network.
+    """
 
     addresses: tuple[str, ...]
     store_port: int
@@ -39,7 +43,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """first_rank: the global rank of this machine's local rank 0."""
+    """This machine's part of the gang. first_rank: the global rank of this machine's local rank 0."""
 
     agent_id: str
     node_rank: int
@@ -59,7 +63,7 @@ class Place:
 
     @property
     def is_alone(self) -> bool:
-        """Whether its one rank is the whole world, which needs no store to meet anybody."""
+        """Whether the gang has one rank only, which needs no store for a rendezvous."""
         return self.world_size == 1
 
     @property
@@ -94,9 +98,13 @@ def rank_environment(
     beat_path: str,
     num_threads: int,
 ) -> dict[str, str]:
-    """All of the environment of one rank. base: the runner's own; the experiment's variables win over it, and what
-    torch.distributed needs wins over both. programs_directory: where this Python lies; what a script starts by the name
-    of python3 is to be the same."""
+    """Returns the whole environment of one rank.
+
+    base: the runner's own environment. The experiment's variables take precedence over it, and the variables of
+    torch.distributed take precedence over both.
+    programs_directory: the folder of this Python. It comes first in PATH, so a script that starts python3 gets the same
+    Python.
+    """
     environment = {name: value for name, value in base.items() if not _FOREIGN.match(name)}
     environment["PATH"] = _with_directory(environment.get("PATH", os.defpath), programs_directory)
     environment["OMP_NUM_THREADS"] = str(num_threads)
@@ -110,8 +118,11 @@ def rank_environment(
 
 
 def threads_per_rank(spec: runner_pb2.RunnerSpec, place: Place, num_cores: int) -> int:
-    """What the experiment sets as OMP_NUM_THREADS, else its slot's part of the machine's cores: ranks of other trials
-    have the other slots, and threads that outnumber the cores slow all of them down many times over."""
+    """Returns the experiment's OMP_NUM_THREADS, or else one slot's share of the machine's cores.
+
+    The share counts all slots of the agent, because ranks of other trials use the other ones. If there are more threads
+    than cores, all of them become many times slower.
+    """
     asked = experiment_variables(spec).get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked):
         return int(asked)
@@ -119,7 +130,7 @@ def threads_per_rank(spec: runner_pb2.RunnerSpec, place: Place, num_cores: int) 
 
 
 def experiment_variables(spec: runner_pb2.RunnerSpec) -> dict[str, str]:
-    """environment.environment_variables of the experiment, those for this kind of slot."""
+    """Returns the experiment's environment.environment_variables for this kind of slot."""
     section = load_config(spec).get("environment", {}).get("environment_variables", {})
     entries = section.get("cuda" if _is_gpu(spec) else "cpu", []) if isinstance(section, dict) else section
     return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
@@ -131,12 +142,13 @@ def load_config(spec: runner_pb2.RunnerSpec) -> dict[str, Any]:
 
 
 def find_program(spec: runner_pb2.RunnerSpec) -> list[str]:
-    """What takes the ranks' places; empty when Python runs the entrypoint in them."""
+    """Returns the command that replaces the ranks' processes; empty if Python runs the entrypoint in them."""
     return program_of(load_config(spec).get("entrypoint") or "")
 
 
 def needs_no_warmth(spec: runner_pb2.RunnerSpec) -> bool:
-    """Whether nothing that this member starts uses libraries of ours: neither its ranks nor a store beside them."""
+    """Whether this member starts no process that uses Gangline's libraries: neither its ranks nor a store beside
+    them."""
     place = find_place(spec)
     return bool(find_program(spec)) and (place.is_alone or not place.is_head)
 
@@ -147,7 +159,7 @@ def _with_directory(path: str, directory: str) -> str:
 
 
 def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network, rank: int) -> dict[str, str]:
-    # A rank that is alone and wants a store hosts it itself, on a port that the kernel picks.
+    # A single rank that needs a store hosts it itself, on a port that the kernel picks.
     store = {"MASTER_PORT": "0"} if place.is_alone else {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     return {
         "RANK": str(rank),
@@ -167,7 +179,8 @@ def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network
 
 
 def _device_variables(spec: runner_pb2.RunnerSpec) -> dict[str, str]:
-    """Every rank of a machine sees all of its allocation's devices there and takes the one of its local rank."""
+    """Returns CUDA_VISIBLE_DEVICES. Every rank of a machine sees all devices that its allocation has there, and uses
+    the one of its local rank."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(_device_name(slot) for slot in spec.slots if _is_device(slot))}
 
 
@@ -218,7 +231,8 @@ def _cluster_info(
 
 
 def _warnings_of(spec: runner_pb2.RunnerSpec) -> list[str]:
-    """For the trial's log. Nothing more to say once there is a checkpoint that was saved since."""
+    """Returns the warnings for the trial's log. A warning about a corrupt checkpoint ends with the first checkpoint
+    that is saved after the failure."""
     latest, failure = spec.latest_checkpoint, spec.trial.last_failure
     is_older = latest.created_at < failure.failed_at
     if failure.kind != types_pb2.EXIT_KIND_CHECKPOINT_CORRUPT or not spec.HasField("latest_checkpoint") or not is_older:

@@ -1,8 +1,8 @@
-"""Carries the spool to a gateway: one stream to any of its addresses, in batches, until each record is acknowledged.
+"""Sends the spool to a gateway: one stream to any of its addresses, in batches, until each record is acknowledged.
 
-Opens the stream when there is something to send, not before; then sends about once a second, or as fast as the gateway
-takes it where there is more than one request holds. After a lost stream it sends again everything above the last
-acknowledged number; the gateway stores nothing twice. A gateway that is away costs the training nothing.
+It opens the stream when there is something to send, not before. Then it sends about once a second, or as fast as the
+gateway takes records if more wait than one request holds. After a lost stream it sends everything above the last
+acknowledged number again; the gateway stores nothing twice. A gateway that is away costs the training nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from services.trial_runner import metrics
 from services.trial_runner.route import Route
 from services.trial_runner.spool import Spool
 
-# What may be on its way without an answer: enough to fill any network, little enough to send again.
+# Cap on records that are sent but not acknowledged: enough to fill any network, few enough to send again.
 WINDOW_RECORDS = 5000
-# How long records are gathered for one request. Each costs the gateway a transaction, and where the gateway shares a
-# machine with ranks that report every few steps, these would pay for it.
+# Time for which records are gathered into one request. Each request costs the gateway a transaction. If the gateway
+# shares a machine with ranks that report every few steps, the ranks would pay for it.
 GATHER_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
 
 class Ingest:
-    """spool_id: "<allocation id>/<node rank>". on_over: told why the attempt is over, with each answer that says so.
-    `run` is its long-lived task."""
+    """Delivers one spool; `run` is its long-lived task.
+
+    spool_id: "<allocation id>/<node rank>". on_over: called with the reason why the attempt is over, at each answer
+    that has one.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Ingest:
         self._is_hurried = asyncio.Event()
 
     async def run(self, token: str) -> None:
-        """Until cancelled."""
+        """Delivers until it is cancelled."""
         is_lost = False
         while True:
             await self._wait_for_records()
@@ -67,12 +70,13 @@ class Ingest:
                     )
                 is_lost = True
             else:
-                # A gateway that shuts down ends the stream politely.
+                # A gateway that shuts down ends the stream without an error.
                 is_lost = False
             await self._route.failed()
 
     async def drain(self, deadline_seconds: float) -> bool:
-        """Waits until the gateway has everything; False when the time was over first. Nothing is held back any more."""
+        """Waits until the gateway has everything. Returns False if the time ran out first. Records are no longer
+        gathered from now on."""
         self._is_drained.clear()
         self._is_hurried.set()
         if not self._spool.num_waiting:
@@ -95,8 +99,8 @@ class Ingest:
         try:
             done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                # A writer that breaks only knows that the stream is over; the reader knows why. A spool that cannot be
-                # read is the writer's own trouble, of which the reader would never hear.
+                # A writer that breaks knows only that the stream is over; the reader knows why. An OSError of the
+                # writer is different: its spool cannot be read, which the reader would never notice.
                 if task is reader or isinstance(task.exception(), OSError | None):
                     task.result()
             await reader
@@ -136,6 +140,7 @@ class Ingest:
                 await self._gather()
 
     async def _gather(self) -> None:
-        """The first records after a silence go at once; those that follow soon after go together."""
+        """Waits before the next request. The first records after a pause are sent at once; those that follow soon are
+        sent together."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_hurried.wait(), GATHER_SECONDS)

@@ -1,7 +1,7 @@
-"""Reads what the ranks print, line by line, and keeps the last lines of each for the report of a failure.
+"""Reads the output of the ranks line by line, and keeps the last lines of each rank for the report of a failure.
 
-Owns the reading ends of the ranks' standard output and error. Training never waits for it longer than the event loop
-needs to get round to the pipe.
+Owns the reading ends of the ranks' standard output and error. Training waits for the reader only until the event loop
+reads the pipe again.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+# A longer line is split here, so a rank that prints no newline needs bounded memory.
 MAX_LINE_BYTES = 64 << 10
+# Number of last lines that are kept for each rank and stream.
 LAST_LINES = 20
-# The last lines travel in the report of an exit into etcd, which takes half a megabyte for a whole gang's.
+# In characters. The last lines travel in the report of an exit into etcd, and those of a whole gang must fit into half
+# a megabyte.
 MAX_LAST_LINE_LENGTH = 500
-# How lines begin that the runtime of C++ prints of an exception that nothing catches. Stacks of many lines follow them.
+# Beginnings of the lines that the C++ runtime prints for an uncaught exception. Stacks of many lines follow, so these
+# lines would not be among the last ones.
 _TERMINATE, _WHAT = "terminate called after throwing an instance of ", "what():"
 
-# rank, "stdout" or "stderr", the lines
+# The arguments of a sink: the rank, "stdout" or "stderr", and the lines.
 Sink = Callable[[int, str, Sequence[str]], None]
 
 
 class LogPump:
-    """sink is called with each batch of complete lines."""
+    """Reads the pipes of all ranks. The sink is called with each batch of complete lines."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -33,7 +37,7 @@ class LogPump:
         self._pipes: list[_LinePipe] = []
 
     async def open_pipe(self, rank: int, stream: str) -> int:
-        """A new pipe that is read from now on; returns its writing end, which the caller closes."""
+        """Opens a pipe and starts reading it. Returns its writing end, which the caller closes."""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         last = self._last.setdefault((rank, stream), deque(maxlen=LAST_LINES))
         uncaught = self._uncaught.setdefault(rank, deque(maxlen=2))
@@ -51,15 +55,16 @@ class LogPump:
         return write_fd
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
-        """Of standard error, where Python says why it ends; of standard output when that is empty."""
+        """Returns the last lines of standard error, where Python prints why it ends; those of standard output if it is
+        empty."""
         return tuple(self._last.get((rank, "stderr")) or self._last.get((rank, "stdout")) or ())
 
     def uncaught_lines(self, rank: int) -> tuple[str, ...]:
-        """The newest two lines about C++ exceptions that nothing caught."""
+        """Returns the newest two lines about uncaught C++ exceptions."""
         return tuple(self._uncaught.get(rank, ()))
 
     async def drain(self, deadline_seconds: float) -> None:
-        """Waits for the end of every pipe, which comes when the last process that holds it has gone."""
+        """Waits for the end of every pipe. A pipe ends when the last process that holds it has gone."""
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline_seconds):
                 for pipe in self._pipes:
@@ -98,6 +103,7 @@ class _LinePipe(asyncio.Protocol):
 
 
 def _decode(line: bytes) -> str:
-    """A progress bar draws over itself with carriage returns: only what remained to be seen counts."""
+    """Returns the visible part of a line. A progress bar overwrites itself with carriage returns, so only the text
+    after the last one counts."""
     visible = line.rstrip(b"\r").rpartition(b"\r")[2]
     return visible.decode("utf-8", errors="backslashreplace").replace("\0", "\\x00")

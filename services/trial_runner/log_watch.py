@@ -1,7 +1,7 @@
-"""PURE: what a trial's log policies find in the lines that its ranks print.
+"""PURE: the matches of a trial's log policies in the lines that its ranks print.
 
-Owns the patterns and the first line that each has matched. A pattern has one hit on each machine: more would tell
-nothing new. What follows from a hit is the scheduler's to decide, when the attempt has ended.
+Owns the patterns and the first line that each has matched. A pattern has one hit on each machine, because further ones
+add nothing. The scheduler decides what follows from a hit, when the attempt has ended.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from gangline.domain.allocation import LogHit
 from gangline.domain.failure import LogRule
 from gangline.pattern import BadPattern, compile_pattern
 
-# A search takes time that grows with the line and with the counts in the pattern, as in .{0,900}, and the runner does
-# nothing else meanwhile.
+# In characters. The time of a search grows with the line and with the counts in the pattern, as in .{0,900}. The runner
+# does nothing else meanwhile.
 MAX_SEARCHED_LENGTH = 8000
-# Hits travel with the exit into etcd.
+# In characters. Hits travel with the exit into etcd.
 MAX_HIT_LENGTH = 300
 
 
 class LogWatch:
-    """note: called with a sentence for the trial's log. left_out: a sentence for each policy whose pattern only Python
-    knows, which an earlier version's submit took."""
+    """Searches the printed lines for the patterns. note: called with a sentence for the trial's log.
+
+    left_out: one sentence for each policy whose pattern only Python can match, which an earlier version's submit
+    accepted.
+    """
 
     def __init__(self, rules: Iterable[LogRule], note: Callable[[str], None]) -> None:
         self._note = note
@@ -36,7 +39,7 @@ class LogWatch:
                 self.left_out.append(f"log policy {rule.label!r} is not applied: {error}; {advice}")
 
     def search(self, rank: int, lines: Sequence[str]) -> None:
-        """Looks through what a rank printed."""
+        """Searches lines that a rank printed."""
         if not self._waiting:
             return
         for line in lines:

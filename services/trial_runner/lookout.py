@@ -1,7 +1,7 @@
-"""Looks at the beats of this machine's ranks, and on node rank 0 at those of the whole gang, until it hangs.
+"""Reads the beats of this machine's ranks, and on node rank 0 those of the whole gang, to detect a hang.
 
-Owns the beats' files and the clock of the watch; `vigil.py` decides. Other members send what they see to node rank 0
-over the gang's links, and hear from it. What follows from a hang is the runner's.
+Owns the beats' files and the clock of the hang watchdog; `vigil.py` decides. The other members send their readings to
+node rank 0 over the gang's links, and node rank 0 reports a hang to them. The runner decides what follows from a hang.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from services.trial_runner.outcome import Failure
 from services.trial_runner.stacks import is_stopped
 from services.trial_runner.vigil import Hang, Vigil, find_hang, look
 
+# Longest pause in seconds between two readings of the beats.
 LOOK_SECONDS = 1.0
+# Shortest pause in seconds, for rules with very short limits.
 MIN_LOOK_SECONDS = 0.1
 
 
 class Lookout:
-    """on_hang: called once, on every member, with the rank that is furthest behind."""
+    """The hang watchdog of one member. on_hang: called once, on every member, with the rank that is furthest behind."""
 
     def __init__(
         self, directory: Path, place: Place, rule: HangRule, gang: Gang, on_hang: Callable[[Failure], None]
@@ -43,7 +45,7 @@ class Lookout:
         gang.on_hang = on_hang
 
     def start(self, living: Callable[[], Iterable[int]]) -> None:
-        """living: this machine's ranks that have not ended."""
+        """Starts the watch, unless the rule disables it. living: returns this machine's ranks that have not ended."""
         if self._rule.is_enabled:
             self._watching = asyncio.create_task(self._watch(living))
 
@@ -57,6 +59,7 @@ class Lookout:
         told: dict[int, Reading] = {}
         shortest = min(self._rule.seconds, self._rule.start_seconds, self._rule.rest_seconds)
         while True:
+            # About four readings within the shortest limit, so a hang is found soon after its limit.
             await asyncio.sleep(max(MIN_LOOK_SECONDS, min(LOOK_SECONDS, shortest / 4)))
             own = {rank: self._read(rank) for rank in living()}
             if not self._place.is_head:
@@ -106,7 +109,7 @@ class Lookout:
 
 
 def _to_message(readings: dict[int, Reading]) -> list[list[int]]:
-    """As every version understands it: an earlier one knows no phase for the start."""
+    """Returns rows that every version understands: an earlier version has no phase for the start."""
     return [
         [rank, found.batches, found.part, int(min(found.phase, Phase.RESTING)), found.pid]
         for rank, found in readings.items()
@@ -114,7 +117,7 @@ def _to_message(readings: dict[int, Reading]) -> list[list[int]]:
 
 
 def _to_details(readings: dict[int, Reading]) -> list[list[int]]:
-    """What an earlier version leaves unread."""
+    """Returns the rows that an earlier version ignores."""
     rows = []
     for rank, found in readings.items():
         entered = found.collectives

@@ -1,8 +1,8 @@
 """The port on which a member of a gang answers the others: probes of the network, and links to node rank 0.
 
-Owns the greeting in which both ends prove that they hold the allocation's token without sending it, and the frames
-(4 bytes of length, then JSON). `probe.py` and `gang.py` build on it. The port is open on every interface, because the
-probes decide which one the gang takes; it answers nothing but the greeting, and is closed once the gang is linked.
+Owns the greeting, in which both ends prove that they hold the allocation's token without sending it. Owns the frames as
+well: 4 bytes of length, then JSON. `probe.py` and `gang.py` use both. The port is open on every interface, because the
+probes decide which one the gang uses. It answers nothing but the greeting, and is closed once the gang is linked.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from typing import Any
 
 from gangline.launch import channel
 
+# Limit for a greeting, after which a silent connection is closed.
 GREETING_SECONDS = 5.0
+# Bound on a frame of a linked member.
 MAX_FRAME_BYTES = 1 << 20
-# Of one who has proved nothing yet.
+# Bound on a frame of a peer that has proved nothing yet.
 MAX_GREETING_BYTES = 1024
 _WANTS = ("probe", "link")
-# A host that lost its power is noticed after about this long; a process that died at once.
+# A host that lost its power is noticed after about this time; a process that died is noticed at once.
 DEAD_PEER_SECONDS = 15
 
 
 class GreetingRefused(Exception):
-    """Who answered is not the member that was looked for."""
+    """The process that answered is not the expected member."""
 
 
 class Wire:
@@ -40,7 +42,7 @@ class Wire:
         _watch_peer(writer.get_extra_info("socket"))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Never waits; a lost peer is for the receiving side to notice."""
+        """Sends without waiting. The receiving side notices a lost peer."""
         with suppress(ConnectionError, RuntimeError):
             self._writer.write(channel.pack(message))
 
@@ -49,7 +51,8 @@ class Wire:
             await asyncio.wait_for(self._writer.drain(), deadline_seconds)
 
     async def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> dict[str, Any] | None:
-        """None at the end of the connection, however it came, and for a longer frame."""
+        """Returns the next message. Returns None at the end of the connection, whatever ended it, and for a longer
+        frame."""
         try:
             (length,) = channel.LENGTH.unpack(await self._reader.readexactly(channel.LENGTH.size))
             if length > max_bytes:
@@ -64,6 +67,8 @@ class Wire:
 
 
 def _watch_peer(sock: socket.socket) -> None:
+    # The keepalive probes an idle connection after 5 s, three times with pauses of 3 s: 14 s until the peer counts as
+    # dead. The user timeout covers a connection with unacknowledged bytes, on which no probes are sent.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
@@ -73,7 +78,8 @@ def _watch_peer(sock: socket.socket) -> None:
 
 
 class MemberServer:
-    """on_link: given each link of another member (its node rank, its wire); keeps the connection while it runs."""
+    """Accepts the connections of other members. on_link: called with each member's node rank and wire; the connection
+    stays open while the call runs."""
 
     def __init__(self, token: str, node_rank: int, on_link: Callable[[int, Wire], Awaitable[None]]) -> None:
         self._token = token
@@ -82,7 +88,7 @@ class MemberServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> int:
-        """The port, the same on every interface."""
+        """Listens from now on. Returns the port, which is the same on every interface."""
         if socket.has_dualstack_ipv6():
             sock = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
         else:
@@ -109,7 +115,7 @@ class MemberServer:
     async def _greet(self, wire: Wire) -> tuple[str, int]:
         hello = await wire.receive(MAX_GREETING_BYTES) or {}
         want, peer, nonce = hello.get("want"), hello.get("node_rank"), hello.get("nonce")
-        # Other words could be made to look like the proof of another greeting.
+        # Values of other types could be chosen so that they look like the proof of another greeting.
         if type(peer) is not int or not isinstance(nonce, str) or want not in _WANTS:
             raise GreetingRefused("no greeting")
         challenge = secrets.token_hex(16)
@@ -125,10 +131,10 @@ class MemberServer:
 async def connect(
     token: str, want: str, node_rank: int, peer: int, *, address: tuple[str, int], own_address: str
 ) -> Wire:
-    """A proven connection to the member with node rank `peer`; want: "probe" or "link".
+    """Returns a proven connection to the member with node rank `peer`; want: "probe" or "link".
 
-    own_address: the local address to leave from, so that exactly this interface is used. Raises OSError, or
-    GreetingRefused when somebody else answers. The caller sets the deadline.
+    own_address: the local address of the connection, so that exactly this interface is used. Raises OSError, or
+    GreetingRefused if another process answers. The caller sets the deadline.
     """
     reader, writer = await asyncio.open_connection(*address, local_addr=(own_address, 0))
     wire = Wire(reader, writer)

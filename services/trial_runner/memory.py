@@ -1,7 +1,7 @@
-"""How often the kernel has killed a process here because memory ran out.
+"""The number of processes here that the kernel has killed because memory ran out.
 
-Owns one number, read before the ranks start and after one was killed: a SIGKILL that comes with a higher count was the
-kernel's. The count of this process's own cgroup is taken where there is one, that of the machine otherwise.
+Owns one number, read before the ranks start and after one was killed. If the number has grown, the kernel sent the
+SIGKILL. The number of this process's own cgroup is used if there is one, otherwise that of the machine.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def count_oom_kills() -> int:
+    """Returns the number of kills up to now."""
     count = _read_count(_own_cgroup() / "memory.events")
     return (_read_count(Path("/proc/vmstat")) or 0) if count is None else count
 

@@ -1,7 +1,7 @@
-"""The trial runner's own /metrics: how its trial trains, how far its records have got, how long its start took.
+"""The trial runner's own /metrics: training speed, delivery of records, duration of the start.
 
-Owns the metrics of this process, and nothing else. A runner serves one trial, so its ids are labels of one info metric
-and nothing else has labels beyond small closed sets.
+Owns the metrics of this process, and nothing else. A runner serves one trial, so its ids are labels of one info metric.
+All other labels come from small closed sets.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from prometheus_client import Counter, Gauge, Histogram, Info
 from services.common import telemetry
 from services.common.address import join_address, split_address
 
+# In seconds for each batch.
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 allocation_info = Info("gangline_trial_runner_allocation", "What this runner runs")
@@ -31,7 +32,7 @@ start_phase_seconds = Gauge(
 
 
 def serve(scheduler_address: str, **ids: str) -> str:
-    """Serves /metrics on a free port of the interface that leads to the scheduler; its "host:port".
+    """Serves /metrics on a free port of the interface that leads to the scheduler. Returns its "host:port".
 
     ids: labels of the info metric.
     """
@@ -40,7 +41,7 @@ def serve(scheduler_address: str, **ids: str) -> str:
 
 
 def find_own_address(peer: str) -> str:
-    """This machine's address on the way to the peer ("host:port"); nothing is sent."""
+    """Returns this machine's address on the route to the peer ("host:port"). Connecting a UDP socket sends nothing."""
     try:
         host, port = split_address(peer)
         family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -52,7 +53,11 @@ def find_own_address(peer: str) -> str:
 
 
 def observe_progress(completed: int, before: int, seconds_per_batch: float, rate: float) -> None:
-    """before: the count of the last such message; the histogram gets one entry for each batch since, up to 1000."""
+    """Updates the training metrics.
+
+    before: the count of the previous progress message. The histogram gets one entry for each batch since then, at most
+    1000.
+    """
     fresh = max(0, completed - before)
     batches.inc(fresh)
     batches_completed.set(completed)
@@ -63,7 +68,8 @@ def observe_progress(completed: int, before: int, seconds_per_batch: float, rate
 
 
 def observe_phases(started_at: float, **ended_at: float) -> None:
-    """Each phase's end; they follow one another in this order, and 0 means that a phase has not ended."""
+    """Sets the duration of each phase. The phases follow one another in the order of the arguments; 0 means that a
+    phase has not ended."""
     before = started_at
     for phase, at in ended_at.items():
         if at:

@@ -1,8 +1,8 @@
-"""The runner's hold on its nursery, the process that forks the ranks: requests to it, events from it.
+"""The runner's connection to its nursery, the process that forks the ranks: requests to it, events from it.
 
-Owns the socket, whose closing kills everything the nursery started, and where the nursery comes from: from the rank
-template where there is one, from the runner itself where other programs take the ranks' places, and cold otherwise,
-which takes as long as importing torch does. See gangline.launch.nursery for the messages.
+Owns the socket, whose closing kills everything that the nursery started. Owns the start of the nursery as well. It is
+forked from the rank template if there is one, and from the runner itself if other programs replace the ranks. Otherwise
+it starts cold, which takes as long as importing torch. See gangline.launch.nursery for the messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import structlog
 from gangline.errors import GanglineError, unavailable
 from gangline.launch import channel, child, forkserver, nursery
 
+# Limit for a fork from the rank template; beyond it the nursery starts cold.
 FORK_SECONDS = 20.0
+# Limit for the start of the store. A cold nursery imports torch first.
 STORE_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
@@ -31,7 +33,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NurseryProcess:
-    """One that lives. control: the runner's end of its socket. is_child: of the runner, which has to bury it."""
+    """A nursery that lives. control: the runner's end of its socket. is_child: whether it is a child of the runner,
+    which must reap it."""
 
     pid: int
     control: socket.socket
@@ -39,7 +42,8 @@ class NurseryProcess:
 
 
 class Nursery:
-    """events: what the nursery tells, in order; None once it has gone."""
+    """Sends requests to one nursery and receives its events. events: the nursery's events in order; None once it has
+    gone."""
 
     def __init__(self, process: NurseryProcess) -> None:
         self.pid = process.pid
@@ -56,11 +60,11 @@ class Nursery:
         return self._reading.done()
 
     def ask_store(self, address: str) -> None:
-        """Starts the host of the store, which listens at this address alone; `wait_store` tells its port."""
+        """Starts the store's host, which listens at this address alone; `wait_store` returns its port."""
         channel.send(self._control, {"do": "host_store", "address": address})
 
     async def wait_store(self) -> int:
-        """The port of the store. Raises GanglineError `runner.no_store`."""
+        """Returns the port of the store. Raises GanglineError `runner.no_store`."""
         try:
             answer = await asyncio.wait_for(asyncio.shield(self._store), STORE_SECONDS)
         except TimeoutError as error:
@@ -79,22 +83,27 @@ class Nursery:
         fds: Sequence[int],
         program: Sequence[str] = (),
     ) -> None:
-        """fds: the writing ends of its standard output and error; the caller closes its own copies. program: takes its
-        place."""
+        """Asks the nursery to start one rank.
+
+        fds: the writing ends of its standard output and error; the caller closes its own copies.
+        program: the command that replaces the rank's process.
+        """
         request = {"do": "start", "rank": rank, "environment": dict(environment), "directory": directory}
         channel.send(self._control, {**request, "num_threads": num_threads, "program": list(program)}, fds)
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
-        """Tolerates a nursery that has gone: then its ranks have too."""
+        """Sends a signal to ranks. Does nothing if the nursery has gone, because then its ranks have gone too."""
         try:
             channel.send(self._control, {"do": "signal", "ranks": list(ranks), "signal": int(number)})
         except OSError as error:
             log.warning("the nursery is gone", error=str(error))
 
     async def release(self, deadline_seconds: float = 6.0) -> NurseryProcess | None:
-        """Has it kill what its ranks left behind, and returns the process for the next allocation of this runner. None
-        where something is left or it does not answer; then it must be closed. Otherwise no method may be called
-        afterwards."""
+        """Lets the nursery kill what its ranks left behind, and returns its process for the runner's next allocation.
+
+        Returns None if something is left or the nursery does not answer; then it must be closed. Otherwise no method
+        may be called afterwards.
+        """
         try:
             channel.send(self._control, {"do": "clear"})
             is_empty = await asyncio.wait_for(asyncio.shield(self._cleared), deadline_seconds)
@@ -108,7 +117,7 @@ class Nursery:
         return self._process
 
     async def close(self, deadline_seconds: float = 5.0) -> None:
-        """Kills what is left and waits until the nursery has buried it."""
+        """Kills what is left and waits until the nursery has reaped it."""
         self._control.shutdown(socket.SHUT_WR)
         try:
             await asyncio.wait_for(self._reading, deadline_seconds)
@@ -119,7 +128,7 @@ class Nursery:
         self._control.close()
 
     def _bury(self) -> None:
-        """It has closed its socket, which is the last it does but end."""
+        """Reaps the nursery. It has closed its socket, which is the last step before it ends."""
         if self._process.is_child:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
@@ -153,7 +162,7 @@ class Nursery:
 
 
 async def start_nursery(rank_forkserver: str, directory: Path) -> Nursery:
-    """Raises GanglineError `runner.no_nursery` when it cannot be started either way."""
+    """Starts the nursery warm, or else cold. Raises GanglineError `runner.no_nursery` if neither works."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -165,8 +174,11 @@ async def start_nursery(rank_forkserver: str, directory: Path) -> Nursery:
 
 
 def fork_nursery(held: Sequence[int]) -> NurseryProcess:
-    """Forks it from this process, which must still have one thread. held: what only the runner may keep open, because
-    by it others see that the runner lives. The runner inherits what the nursery leaves behind should it be killed."""
+    """Forks the nursery from this process, which must still have one thread.
+
+    held: descriptors that only the runner may keep open, because others see by them that the runner lives. If the
+    nursery is killed, the runner inherits its processes.
+    """
     child.adopt_orphans()
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -177,7 +189,7 @@ def fork_nursery(held: Sequence[int]) -> NurseryProcess:
 
 
 def end_nursery(process: NurseryProcess) -> None:
-    """Ends one that was released and returns once it is gone."""
+    """Ends a nursery that was released, and returns once it is gone."""
     process.control.close()
     with suppress(ChildProcessError):
         os.waitpid(process.pid, 0)

@@ -1,8 +1,8 @@
 """PURE: why this member of an allocation ended, from how its ranks ended.
 
-The cause is the first real error, with its rank; a rank that only noticed that another one was gone ("connection
-closed by peer") is a consequence and never the cause. What happens after a rank has finished its training is teardown
-and changes nothing. Called once by the runner, when all of its ranks are gone.
+The cause is the first real error, with its rank. A rank that only noticed the loss of another one ("connection closed
+by peer") reports a consequence, which is never the cause. An error after a rank has finished its training is teardown
+and changes nothing. The runner calls this once, when all of its ranks are gone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from gangline.domain.allocation import ExitReport
 from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
 from gangline.domain.state import ExitKind
 
+# Longest message of an exit, in characters. Exits are stored in etcd.
 MAX_MESSAGE_LENGTH = 2000
 
-# What gloo, NCCL and the store of torch 2.9 to 2.13 say on the surviving ranks when a rank has gone.
+# Messages of gloo, NCCL and the store of torch 2.9 to 2.13 on the surviving ranks, when a rank has gone.
 _CONSEQUENCE = re.compile(
     r"connection closed by peer|connection reset by peer.*gloo|gloo.*connection reset by peer|gloo.*broken pipe"
     r"|\[\S*gloo/transport/tcp/\S+\]|gloo connectfullmesh failed|ncclremoteerror|remote process exited"
@@ -27,11 +28,11 @@ _CONSEQUENCE = re.compile(
     r"|sendbytes failed|connection was likely closed",
     re.IGNORECASE | re.DOTALL,
 )
-# An exception's last line, or a tool's. SystemExit only passes on a number.
+# The last line of an exception, or of a tool's error. SystemExit only passes on a number, so it does not count.
 _ERROR_LINE = re.compile(
     r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
 )
-# What the runtime of C++ prints of an exception that nothing catches, before it aborts.
+# The output of the C++ runtime for an uncaught exception, before it aborts.
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
 _WHAT = re.compile(r"\s*what\(\):\s*(\S.*)")
 _KIND_BY_EXCEPTION = {
@@ -48,13 +49,14 @@ _KIND_BY_EXCEPTION = {
 }
 
 
-# What a rank says of an error of which the disk may be the cause.
+# Kinds of errors reported by a rank that a disk fault may have caused.
 _MAY_BE_DISK = {None, ExitKind.USER_ERROR, ExitKind.UNAVAILABLE, ExitKind.CONFIGURATION_ERROR}
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a rank said went wrong, or a member of the gang about one of its ranks. kind None: not classified yet."""
+    """A failure that a rank reported, or that a member of the gang reported of one of its ranks. kind None: not
+    classified yet."""
 
     kind: ExitKind | None
     message: str
@@ -65,17 +67,19 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only says that somebody else has gone."""
+        """Whether the failure only reports the loss of another process."""
         return bool(_CONSEQUENCE.search(self.message) or _CONSEQUENCE.search(self.details[-MAX_MESSAGE_LENGTH:]))
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How one rank ended. Exactly one of exit_code and signal is set, neither when nobody saw its end.
+    """The end of one rank. Exactly one of exit_code and signal is set; neither is set if the end was not observed.
 
-    was_killed: by this runner, before it had ended by itself. is_finished: it had said that its training was over.
-    was_out_of_memory: the kernel counted a kill for want of memory while it ran. worker_failure: the newest that a
-    process told of which the rank had started. uncaught_lines: what the runtime of C++ printed of an exception.
+    was_killed: this runner killed the rank before it had ended by itself.
+    is_finished: the rank had reported that its training was over.
+    was_out_of_memory: the kernel counted a kill for lack of memory while the rank ran.
+    worker_failure: the newest failure reported by a process that the rank had started.
+    uncaught_lines: the output of the C++ runtime for an uncaught exception.
     """
 
     rank: int
@@ -98,7 +102,7 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody asked for the end. kind: PREEMPTED (orderly) or KILLED."""
+    """An order to end. kind: PREEMPTED (orderly) or KILLED. is_overdue: the ranks did not end before the deadline."""
 
     kind: ExitKind
     reason: str = ""
@@ -107,9 +111,15 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """peer: the first failure that another member told of. num_nodes: machines in the gang. hang: of a rank of this
-    member, for which the whole gang was ended. is_disk_fault: whether an error's message tells that the agent's own
-    disk refuses writes."""
+    """Everything besides the ranks' ends that the verdict depends on.
+
+    num_nodes: number of machines in the gang.
+    peer: the first failure that another member reported.
+    lost: why the nursery died; empty if it did not.
+    hang: a hang of a rank of this member, for which the whole gang was ended.
+    cut: set if the ranks were ended because the attempt is over or its lease has run out.
+    is_disk_fault: returns whether an error's message shows that the agent's own disk refuses writes.
+    """
 
     agent_id: str
     num_nodes: int
@@ -123,15 +133,15 @@ class Circumstances:
 
 
 def judge(ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
-    """The report of this member, once all its ranks are gone."""
+    """Returns the report of this member, once all its ranks are gone."""
     report = ExitReport(agent_id=around.agent_id, kind=ExitKind.COMPLETED, ended_at=around.now)
     if ends and all(end.is_success for end in ends):
         return _judge_success(report, ends, around)
     if around.hang is not None:
         return _judge_hang(report, around.hang)
     cause = find_cause(ends)
-    # Even when it was told to end meanwhile: the member that was ended by this very error may have reported first, and
-    # then the scheduler kills the rest of the gang.
+    # An own error counts even if a kill was ordered meanwhile. The member that was ended by this very error may have
+    # reported first; the scheduler then kills the rest of the gang.
     if cause is not None and not cause.is_consequence:
         return _with_cause(report, cause, ends, around)
     if around.cut is not None:
@@ -144,7 +154,7 @@ def judge(ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
 def _judge_innocent(
     report: ExitReport, cause: Failure | None, ends: Sequence[RankEnd], around: Circumstances
 ) -> ExitReport:
-    """No rank of this member has an error of its own to show; cause: the consequence that one of them noticed."""
+    """Judges a member whose ranks have no error of their own. cause: the consequence that one of them noticed."""
     if around.peer is not None:
         return _judge_peer(report, around)
     if around.stop is not None:
@@ -156,19 +166,20 @@ def _judge_innocent(
 
 
 def find_cause(ends: Sequence[RankEnd]) -> Failure | None:
-    """The first real error among the ranks; without one, the first consequence; None when nothing went wrong here."""
+    """Returns the first real error among the ranks; without one, the first consequence; None if no rank of this member
+    failed."""
     failures = [failure for failure in map(failure_of, ends) if failure is not None]
     return min(failures, key=lambda failure: (failure.is_consequence, failure.failed_at), default=None)
 
 
 def first_cause(known: Failure | None, told: Failure) -> Failure:
-    """Of two failures in the order in which they were told: the first one counts, unless it only noticed another that
-    is named later."""
+    """Returns the one of two failures that counts. The earlier report counts, unless it is a consequence and the later
+    one is not."""
     return told if known is None or (known.is_consequence and not told.is_consequence) else known
 
 
 def failure_of(end: RankEnd) -> Failure | None:
-    """What went wrong in this rank by its own fault; None when it finished or was killed from here."""
+    """Returns what this rank did wrong itself; None if it finished or was killed by this runner."""
     if end.is_success:
         return None
     if end.failure is not None:
@@ -183,8 +194,11 @@ def failure_of(end: RankEnd) -> Failure | None:
 
 
 def _find_reason(end: RankEnd, failure: Failure) -> Failure:
-    """Where a rank ends with a code, it may pass on what happened to a process that it had started: which was killed,
-    told of it over a link of its own, or has printed it."""
+    """Returns the failure with its kind and message.
+
+    A rank that ends with an exit code may pass on the failure of a process that it had started. Such a process was
+    killed, reported its failure over a link of its own, or printed it.
+    """
     number = signal_passed_on(end.exit_code or 0)
     if number is not None and failure.kind in (None, ExitKind.SIGNAL):
         return replace(failure, **_killed(number, end.was_out_of_memory, CHILD))
@@ -197,15 +211,17 @@ def _find_reason(end: RankEnd, failure: Failure) -> Failure:
 
 
 def find_error_line(lines: Sequence[str]) -> str:
-    """The last line that names an error, else the last line that is not empty."""
+    """Returns the last line that names an error; without one, the last line that is not empty."""
     named = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
     filled = [line.strip() for line in lines if line.strip()]
     return (named or filled or [""])[-1]
 
 
 def find_last_word(lines: Sequence[str]) -> str:
-    """The error that was printed last before a script ended itself by SystemExit, whose traceback may follow; empty
-    where something else was: what came before that has been dealt with."""
+    """Returns the error that was printed last before a script ended itself by SystemExit, whose traceback may follow.
+
+    The result is empty if the last line was not an error: errors before it were handled.
+    """
     filled = [line.strip() for line in lines if line.strip()]
     if filled and filled[-1].startswith("SystemExit"):
         starts = [number for number, line in enumerate(filled) if line.startswith("Traceback (most recent call last)")]
@@ -215,7 +231,7 @@ def find_last_word(lines: Sequence[str]) -> str:
 
 
 def is_consequence(text: str) -> bool:
-    """Whether this error only says that another process has gone."""
+    """Whether this error only reports that another process has gone."""
     return bool(_CONSEQUENCE.search(text))
 
 
@@ -224,20 +240,21 @@ def _signal_failure(end: RankEnd, number: int) -> Failure:
     text = find_uncaught(end.uncaught_lines) if number == signal.SIGABRT else ""
     if not text:
         return failure
-    # gloo gives up where what comes from another rank does not fit: the code's ranks called different collectives.
+    # gloo aborts if the data of another rank does not fit: the ranks of the user's code called different collectives.
     kind = ExitKind.USER_ERROR if text.startswith("gloo::EnforceNotMet") else ExitKind.SIGNAL
     return replace(failure, kind=kind, message=text if kind is ExitKind.USER_ERROR else f"{failure.message}: {text}")
 
 
 def find_uncaught(lines: Sequence[str]) -> str:
-    """The C++ exception that ended a process by abort(), as the runtime of C++ prints it; empty where there is none."""
+    """Returns the C++ exception that ended a process by abort(), as the C++ runtime prints it; empty if there is
+    none."""
     types = [found[1] for found in map(_TERMINATE.search, lines) if found is not None]
     whats = [found[1].strip() for found in map(_WHAT.match, lines) if found is not None]
     return f"{types[-1]}: {whats[-1]}" if types and whats else ""
 
 
 def _killed(number: int, was_out_of_memory: bool, whom: str = "") -> dict[str, Any]:
-    """kind and message of a failure."""
+    """Returns kind and message of a failure by a signal."""
     if number == signal.SIGKILL and was_out_of_memory:
         message = f"{whom}killed by the kernel because memory ran out (SIGKILL)"
         return {"kind": ExitKind.OUT_OF_MEMORY, "message": message}
@@ -248,7 +265,7 @@ def _kind_of(message: str) -> ExitKind:
     match = _ERROR_LINE.match(message)
     if match is None:
         return ExitKind.USER_ERROR
-    # Torch names the device's name for it in the text of a plain RuntimeError too.
+    # Torch reports lack of memory in the text of a plain RuntimeError too.
     if "CUDA out of memory" in message or "DefaultCPUAllocator: can't allocate memory" in message:
         return ExitKind.OUT_OF_MEMORY
     return _KIND_BY_EXCEPTION.get(match[1], ExitKind.USER_ERROR)
@@ -278,7 +295,7 @@ def _with_cause(report: ExitReport, cause: Failure, ends: Sequence[RankEnd], aro
 
 
 def _judge_hang(report: ExitReport, hang: Failure) -> ExitReport:
-    """Whatever the ranks said when they were ended."""
+    """Reports the hang, and ignores what the ranks printed when they were ended."""
     return replace(
         report,
         kind=ExitKind.HANG,
@@ -296,14 +313,15 @@ def _judge_peer(report: ExitReport, around: Circumstances) -> ExitReport:
 
 
 def describe_failure(failure: Failure) -> str:
-    """One clause that names rank and agent where they are known."""
+    """Returns one clause that names rank and agent if they are known."""
     if failure.rank is None:
         return failure.message
     return f"rank {failure.rank} on {failure.agent_id} failed first: {failure.message}"
 
 
 def _judge_overdue(report: ExitReport, stop: Stop) -> ExitReport:
-    """PREEMPTED all the same: the trial goes back to the queue and on from the checkpoint that it has."""
+    """Returns PREEMPTED also without a last checkpoint: the trial is requeued and continues from the checkpoint that it
+    has."""
     how = "had not stopped in time and was killed" if stop.is_overdue else "ended on request, without a last checkpoint"
     message = f"{how}; it goes on from its latest checkpoint; asked to stop: {stop.reason}"
     return replace(report, kind=ExitKind.PREEMPTED, message=message)

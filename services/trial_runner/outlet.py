@@ -1,8 +1,8 @@
-"""All that leaves this runner: reports to the scheduler, records to the gateway.
+"""Everything that leaves this runner: reports to the scheduler, records to the gateway.
 
-Owns their tasks and the spool's folder, <state>/spool/<allocation id>-<node rank>, which lies outside of the
-allocation's folder so that it outlives it, and is made for the first record. What the gateway has not taken when the
-runner ends is left to the drainer.
+Owns the tasks of both, and the spool's folder, <state>/spool/<allocation id>-<node rank>. The folder lies outside of
+the allocation's folder so that it outlives it, and is made for the first record. Records that the gateway has not taken
+when the runner ends are left to the drainer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ log = structlog.get_logger(__name__)
 
 
 class Outlet:
-    """reporter and recorder may be used at once; nothing connects before there is something to send. on_trace: set by
-    the runner; told of an order to trace so many batches. on_over: set by the runner; told why its attempt is over."""
+    """Delivers reports and records. reporter and recorder may be used at once; nothing connects before there is
+    something to send.
+
+    on_trace: set by the runner; called with the number of batches of an order to trace.
+    on_over: set by the runner; called with the reason why its attempt is over.
+    """
 
     def __init__(self, spec: runner_pb2.RunnerSpec, agent_id: str, spools: Path) -> None:
         allocation_id, node_rank = spec.allocation.id, spec.node_rank
@@ -69,7 +73,8 @@ class Outlet:
         self.on_over(reason)
 
     def _learn(self, answer: runner_pb2.ReportTrialResponse) -> None:
-        """A training may go on for weeks, while schedulers and gateways come and go. A full disk ends no reporting."""
+        """Takes the addresses and orders of an answer. A training may run for weeks, while schedulers and gateways are
+        replaced. A full disk ends no reporting."""
         if answer.over_reason:
             self.on_over(answer.over_reason)
         self._routes[0].learn(answer.scheduler_addresses)
@@ -78,7 +83,7 @@ class Outlet:
             self.on_trace(answer.trace.batches)
 
     def _learn_gateways(self, addresses: Sequence[str]) -> None:
-        """For this runner, and for the drainer that may have to go on after it."""
+        """Notes new gateways for this runner, and for the drainer that may have to continue after it."""
         if not addresses or list(addresses) == self._gateways:
             return
         self._gateways = list(addresses)
@@ -87,7 +92,7 @@ class Outlet:
             self._save_target()
 
     def _make_folder(self) -> None:
-        """Raises OSError."""
+        """Makes and claims the spool's folder. Raises OSError."""
         if self._has_folder:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,7 +115,7 @@ class Outlet:
             log.error("cannot write down for the drainer where the gateways are", error=str(error))
 
     def adopt_orphans(self) -> None:
-        """Has every spool delivered whose runner has gone: killed, or ended while the gateway was away."""
+        """Starts the drainer if there are spools whose runner has gone: killed, or ended while the gateway was away."""
         try:
             if drainer.has_orphans(self._spools):
                 drainer.start_drainer(self._spools)
@@ -118,7 +123,7 @@ class Outlet:
             log.error("cannot start the drainer; the next runner here tries again", error=str(error))
 
     async def close(self, deadline_seconds: float) -> list[runner_pb2.TrialReport]:
-        """Delivers what it can in that time; the reports that nobody took, for exit.json."""
+        """Delivers what it can within the deadline. Returns the reports that no scheduler took, for exit.json."""
         await asyncio.gather(self.reporter.drain(deadline_seconds), self._ingest.drain(deadline_seconds))
         for task in self._tasks:
             task.cancel()

@@ -1,7 +1,7 @@
-"""PURE: when each living rank is to be killed, from what is known of all of them.
+"""PURE: when each living rank must be killed, from what is known of all of them.
 
-A failure ends everybody within a second, but not before the real cause has had a moment to show itself; a rank that
-has finished its training gets a bounded time for its teardown. The crew asks after every event.
+A failure ends all ranks within a second, but only after the real cause had time to be reported. A rank that has
+finished its training has a bounded time for its teardown. The crew calls this after every event.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from dataclasses import dataclass
 
 from services.trial_runner.outcome import RankEnd, failure_of
 
-# A rank that has said why it fails may still print its traceback.
+# Grace of a rank that has reported its failure: it may still print its traceback.
 LAST_WORDS_SECONDS = 0.5
-# A rank that only noticed that another has gone, or ended without a word: the cause may arrive a moment later.
+# Grace of the others, if a rank only noticed the loss of another or ended without a report: the cause may arrive a
+# moment later.
 SETTLE_SECONDS = 0.25
-# gloo ranks were seen to hang on exit after finished training.
+# Grace for the exit after finished training, at which gloo ranks were seen to hang.
 TEARDOWN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """finished_at, failed_at: when the runner heard of it, 0 before. is_alive: its process has not ended yet.
+    """The state of one rank.
 
-    end: how it ended, or would count if it ended now.
+    end: how it ended, or what would count if it ended now. is_alive: its process has not ended yet. finished_at,
+    failed_at: when the runner received the message; 0 before.
     """
 
     end: RankEnd
@@ -34,14 +36,14 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Times from which nobody here may live on; None where nothing is ordered."""
+    """Times after which no rank of this machine may live; None without such an order."""
 
     peer_failed_at: float | None = None
     stop_at: float | None = None
 
 
 def plan_kills(views: Sequence[RankView], orders: Orders) -> dict[int, float]:
-    """For each living rank that must not live for ever: when it is killed."""
+    """Returns the time at which each living rank is killed; ranks without a deadline are absent."""
     kill_at = {}
     for view in views:
         if view.is_alive:
@@ -55,7 +57,7 @@ def plan_kills(views: Sequence[RankView], orders: Orders) -> dict[int, float]:
 
 def _common_deadlines(views: Sequence[RankView], orders: Orders) -> list[float]:
     deadlines = [at for at in (orders.peer_failed_at, orders.stop_at) if at is not None]
-    # A script ends without a word of having finished; its end says it.
+    # A plain script sends no `finished` message; its end is the message.
     finished = [view.finished_at or (0.0 if view.is_alive else view.end.ended_at) for view in views]
     if all(finished) and all(view.end.is_success for view in views):
         deadlines.append(max(finished) + TEARDOWN_SECONDS)
@@ -68,10 +70,11 @@ def _deadlines_by_others(view: RankView, views: Iterable[RankView]) -> list[floa
 
 
 def _deadline_set_by(view: RankView) -> float | None:
-    """By this rank for the others."""
+    """Returns the deadline that this rank's failure sets for the others."""
     failure = failure_of(view.end)
     if view.failed_at:
         return view.failed_at + (SETTLE_SECONDS if failure is not None and failure.is_consequence else 0.0)
     if view.is_alive or view.end.is_success:
         return None
+    # A rank that ended by a signal is a cause of its own. One that exited with a code may only have noticed another.
     return view.end.ended_at + (0.0 if view.end.signal is not None else SETTLE_SECONDS)

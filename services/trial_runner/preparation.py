@@ -1,6 +1,6 @@
-"""All that must be there before ranks can start: the code, the nursery with its store, the linked gang.
+"""Prepares everything that ranks need to start: the code, the nursery with its store, the linked gang.
 
-Owns that the three happen at the same time, and that the failure of one ends the others. The runner calls it once.
+Runs the three at the same time; the failure of one ends the others. The runner calls it once.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from services.trial_runner.nursery_client import Nursery, NurseryProcess, start_
 from services.trial_runner.rendezvous import Rendezvous
 from services.trial_runner.route import Route, route_to_leader
 
+# The address of rank 0 in a gang of one machine, whose ranks need no other network.
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(slots=True)
 class Preparation:
-    """nursery: set as soon as it lives, so that it can be closed whatever else fails. forked: lives already, for ranks
-    that need no warm process. rendezvous_at: when the gang was linked; 0 before. cache: where verified archives are
-    kept."""
+    """The conditions of a start and its results.
+
+    cache: the folder of verified archives.
+    forked: a nursery that lives already, for ranks that need no warm process.
+    nursery: set as soon as it lives, so that it can be closed even if another step fails.
+    rendezvous_at: when the gang was linked; 0 before.
+    """
 
     spec: runner_pb2.RunnerSpec
     place: Place
@@ -46,7 +51,8 @@ class Preparation:
         return self.directory / "code"
 
     async def run(self) -> Network:
-        """Where the ranks meet. Raises GanglineError, OSError or RendezvousFailed: the first that came."""
+        """Returns the network that connects the ranks. Raises the first error: GanglineError, OSError or
+        RendezvousFailed."""
         chosen: asyncio.Future[Network] = asyncio.get_running_loop().create_future()
 
         async def network() -> None:
@@ -87,7 +93,8 @@ class Preparation:
         return self.nursery
 
     async def _host_store(self, nursery: Nursery, address: str) -> int | None:
-        """The store's port on node rank 0, None elsewhere; 0 for a rank that is alone and has none."""
+        """Returns the store's port on node rank 0, and None on any other. The port is 0 for a single rank, which has no
+        store."""
         if not self.place.is_head:
             return None
         if self.place.is_alone:
@@ -125,7 +132,7 @@ class Preparation:
 
 
 async def run_together(*steps: Coroutine[Any, Any, None]) -> None:
-    """Runs all at once; the first that fails ends the others, and its error is raised."""
+    """Runs all steps at the same time. The first step that fails cancels the others, and its error is raised."""
     tasks = [asyncio.create_task(step) for step in steps]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

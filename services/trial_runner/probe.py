@@ -1,7 +1,7 @@
-"""Whether this member reaches every other one over each candidate network, before any rank starts.
+"""Tests whether this member reaches every other one over each candidate network, before any rank starts.
 
-Owns the probes, all at once and with a deadline, and the words for those that fail. The rendezvous calls it and sends
-the result to the scheduler, which chooses the first candidate that works for all.
+Owns the probes, all at once and with a deadline, and the sentences for those that fail. The rendezvous calls it and
+sends the result to the scheduler, which chooses the first candidate that works for all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from gangline.v1 import runner_pb2
 from services.trial_runner import member_link
 
+# Limit for all probes, which run at the same time.
 PROBE_SECONDS = 4.0
 
 
@@ -22,7 +23,7 @@ async def probe_candidates(
     token: str,
     deadline_seconds: float = PROBE_SECONDS,
 ) -> runner_pb2.ProbeResult:
-    """The failures of each candidate, in their order."""
+    """Returns the failures of each candidate, in the order of the candidates."""
     results = await asyncio.gather(
         *(_probe_candidate(candidate, node_rank, token, deadline_seconds) for candidate in candidates)
     )
@@ -52,7 +53,7 @@ async def _probe_candidate(
 
 
 async def _probe(token: str, candidate: runner_pb2.NetworkCandidate, node_rank: int, peer: int, seconds: float) -> str:
-    """Why it does not answer; empty when it does."""
+    """Returns why the peer does not answer; empty if it does."""
     try:
         async with asyncio.timeout(seconds):
             endpoint, own_address = candidate.endpoints[peer], candidate.endpoints[node_rank].address
@@ -69,7 +70,7 @@ async def _probe(token: str, candidate: runner_pb2.NetworkCandidate, node_rank: 
 
 
 def describe_failures(result: runner_pb2.ProbeResult, agent_id: str) -> list[str]:
-    """One line for each peer that was not reached: the two agents, the interface, the port and why."""
+    """Returns one line for each peer that was not reached: the two agents, the interface, the port and the error."""
     return [
         f"{agent_id} cannot reach {failure.agent_id} at {failure.address} port {failure.port} "
         f"over {failure.interface}: {failure.error}"

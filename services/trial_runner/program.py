@@ -1,9 +1,10 @@
-"""The process of a trial runner: takes one allocation, or several short commands one after another.
+"""The process of a trial runner: runs one allocation, or several short commands one after another.
 
-The agent forks it (`main`) with the allocation's folder. A runner whose command has ended within a moment says so to
-the agent and takes the next one: forking a process, and copying the pages that it writes to, costs several times what
-a short command needs. It never has more than one thread while it does so. Whatever starts one (metrics, a connection,
-the lease) makes the allocation its last, so a training always has a process of its own.
+The agent forks the process (`main`) with the allocation's folder. If a command ends within a moment, the process
+reports itself free to the agent and takes the next command. A fork, and the copies of the pages that a forked process
+writes to, cost several times what a short command needs.
+The process never has more than one thread between two commands. A step that starts a thread (metrics, a connection, the
+lease) makes the allocation the process's last one. So a training always has its own process.
 """
 
 from __future__ import annotations
@@ -32,16 +33,21 @@ from services.trial_runner.gang_plan import needs_no_warmth
 from services.trial_runner.nursery_client import NurseryProcess, end_nursery, fork_nursery
 from services.trial_runner.runner import TrialRunner, kind_of
 
-# Said to the agent once a command runs.
+# Sent to the agent once a command runs.
 UP = b"+"
 
 log = structlog.get_logger(__name__)
 
 
 def main(arguments: dict[str, Any], held: list[int]) -> int:
-    """arguments: directory, the allocation's folder; rank_forkserver, the rank template's socket or empty; takes_more,
-    whether the agent may hand over further commands. held: what stays open as long as the allocation's runner lives;
-    with takes_more, the last one is the socket to the agent."""
+    """Runs the allocation of `arguments`, and every further one that the agent hands over. Returns the exit code of the
+    last one.
+
+    arguments: `directory` is the allocation's folder; `rank_forkserver` is the rank template's socket, or empty;
+    `takes_more` is true if the agent may hand over further commands.
+    held: descriptors that stay open as long as the allocation's runner lives. With `takes_more`, the last one is the
+    socket to the agent.
+    """
     configure_logging("trial-runner")
     directory, rank_forkserver = Path(arguments["directory"]), arguments.get("rank_forkserver") or ""
     if not arguments.get("takes_more"):
@@ -60,8 +66,12 @@ def main(arguments: dict[str, Any], held: list[int]) -> int:
 
 @dataclass(slots=True)
 class _Process:
-    """agent: the socket over which further commands come; None for a process with one allocation. nursery: of the
-    command before, cleared; set only while this process may take another one. loop: made once the nursery is forked."""
+    """One process and the state that it keeps between two allocations.
+
+    agent: the socket over which further commands arrive; None for a process with one allocation.
+    nursery: the previous command's nursery, cleared; set only while this process may take another command.
+    loop: the event loop, made once the nursery is forked.
+    """
 
     rank_forkserver: str
     agent: socket.socket | None = None
@@ -69,7 +79,8 @@ class _Process:
     loop: asyncio.AbstractEventLoop | None = None
 
     def take(self, directory: Path, held: Sequence[int]) -> int:
-        """Runs one allocation to its end. The exit code that this process ends with if it was the last one."""
+        """Runs one allocation to its end. Returns the exit code with which the process ends if this allocation is its
+        last."""
         try:
             lock = exit_file.take_lock(directory)
         except GanglineError as error:
@@ -86,20 +97,24 @@ class _Process:
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
         if needs_no_warmth(spec) and self.nursery is None:
-            # Now or never: as soon as the event loop runs, there may be threads.
+            # The fork happens here because it needs a process with one thread. Once the event loop runs, there may be
+            # more.
             private = [self.agent.fileno()] if self.agent is not None else []
             self.nursery = fork_nursery([lock, *held, *private])
         code = self._complete(self._run(directory, spec))
         if code or self.nursery is None or num_threads() > 1:
             return self._end(code)
-        # The process goes on, so its end does not give these back.
+        # The process continues, so its end does not release these descriptors.
         for fd in (lock, *held):
             os.close(fd)
         return code
 
     def wait_next(self) -> tuple[Path, list[int]] | None:
-        """Tells the agent that this process is free; the next allocation's folder, and what its runner holds. None
-        when there will be none."""
+        """Reports to the agent that this process is free, and waits for the next allocation.
+
+        Returns the next allocation's folder and the descriptors that its runner holds; None if there will be no next
+        one.
+        """
         if self.agent is None or self.nursery is None:
             return None
         try:
@@ -134,8 +149,8 @@ class _Process:
         return code
 
     def _complete(self, work: Coroutine[Any, Any, int]) -> int:
-        """As asyncio.run, in an event loop that stays for the next command: making and closing one takes longer than a
-        short command."""
+        """Runs the coroutine like asyncio.run, but in an event loop that is kept for the next command. Making and
+        closing a loop takes longer than a short command."""
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
         code = self.loop.run_until_complete(work)
@@ -147,13 +162,14 @@ class _Process:
         return code
 
     def _tell_up(self) -> None:
-        """The agent may start the next command: most of this one's work is done."""
+        """Reports to the agent that it may start the next command, because most of the work of starting this one is
+        done."""
         if self.agent is not None:
             with suppress(OSError):
                 self.agent.sendall(UP)
 
     def _end(self, code: int) -> int:
-        """Takes nothing more."""
+        """Ends the nursery and closes the event loop, so the process can take no further allocation. Returns `code`."""
         nursery, self.nursery = self.nursery, None
         if nursery is not None:
             end_nursery(nursery)
@@ -166,7 +182,7 @@ class _Process:
 
 
 def _end_early(directory: Path, allocation_id: str, message: str, error: Exception) -> int:
-    """The end of a runner that could not begin; its exit code."""
+    """Writes the exit of a runner that could not begin. Returns its exit code."""
     now = time.time()
     report = ExitReport("", kind_of(error), message, failed_at=now, ended_at=now, is_agent_at_fault=True)
     exit_file.write_exit(directory, allocation_id, report, ())

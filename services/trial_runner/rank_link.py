@@ -1,7 +1,7 @@
-"""The runner's end of the unix socket through which its ranks speak to it.
+"""The runner's end of the unix socket over which its ranks send messages.
 
-Owns the socket, in a folder of its own where ranks put their temporary folders too, and the frames: 4 bytes of length,
-big end first, then a RankMessage or RunnerMessage. It hands messages on and decides nothing.
+Owns the socket, in its own folder where ranks put their temporary folders too. Owns the frames as well: 4 bytes of
+length, big-endian, then a RankMessage or RunnerMessage. It passes messages on and decides nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from gangline import unix_socket
 from gangline.v1 import rank_pb2
 
+# A rank runs the user's code, so a frame's length is bounded before it is read into memory.
 MAX_FRAME_BYTES = 16 << 20
 _HEADER = struct.Struct(">I")
 _SOCKET = "rank.sock"
@@ -28,9 +29,12 @@ log = structlog.get_logger(__name__)
 
 
 class RankLinkServer:
-    """folder: made by `start`, removed by `close`; the agent removes it after a runner that was killed. on_message:
-    called with the rank and each message after its hello. A rank has a connection for each process that speaks for it:
-    its own, and workers that it has started."""
+    """Accepts the ranks' connections and passes their messages on.
+
+    A rank has one connection for each process that reports for it: its own, and workers that it has started.
+    folder: made by `start` and removed by `close`. The agent removes it after a runner that was killed.
+    on_message: called with the rank and each message after its hello.
+    """
 
     def __init__(self, folder: Path, on_message: Callable[[int, rank_pb2.RankMessage], None]) -> None:
         self._folder = folder
@@ -45,20 +49,20 @@ class RankLinkServer:
 
     @property
     def connected(self) -> frozenset[int]:
-        """Ranks that listen to what the runner says."""
+        """Ranks with a connection, which therefore receive the runner's messages."""
         return frozenset(self._writers.values())
 
     async def start(self) -> None:
-        # This runner holds the lock of the allocation's folder, so whoever left something there is gone.
+        # This runner holds the lock of the allocation's folder, so no other process uses these files any more.
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unix_socket.bind(listener, self.path)
-        # As many as a machine has ranks connect at once.
+        # The backlog holds the ranks of one machine, which connect at the same time.
         self._server = await asyncio.start_server(self._serve, sock=listener, backlog=256)
 
     def send(self, rank: int, message: rank_pb2.RunnerMessage) -> None:
-        """Says something to all that speak for a rank; nothing when they have gone."""
+        """Sends a message to all processes of a rank; does nothing if they have gone."""
         for writer in [writer for writer, owner in self._writers.items() if owner == rank]:
             _write(writer, message)
 
@@ -69,13 +73,13 @@ class RankLinkServer:
             self._send_preempt(writer)
 
     async def close(self) -> None:
-        """Only when the ranks have gone: a rank that loses its runner ends."""
+        """Closes the socket. Called only when the ranks have gone, because a rank that loses its runner ends."""
         if self._server is not None:
             self._server.close()
         for writer in self._writers:
             writer.close()
-        # The socket alone is left to the agent, which removes it with the allocation's folder: freed inodes make the
-        # starts of the next commands slow.
+        # If the folder holds only the socket, it is left to the agent, which removes it with the allocation's folder.
+        # Freed inodes make the starts of the next commands slow.
         with suppress(FileNotFoundError):
             if any(entry.name != _SOCKET for entry in self._folder.iterdir()):
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -109,7 +113,8 @@ def _write(writer: asyncio.StreamWriter, message: rank_pb2.RunnerMessage) -> Non
 
 
 async def read_message(reader: asyncio.StreamReader) -> rank_pb2.RankMessage:
-    """The next frame. Raises ValueError when it is too long, IncompleteReadError at the end."""
+    """Returns the next frame's message. Raises ValueError if the frame is too long, and IncompleteReadError at the
+    end."""
     (length,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")

@@ -1,4 +1,4 @@
-"""What is only recorded (log lines, metrics, progress) on its way into the spool.
+"""Turns log lines, metrics and progress, which are only recorded, into records of the spool.
 
 Owns the making of records and the signal that there are new ones. The log pump, the crew and the runner call it; the
 ingest stream waits on it.
@@ -20,17 +20,19 @@ log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """has_news: set after each record; whoever reads the spool clears it first."""
+    """Writes records to the spool. has_news: set after each record; the reader of the spool clears it before it
+    reads."""
 
     def __init__(self, spool: Spool, agent_id: str) -> None:
         self._spool = spool
         self._agent_id = agent_id
         self.has_news = asyncio.Event()
-        # Of what the spool has dropped and the disk has refused, as much as the trial's log says.
+        # How many dropped and refused records of the spool the trial's log has reported.
         self._told = (0, 0)
 
     def record_lines(self, rank: int | None, stream: str, lines: Sequence[str]) -> None:
-        """stream: "stdout" or "stderr" of that rank, "runner" for lines of the runner itself."""
+        """Records lines of one stream: "stdout" or "stderr" of that rank, or "runner" for lines of the runner
+        itself."""
         at = time.time()
         self._append(
             [
@@ -42,12 +44,13 @@ class Recorder:
         )
 
     def note(self, text: str) -> None:
-        """A line of the runner's own for the person who follows the experiment's log."""
+        """Records a line of the runner itself, for users who follow the experiment's log."""
         log.info(text)
         self.record_lines(None, "runner", [text])
 
     def record_stacks(self, rank: int, place: str, problem: str, lines: Sequence[str]) -> None:
-        """Of a rank that stood still. place: a part of a sentence. problem: why there are no lines; empty for none."""
+        """Records the stacks of a rank that made no progress. place: a part of a sentence. problem: why there are no
+        lines; empty otherwise."""
         where = f"rank {rank} on {self._agent_id}"
         self.note(f"{where} stood still{place}")
         self.note(f"no stacks of {where}: {problem}" if problem else f"the stacks of {where}:")
@@ -64,7 +67,8 @@ class Recorder:
         self._append([ingest_pb2.IngestRecord(at=time.time(), progress=point)])
 
     def tell_dropped(self) -> None:
-        """Notes how many records were lost since the last time. What the disk refuses is told when it takes it."""
+        """Records how many records were lost since the last time. Records that the disk refuses are reported once it
+        accepts writes."""
         dropped, refused = self._spool.num_dropped - self._told[0], self._spool.num_refused - self._told[1]
         if not dropped:
             return
@@ -77,7 +81,7 @@ class Recorder:
         if self._spool.num_refused == before[1]:
             self._told = before
         else:
-            # The note itself is no loss.
+            # The refused note itself does not count as a loss.
             self._told = (self._told[0] + 1, self._told[1] + 1)
 
     def _append(self, records: list[ingest_pb2.IngestRecord]) -> None:

@@ -1,8 +1,8 @@
-"""What the ranks say while they train, to where it belongs: spool, scheduler, /metrics.
+"""Passes the ranks' messages during training on to spool, scheduler and /metrics.
 
-Owns which message goes where: metrics, progress and logs are recorded; validation, progress and checkpoints of the
-chief also go to the scheduler, which decides by them. Progress goes there at most every few seconds, and before
-anything else that it hears. How a rank ends is the crew's.
+Owns which message goes where. Metrics, progress and logs are recorded. Validation, progress and checkpoints of the
+chief also go to the scheduler, which decides by them. Progress is sent there at most every few seconds, and before
+every other report. The crew handles how a rank ends.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from services.trial_runner.recorder import Recorder
 from services.trial_runner.report import Reporter
 
 CHIEF = 0
-# Ranks tell their progress every second, for people who watch. The scheduler only estimates ends by it, and each report
-# costs time of the cores that train.
+# Pause between two progress reports to the scheduler. Ranks report their progress every second, for users who watch.
+# The scheduler only estimates ends by it, and each report costs time of the cores that train.
 PROGRESS_SECONDS = 5.0
 
 
 class Relay:
-    """on_first_step: called once with the time at which the first optimizer step of this machine ended. clock: in
-    seconds."""
+    """Receives the ranks' messages. on_first_step: called once with the time at which the first optimizer step of this
+    machine ended. clock: returns seconds."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class Relay:
                     self._on_first_step(message.first_step.at)
 
     def tell_rest(self) -> None:
-        """The newest progress, if the scheduler has not heard it. Called when the ranks have ended."""
+        """Reports the newest progress, if the scheduler does not have it yet. Called when the ranks have ended, and
+        before other reports."""
         if self._held is not None:
             self._reporter.add(runner_pb2.TrialReport(progress=self._held))
             self._held, self._told_at = None, self._clock()
@@ -89,7 +90,7 @@ class Relay:
             self.tell_rest()
 
     def _on_checkpoint(self, checkpoint: types_pb2.Checkpoint) -> None:
-        """A rank need not know whose it is."""
+        """Adds the ids of trial and experiment, which a rank need not know."""
         checkpoint.trial_id = self._trial.id
         checkpoint.experiment_id = self._trial.experiment_id
         self.tell_rest()

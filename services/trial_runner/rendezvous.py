@@ -1,8 +1,8 @@
-"""How the members of a gang find one another: through the leading scheduler, with a deadline.
+"""The rendezvous of a gang's members at the leading scheduler, with a deadline.
 
-Owns the JoinGang stream: says hello, probes the candidates that the scheduler names, reports, and learns which network
-was chosen. A lost stream, or a scheduler that no longer leads, means all of it again with the next one, until the gang
-is linked. Says in the trial's log who is missing. A gang of one has no rendezvous.
+Owns the JoinGang stream: it greets, probes the candidates that the scheduler names, reports the results, and learns
+which network was chosen. After a lost stream, or if a scheduler no longer leads, all of this is repeated with the next
+one, until the gang is linked. The trial's log names the missing members. A gang of one has no rendezvous.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from gangline.wire import enum_member
 from services.trial_runner import probe
 from services.trial_runner.route import Route
 
-# Members of one gang never arrive at the same instant; only a longer wait is worth a line.
+# Members of one gang never arrive at the same instant, so only a longer wait is worth a line in the log.
 ANNOUNCE_SECONDS = 0.5
-# The scheduler knows better who is missing, so its own deadline has to come first.
+# Added to the deadline here, so that the scheduler's own deadline expires first: it knows which members are missing.
 PATIENCE_SECONDS = 5.0
+# Codes of a refusal that no retry changes.
 _HOPELESS = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND}
 
 log = structlog.get_logger(__name__)
 
 
 class RendezvousFailed(Exception):
-    """kind: RENDEZVOUS or NETWORK."""
+    """Raised if the members cannot meet. kind: RENDEZVOUS or NETWORK, or PEER_FAILED if node rank 0 is lost before its
+    store."""
 
     def __init__(self, kind: ExitKind, message: str) -> None:
         super().__init__(message)
@@ -41,7 +43,8 @@ class RendezvousFailed(Exception):
 
 
 class Rendezvous:
-    """note: takes a line for the trial's log. Use as: meet, link the gang, then close."""
+    """One member's part in the rendezvous. Usage: `meet`, link the gang, then `close`. note: takes a line for the
+    trial's log."""
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Rendezvous:
         self._announcing: asyncio.TimerHandle | None = None
 
     async def meet(self) -> runner_pb2.NetworkCandidate:
-        """The chosen network. Raises RendezvousFailed. The stream stays open until `close`."""
+        """Returns the chosen network. Raises RendezvousFailed. The stream stays open until `close`."""
         self._joining = asyncio.create_task(self._join())
         try:
             async with asyncio.timeout(self._deadline_seconds + PATIENCE_SECONDS):
@@ -75,12 +78,13 @@ class Rendezvous:
             raise RendezvousFailed(ExitKind.RENDEZVOUS, self._overdue()) from error
 
     async def close(self) -> None:
-        """The gang is linked, or will never be."""
+        """Ends the stream, because the gang is linked or will never be."""
         self._unannounce()
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.gather(self._joining, return_exceptions=True)
         if self._chosen.done():
+            # Reading the exception keeps asyncio from logging it as never retrieved.
             self._chosen.exception()
         await self._route.close()
 

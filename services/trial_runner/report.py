@@ -1,7 +1,7 @@
-"""What decides over the trial (running, progress, validation, checkpoint) on its way to the leading scheduler.
+"""Sends the reports that decide over the trial (running, progress, validation, checkpoint) to the leading scheduler.
 
-Owns the numbers of the reports and their order; sends one after another and each until a leader has taken it. What is
-still undelivered when the runner ends goes into exit.json and so to the scheduler through the agent.
+Owns the numbers of the reports and their order. It sends one report after another, and repeats each until a leader has
+taken it. Reports that are undelivered when the runner ends go into exit.json; the agent passes them to the scheduler.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from gangline.rpc import find_leader, token_metadata
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from services.trial_runner.route import Route
 
+# Deadline of one call, after which the next scheduler is asked.
 CALL_SECONDS = 5.0
-# These say that this report will never be taken, whoever is asked.
+# With these codes no scheduler will ever take this report.
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED}
 
 log = structlog.get_logger(__name__)
 
 
 class Reporter:
-    """`run` is its long-lived task. on_answer: gets what the scheduler says to each report that it has taken.
+    """Queues reports and delivers them; `run` is its long-lived task. on_answer: called with the scheduler's answer to
+    each report that it has taken.
 
-    Nothing is sent before `open`: what a runner has to say that ends at once goes with its exit, which is cheaper for
-    all than a connection of its own.
+    Nothing is sent before `open`. If a runner ends at once, its reports go with its exit, which is cheaper for all than
+    a connection of its own.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class Reporter:
         self._is_sending = False
 
     def open(self) -> None:
-        """May be called again."""
+        """Starts sending. May be called again."""
         self._is_open.set()
 
     def add(self, report: runner_pb2.TrialReport) -> None:
-        """Numbers it and queues it. A progress that still waits at the end is replaced: only the newest counts."""
+        """Numbers the report and queues it. A progress report replaces one that still waits at the end of the queue,
+        because only the newest counts."""
+        # The first report may be on its way right now, so it is never replaced.
         last = self._waiting[-1] if len(self._waiting) > int(self._is_sending) else None
         if last is not None and last.HasField("progress") and report.HasField("progress"):
             last.progress.CopyFrom(report.progress)
@@ -70,7 +74,8 @@ class Reporter:
         return list(self._waiting)
 
     async def drain(self, deadline_seconds: float) -> bool:
-        """Waits until the scheduler has everything; False when the time was over first, or it was never opened."""
+        """Waits until the scheduler has everything. Returns False if the time ran out first, or if `open` was never
+        called."""
         self._is_drained.clear()
         if not self._waiting or not self._is_open.is_set():
             return not self._waiting
@@ -80,7 +85,7 @@ class Reporter:
         return not self._waiting
 
     async def run(self, token: str) -> None:
-        """Until cancelled."""
+        """Sends reports until it is cancelled."""
         await self._is_open.wait()
         while True:
             while not self._waiting:

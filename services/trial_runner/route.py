@@ -1,7 +1,7 @@
-"""One gRPC channel to whichever of several addresses answers: the scheduler's or the gateway's.
+"""One gRPC channel to the first of several addresses that answers: those of the schedulers or of the gateways.
 
-Owns the channel of the present address, the change to the next one after a failure, the leader that a standby names,
-and the growing pause between attempts. It makes no calls itself.
+Owns the channel to the current address, the change to the next one after a failure, and the back-off between attempts.
+Owns the leader's address too, if a standby named it. It makes no calls itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import grpc
 
 from gangline.rpc import CHANNEL_OPTIONS
 
+# Back-off after the first failure; it doubles with each further one.
 FIRST_PAUSE_SECONDS = 0.05
+# Cap of the back-off for gateways.
 LONGEST_PAUSE_SECONDS = 3.0
-# A new leader is found within this time. A standby that knows no leader yet keeps the question, so few are asked.
+# Cap of the back-off for schedulers: a new leader is found within this time. A standby that knows no leader keeps the
+# request open, so few requests are made.
 LEADER_PAUSE_SECONDS = 0.5
 
 
 class Route:
-    """what: for messages, as "scheduler". longest_pause_seconds: None for the bound that holds for gateways."""
+    """The current address and its channel. what: a noun for messages, such as "scheduler". longest_pause_seconds: None
+    for the cap that holds for gateways."""
 
     def __init__(self, what: str, addresses: Sequence[str], longest_pause_seconds: float | None = None) -> None:
         self._what = what
@@ -43,18 +47,19 @@ class Route:
         return self._named or (self._addresses[self._cursor] if self._addresses else "")
 
     def channel(self) -> grpc.aio.Channel:
-        """To the present address; opened at the first call, so that a process that never asks never connects."""
+        """Returns the channel to the current address. It is opened at the first call, so a process that never calls
+        never connects."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         return self._channel
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """Tries these from now on; the present channel stays until it fails."""
+        """Replaces the addresses that are tried; the current channel stays until it fails."""
         if addresses and list(addresses) != self._addresses:
             self._addresses, self._cursor = list(addresses), 0
 
     def hurry(self) -> None:
-        """Ends the present pause: somebody waits for the answer now, and holds slots meanwhile."""
+        """Ends the current back-off, because a caller waits for the answer and holds slots meanwhile."""
         self._failures = 0
         self._hurry.set()
 
@@ -62,9 +67,10 @@ class Route:
         self._failures = 0
 
     async def failed(self, named: str = "") -> None:
-        """Turns to the next address after a pause that grows. named: the leader's address, where the answer named it;
-        it is the next one then."""
+        """Changes to the next address after a back-off. named: the leader's address, if the answer named it; it is
+        tried next."""
         await self.close()
+        # A named leader that has failed itself is not tried again at once: the configured addresses follow.
         if named and named != self._named:
             self._named = named
         else:
@@ -75,6 +81,7 @@ class Route:
         self._failures += 1
         self._hurry.clear()
         with suppress(TimeoutError):
+            # Random, so that the runners of a cluster do not all return at the same moment.
             spread = 0.5 + random.random() / 2  # noqa: S311 - guards nothing
             await asyncio.wait_for(self._hurry.wait(), pause * spread)
 
@@ -85,5 +92,5 @@ class Route:
 
 
 def route_to_leader(addresses: Sequence[str]) -> Route:
-    """Over all schedulers to the one that leads."""
+    """Returns a route over all schedulers to the leading one."""
     return Route("scheduler", addresses, LEADER_PAUSE_SECONDS)

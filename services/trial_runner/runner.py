@@ -1,8 +1,8 @@
-"""The story of one trial runner: prepare, meet, start the ranks, watch them, report how they ended.
+"""The lifecycle of one trial runner: prepare, rendezvous, start the ranks, watch them, report how they ended.
 
-Owns the order of the steps, the start's timeline and the last report; each step is a module beside this one. Built by
-program.py with the allocation's folder, in which spec.json lies and exit.json will; see exit_file.py. It goes on
-without scheduler and gateway.
+Owns the order of the steps, the start's timeline and the last report; each step is a module beside this one.
+`program.py` builds the runner with the allocation's folder, which holds spec.json and will hold exit.json; see
+exit_file.py. The runner continues without scheduler and gateway.
 """
 
 from __future__ import annotations
@@ -55,18 +55,23 @@ from services.trial_runner.stacks import dump_stacks
 from services.trial_runner.stop import StopOrder
 from services.trial_runner.vigil import describe_place
 
-# For what is on its way to scheduler and gateway; the slots are busy meanwhile, so it is short.
+# Limit for delivering what is queued for scheduler and gateway at the end. The slots stay occupied meanwhile, so it is
+# short.
 DRAIN_SECONDS = 5.0
-# For the member that failed first to say so, where a rank here only noticed that it had gone.
+# Time for the member that failed first to report its cause, if a rank here only noticed that the member had gone.
 PEER_SECONDS = 1.5
+# Limit for reading what the ranks printed last. A pipe ends only when the last process that holds it has ended.
 LAST_OUTPUT_SECONDS = 1.0
-# For the scheduler to hear of the end from the runner itself: the agent may be gone, or stand still.
+# Limit for reporting the exit to the scheduler directly, if the agent is gone and cannot report it.
 EXIT_SECONDS = 5.0
+# The same limit while the agent lives. It may be stuck, but usually it reports the exit as well.
 QUICK_EXIT_SECONDS = 0.5
+# Grace of a preemption for which the experiment sets no `preemption_timeout`.
 DEFAULT_GRACE_SECONDS = 3600.0
-# What has ended by then never opened a connection: it tells all with its exit.
+# Time after the start of the ranks at which the runner serves metrics, reports and renews its lease. A command that has
+# ended by then needs none of this: its exit reports everything.
 QUIET_SECONDS = 0.2
-# Errors of a start that say something about this machine.
+# Codes of start errors that this machine causes.
 _AGENTS_CODES = {"code.disk", "forkserver.none", "runner.no_nursery", "runner.no_rank", "runner.no_store"}
 
 log = structlog.get_logger(__name__)
@@ -74,11 +79,12 @@ prepare(ExitReport, Timeline)
 
 
 class TrialRunner:
-    """`run` tells the whole story, once.
+    """Runs one allocation on this machine; `run` may be called once.
 
-    forked: a nursery for ranks that need no warm process. keeps_nursery: it serves another allocation after this one,
-    unless this one was more than a short command. released: set by `run` to the nursery, if it may. on_up: called once
-    the ranks run.
+    forked: a nursery for ranks that need no warm process.
+    keeps_nursery: the nursery serves another allocation afterwards, unless this one was more than a short command.
+    released: `run` sets it to the nursery if another allocation may use it.
+    on_up: called once the ranks run.
     """
 
     def __init__(
@@ -136,7 +142,8 @@ class TrialRunner:
         self._ending_hung: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
-        """Always ends with an exit.json. The process's exit code, 0 unless the runner itself is broken."""
+        """Runs all steps and always writes an exit.json. Returns the process's exit code, 0 unless the runner itself is
+        broken."""
         self._stop.listen()
         code = 0
         try:
@@ -153,13 +160,13 @@ class TrialRunner:
         return code
 
     async def _live(self) -> ExitReport:
-        """The steps in order. A step that cannot be done ends the story with its reason."""
+        """Runs the steps in order. A step that fails ends the run with its reason."""
         try:
-            # 1. Prepare: code, nursery and gang at the same time; or end here when a stop is asked for.
+            # 1. Prepare code, nursery and gang at the same time, or end here if a stop arrives.
             network = await self._prepare()
             if network is None:
                 return self._stopped_early()
-            # 2. Start the ranks, and say so; only while the attempt holds its lease.
+            # 2. Start the ranks, and report it. Ranks start only while the attempt holds its lease.
             if not self._lease.covers_start:
                 await _run_until(self._lease.hold(), self._stop.came)
             if self._stop.stop is not None:
@@ -172,17 +179,17 @@ class TrialRunner:
             report = replace(self._report(kind_of(error), str(error)), is_agent_at_fault=_is_agents_fault(error))
             self._gang.tell_failure(Failure(report.kind, report.message, None, report.agent_id, report.failed_at))
             return report
-        # 3. Watch, until every rank has ended.
+        # 3. Watch until every rank has ended.
         await crew.wait_ended()
         self._hush()
         if self._ending_hung is not None:
             await self._ending_hung
-        # 4. Wait for the others, let go of all that is left, and judge.
+        # 4. Wait for the other members, release everything that is left, and judge.
         await self._part(crew)
         return await self._judge(crew)
 
     async def _prepare(self) -> Network | None:
-        """None when a stop came first."""
+        """Returns the chosen network, or None if a stop came first."""
         await self._link.start()
         network: Network | None = None
 
@@ -231,7 +238,8 @@ class TrialRunner:
         self._outlet.adopt_orphans()
 
     async def _part(self, crew: Crew) -> None:
-        """Node rank 0 keeps the store until all others are done. Then whatever the ranks left behind is killed."""
+        """Ends what the ranks left behind. Node rank 0 first waits until all other members are done, because it hosts
+        the store."""
         if all(end.is_success for end in crew.ends()):
             self._gang.tell_done()
             if self._place.num_nodes > 1:
@@ -249,7 +257,7 @@ class TrialRunner:
             self._outlet.recorder.note(text)
 
     def _is_short(self, crew: Crew) -> bool:
-        """Whether it has ended by itself before this runner had anything to say."""
+        """Whether the command ended by itself before this runner had anything to report."""
         return not self._has_spoken and self._stop.stop is None and not crew.lost
 
     async def _judge(self, crew: Crew) -> ExitReport:
@@ -283,8 +291,8 @@ class TrialRunner:
         return names_disk_fault(message, self._directory.parent.parent)
 
     async def _leave(self, report: ExitReport) -> None:
-        """Bounded in time: what cannot be delivered goes to the agent and to the drainer. The exit is written whatever
-        fails before it."""
+        """Delivers what it can in a bounded time, and leaves the rest to the agent and to the drainer. The exit is
+        written even if an earlier step fails."""
         undelivered: list[runner_pb2.TrialReport] = []
         try:
             undelivered = await self._close(report)
@@ -297,7 +305,7 @@ class TrialRunner:
         log.info("the runner ends", kind=report.kind, message=report.message)
 
     async def _close(self, report: ExitReport) -> list[runner_pb2.TrialReport]:
-        """The reports that no scheduler took."""
+        """Closes all parts. Returns the reports that no scheduler took."""
         if report.kind is not ExitKind.COMPLETED:
             self._outlet.recorder.note(f"{report.kind.value}: {report.message}")
         if not self._metrics_address and self._timeline.ranks_up_at:
@@ -330,7 +338,8 @@ class TrialRunner:
         return ExitReport(self._place.agent_id, kind, message, failed_at=time.time())
 
     def _on_stop(self) -> None:
-        """Preempted ranks stop after a checkpoint by themselves; the crew ends those that do not."""
+        """Asks preempted ranks to stop after a checkpoint. The crew kills those that are still alive at the
+        deadline."""
         stop = self._stop.stop
         assert stop is not None
         assert self._crew is not None
@@ -339,18 +348,19 @@ class TrialRunner:
         self._crew.stop(self._stop.deadline_at, self._link.connected)
 
     def _on_over(self, reason: str) -> None:
-        """Another attempt may hold the trial: nothing that these ranks do counts any more."""
+        """Kills the ranks: another attempt may hold the trial, so nothing that these ranks do counts any more."""
         log.warning("this attempt is over", reason=reason)
         self._end_as_cut(f"this attempt is over: {reason}")
 
     def _on_scheduler_stop(self, order: runner_pb2.AttemptStop) -> None:
-        """Comes with every renewal. The agent has passed it on as well, unless it is away."""
+        """Takes the stop order that arrives with every renewal. The agent has passed the order on as well, unless it is
+        away."""
         kind = enum_member(ExitKind, order.kind) or ExitKind.KILLED
         if self._stop.stop is None or self._stop.stop.kind is not kind:
             self._stop.ask(kind, order.reason, order.grace_seconds)
 
     def _on_cut(self, message: str) -> None:
-        """The next attempt may start elsewhere: every rank of this machine ends at once."""
+        """Kills every rank of this machine, because the next attempt may start on another one."""
         self._outlet.recorder.note(message)
         self._end_as_cut(message)
 
@@ -369,7 +379,7 @@ class TrialRunner:
         self._log_watch.search(rank, lines)
 
     def _note_left_out(self) -> None:
-        """Once for the gang."""
+        """Writes the log policies that are not applied to the trial's log, once for the gang."""
         if self._place.node_rank == 0:
             for sentence in self._log_watch.left_out:
                 self._outlet.recorder.note(sentence)
@@ -379,7 +389,7 @@ class TrialRunner:
             self._ending_hung = asyncio.create_task(self._end_hung(failure, self._crew))
 
     async def _end_hung(self, failure: Failure, crew: Crew) -> None:
-        """Every member has its ranks say what they are doing, and ends them then."""
+        """Records what the ranks of this machine are doing, and then ends them. Every member does this."""
         recorder = self._outlet.recorder
         recorder.note(f"the gang hangs: {describe_failure(failure)}")
         assert self._preparation.nursery is not None
@@ -395,7 +405,8 @@ class TrialRunner:
         crew.on_peer_failure()
 
     def _speak(self) -> None:
-        """The ranks go on, or have something to say: from now on this runner can be asked, and reports by itself."""
+        """Serves metrics, reports that the ranks run, and starts renewing the lease. Called when the ranks outlive the
+        first moment or send a message."""
         if self._has_spoken:
             return
         self._has_spoken = True
@@ -413,7 +424,7 @@ class TrialRunner:
         self._lease.start(lambda: [pid for pid in self._crew.pids if pid] if self._crew is not None else [])
 
     def _hush(self) -> None:
-        """Whoever has not spoken by now need not begin."""
+        """Cancels the first report if it was not sent yet: the ranks have ended, so the exit reports everything."""
         if self._speaking is not None:
             self._speaking.cancel()
 
@@ -444,7 +455,8 @@ class TrialRunner:
 
 
 def kind_of(error: Exception) -> ExitKind:
-    """No other attempt makes valid what is invalid, such as the bytes under the code's sha256."""
+    """Returns CONFIGURATION_ERROR for an error that every other attempt would meet as well, such as wrong bytes under
+    the code's sha256."""
     if is_disk_fault(error):
         return ExitKind.AGENT_DISK
     is_lasting = isinstance(error, GanglineError) and error.kind is ErrorKind.INVALID
@@ -452,7 +464,8 @@ def kind_of(error: Exception) -> ExitKind:
 
 
 def _is_agents_fault(error: Exception) -> bool:
-    """Not what other machines answered, such as a gateway that is away."""
+    """Whether this machine caused the error. An answer of another machine, such as a gateway that is away, does not
+    count."""
     return isinstance(error, OSError) or (isinstance(error, GanglineError) and error.code in _AGENTS_CODES)
 
 
@@ -462,7 +475,7 @@ async def _run_until(step: Coroutine[Any, Any, None], ended: asyncio.Event) -> N
 
 
 async def _first_of(*steps: Coroutine[Any, Any, Any]) -> None:
-    """Returns when the first has ended; the others are cancelled, and an error of any that ended is raised."""
+    """Returns when the first step has ended. The others are cancelled, and an error of a step that ended is raised."""
     tasks = [asyncio.create_task(step) for step in steps]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

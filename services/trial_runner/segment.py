@@ -1,7 +1,7 @@
-"""PURE: the records in the bytes of a spool segment, also of a damaged one.
+"""PURE: the records in the bytes of a spool segment, even of a damaged one.
 
 Owns the format: (length, crc32, IngestRecord) one after another, with rising sequence numbers. A damaged record is
-skipped: the scan goes on at the next byte where a whole record with a higher number begins. Called by `spool.py`.
+skipped: the scan continues at the next byte where a whole record with a higher number begins. Called by `spool.py`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from gangline.v1 import ingest_pb2
 _HEADER = struct.Struct(">II")
 # The first byte of each payload: field 1, a varint. Protobuf writes fields by number, and no record has number 0.
 _SEQUENCE_TAG = b"\x08"
+# The longest varint of protobuf, for 64 bits.
 _MAX_VARINT_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record that is whole, and where it lies: the bytes from start up to end."""
+    """A whole record, and its place: the bytes from start up to end."""
 
     record: ingest_pb2.IngestRecord
     start: int
@@ -36,8 +37,10 @@ def encode(record: ingest_pb2.IngestRecord) -> bytes:
 
 
 def scan(content: bytes, after: int, last: int | None) -> Iterator[Found]:
-    """The whole records, in order. after, last: the bounds of their sequence numbers, exclusive and inclusive; None
-    where the last one is not known. Bytes that belong to no record are left out."""
+    """Yields the whole records in order, and skips bytes that belong to none.
+
+    after, last: the bounds of their sequence numbers, exclusive and inclusive. last is None if it is not known.
+    """
     position = 0
     while (found := _next_record(content, position, after, last)) is not None:
         yield found
@@ -45,7 +48,7 @@ def scan(content: bytes, after: int, last: int | None) -> Iterator[Found]:
 
 
 def read_at(content: bytes, start: int) -> Found | None:
-    """The record that begins at this byte; None where no whole one does."""
+    """Returns the record that begins at this byte; None if no whole record begins there."""
     if start + _HEADER.size >= len(content):
         return None
     length, checksum = _HEADER.unpack_from(content, start)
@@ -62,8 +65,8 @@ def read_at(content: bytes, start: int) -> Found | None:
 
 
 def _next_record(content: bytes, position: int, after: int, last: int | None) -> Found | None:
-    """Looks at each byte that may be the first of a payload. The sequence number is compared before the checksum,
-    which costs time in proportion to the length."""
+    """Tests each byte that may be the first of a payload. The sequence number is compared before the checksum, whose
+    cost is proportional to the length."""
     tag_at = position + _HEADER.size
     while (tag_at := content.find(_SEQUENCE_TAG, tag_at)) >= 0:
         if _is_between(_read_varint(content, tag_at + 1), after, last):

@@ -1,11 +1,13 @@
-"""Records on disk until the gateway has them: append-only segment files, each record numbered and checked.
+"""Keeps records on disk until the gateway has them: append-only segment files, each record numbered and checked.
 
-A segment is named after its first record's number; `segment.py` has its format. What is acknowledged is deleted by
-whole segments. The spool is bounded: beyond that the oldest segment goes, and the count of what was lost is kept and
-told. Records that cannot be read back (damaged, cut off, a file that is gone) are skipped, and a line for the trial's
-log is read in their place: it carries the number of the last one of them, so the gateway stores it once and
-acknowledges it like the records that it stands for.
-It knows nothing of the network. One process at a time; `recorder.py` writes, `ingest.py` reads and acknowledges.
+A segment is named after its first record's number; `segment.py` has its format. Acknowledged records are deleted by
+whole segments. The spool is bounded: beyond the bound the oldest segment is deleted, and the lost records are counted
+and reported.
+Records that cannot be read back (damaged, cut off, in a missing file) are skipped. A line for the trial's log is read
+in their place, with the number of the last one of them. So the gateway stores it once and acknowledges it like the
+records that it replaces.
+The spool makes no network calls. One process uses it at a time; `recorder.py` writes, `ingest.py` reads and
+acknowledges.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ import structlog
 from gangline.v1 import ingest_pb2
 from services.trial_runner.segment import encode, read_at, scan
 
+# Bound on one runner's records on disk.
 MAX_BYTES = 256 << 20
+# Size at which a new segment begins. Records are deleted by whole segments, so it is a small part of the bound.
 SEGMENT_BYTES = 1 << 20
 _SUFFIX = ".seg"
-# What is read at once of a file in which some block cannot be read.
+# Unit of reading for a file in which some block cannot be read.
 _BLOCK_BYTES = 4096
 
 log = structlog.get_logger(__name__)
@@ -35,8 +39,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Segment:
-    """is_last_known: False where the end of the last file of another process cannot be read; `last` is then the lowest
-    number that its last record can have."""
+    """One file of the spool.
+
+    is_last_known: False if the end of another process's last file cannot be read. `last` is then the lowest number that
+    its last record can have.
+    """
 
     path: Path
     first: int
@@ -47,8 +54,10 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Records first to last cannot be read. is_least: there may have been more after them. num_bytes: where they lay,
-    as far as that is left."""
+    """The records `first` to `last`, which cannot be read.
+
+    num_bytes: the size of their place, as far as it is left. is_least: more records may have followed them.
+    """
 
     first: int
     last: int
@@ -61,11 +70,15 @@ class Damage:
 
 
 class Spool:
-    """num_dropped: records that were lost because the spool was full or the disk refused them; num_refused: the
-    latter. num_damaged: records that could not be read back, as far as reading has come.
+    """The bounded queue of one runner's records.
 
-    make_folder: called before each new segment, so that nothing is on disk before there is a record. agent_id: for
-    the log lines that stand for damaged records. on_damage: told how many records are lost, once for each.
+    num_dropped: records that were lost because the spool was full or the disk refused them; num_refused: the latter
+    only.
+    num_damaged: records that could not be read back, as far as reading has progressed.
+
+    make_folder: called before each new segment, so that nothing is on disk before there is a record.
+    agent_id: used in the log lines that replace damaged records.
+    on_damage: called with the number of lost records, once for each damage.
     """
 
     def __init__(
@@ -83,10 +96,13 @@ class Spool:
         self._max_bytes = max_bytes
         self._segment_bytes = segment_bytes
         self._fd = -1
+        # The number of the last record read, and the byte of its segment after it. It saves the usual reader a scan; a
+        # wrong cursor only costs time, because the record there is checked.
         self._cursor = (0, 0)
         self._agent_id = agent_id
         self._on_damage = on_damage
-        # The last record of each damage by its first: what is sent again is read again, and counts once.
+        # The last record of each damage by its first. Records that are sent again are read again, and each damage
+        # counts once.
         self._damaged: dict[int, int] = {}
         self.num_dropped = 0
         self.num_refused = 0
@@ -105,7 +121,10 @@ class Spool:
         return sum(segment.size for segment in self._segments)
 
     def append(self, records: Sequence[ingest_pb2.IngestRecord]) -> int:
-        """Numbers and stores them; how many older ones had to go for it. A disk that refuses loses the new ones."""
+        """Numbers the records and stores them. Returns how many records were dropped.
+
+        A full spool drops its oldest segments. If the disk refuses a write, the new records are dropped.
+        """
         dropped_before = self.num_dropped
         for chunk in _chunks(records):
             self._append_chunk(chunk)
@@ -134,7 +153,7 @@ class Spool:
         first = self.last_sequence + 1
         self._make_folder()
         path = self._directory / f"{first:016d}{_SUFFIX}"
-        # What lies under this name is left of a write that failed, and counts as dropped.
+        # A file with this name is the rest of a write that failed, whose records count as dropped.
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._close_file()
         self._fd = fd
@@ -155,7 +174,8 @@ class Spool:
         segment.size += len(frames)
 
     def _leave(self, segment: _Segment) -> None:
-        """Bytes behind its end would be taken for records: the next ones go into a file of their own."""
+        """Gives up the open file: bytes after its end would be taken for records, so the next ones go into a new
+        file."""
         self._close_file()
         if not segment.size:
             self._segments.remove(segment)
@@ -168,7 +188,8 @@ class Spool:
         self.acknowledged = max(self.acknowledged, oldest.last)
 
     def read(self, after: int, max_records: int = 500, max_bytes: int = 256 << 10) -> list[ingest_pb2.IngestRecord]:
-        """The next records above number `after`; empty when there are none. At least one, however big it is."""
+        """Returns the next records above number `after`; empty if there are none. Returns at least one record, whatever
+        its size."""
         records: list[ingest_pb2.IngestRecord] = []
         size = 0
         for record, offset in self._records_after(after):
@@ -180,20 +201,20 @@ class Spool:
         return records
 
     def _records_after(self, after: int) -> Iterator[tuple[ingest_pb2.IngestRecord, int]]:
-        """Each with the byte from which reading goes on after it."""
+        """Yields each record with the byte at which reading continues after it."""
         for segment in self._segments:
             if segment.last > after:
                 yield from self._records_of(segment, max(after, segment.first - 1))
 
     def _records_of(self, segment: _Segment, after: int) -> Iterator[tuple[ingest_pb2.IngestRecord, int]]:
-        """All numbers above `after`, each by its record or by the line that stands for damaged ones."""
+        """Yields every number above `after`: its record, or the line that replaces damaged ones."""
         sequence, start = self._cursor
-        # The usual reader goes on where it stopped, in the same segment.
+        # The usual reader continues in the same segment, where it stopped.
         start = start if sequence == after and segment.first <= sequence else 0
         content = _read_bytes(segment.path, start, segment.size)
         next_record = read_at(content, 0) if start else None
         if start and (next_record is None or next_record.record.sequence != after + 1):
-            # Damaged, or not where it was, because the file was cut off.
+            # The record is damaged, or has moved because the file was cut off, so the whole file is scanned.
             start, content = 0, _read_bytes(segment.path, 0, segment.size)
         end = start
         for found in scan(content, after if start else segment.first - 1, segment.last):
@@ -222,7 +243,8 @@ class Spool:
         return ingest_pb2.IngestRecord(sequence=damage.last, at=at, log=line)
 
     def acknowledge(self, sequence: int) -> None:
-        """The gateway has everything up to this number. An older number than before changes nothing."""
+        """Notes that the gateway has everything up to this number, and deletes segments. A smaller number than before
+        changes nothing."""
         self.acknowledged = max(self.acknowledged, min(sequence, self.last_sequence))
         while self._segments and self._segments[0].last <= self.acknowledged:
             segment = self._segments.pop(0)
@@ -231,7 +253,7 @@ class Spool:
                 self._close_file()
 
     def close(self) -> None:
-        """The files stay."""
+        """Closes the open file; all files stay on disk."""
         self._close_file()
 
     def _close_file(self) -> None:
@@ -247,7 +269,7 @@ def _chunks(
 
 
 def describe_damage(damage: Damage, agent_id: str) -> str:
-    """One sentence for the trial's log."""
+    """Returns one sentence for the trial's log."""
     least = "at least " if damage.is_least else ""
     records = "1 record" if damage.num_records == 1 else f"{damage.num_records} records"
     numbers = f"{damage.first} to {damage.last}" if damage.num_records > 1 else f"{damage.first}"
@@ -259,7 +281,8 @@ def describe_damage(damage: Damage, agent_id: str) -> str:
 
 
 def _load_segments(directory: Path) -> list[_Segment]:
-    """Of a process that has ended. The name of a file tells the last number of the one before it."""
+    """Reads the segments of a process that has ended. The name of a file gives the last number of the file before
+    it."""
     paths = sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
     segments: list[_Segment] = []
     for path, follower in itertools.zip_longest(paths, paths[1:]):
@@ -278,7 +301,8 @@ def _load_segments(directory: Path) -> list[_Segment]:
 
 
 def _find_last(path: Path, first: int, size: int) -> tuple[int, int]:
-    """The number of its last whole record, or the one before the first, and where it ends."""
+    """Returns the number of the last whole record and the byte at which it ends. Without any record, the number is the
+    one before `first`."""
     last, end = first - 1, 0
     for found in scan(_read_bytes(path, 0, size), first - 1, None):
         last, end = found.record.sequence, found.end
@@ -286,7 +310,8 @@ def _find_last(path: Path, first: int, size: int) -> tuple[int, int]:
 
 
 def _read_bytes(path: Path, start: int, stop: int) -> bytes:
-    """Empty where the file is gone. A block that the disk cannot read is read as zeros. Raises OSError."""
+    """Returns the bytes of a file; empty if the file is gone. A block that the disk cannot read is returned as zeros.
+    Raises OSError for other errors."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -324,4 +349,4 @@ def _read_range(fd: int, start: int, stop: int) -> bytes:
 
 
 class _UnreadableError(Exception):
-    """The disk cannot read these bytes."""
+    """Raised for bytes that the disk cannot read (EIO)."""

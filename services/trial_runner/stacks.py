@@ -1,7 +1,7 @@
-"""What the threads of ranks are doing, asked of the ranks themselves by a signal; see gangline.core.beat.
+"""The stacks of the ranks' threads. A signal makes a rank dump them itself; see gangline.core.beat.
 
-Owns the signal and the bounded wait for the answers. A rank that is stopped or stuck in the kernel cannot answer; then
-the kernel's word for its state is what there is.
+Owns the signal and the bounded wait for the dumps. A rank that is stopped or stuck in the kernel cannot answer; the
+kernel's state of the process is returned in place of its stacks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from pathlib import Path
 
 from gangline.launch.beat_file import BeatFile, stack_signal
 
+# Limit for all dumps. The gang hangs, so its slots do no work meanwhile.
 DUMP_SECONDS = 2.0
+# Pause between two looks at the sizes of the dumps.
 _POLL_SECONDS = 0.05
+# Bound on one dump; the rest of a longer one is left out.
 MAX_STACK_BYTES = 256 << 10
 _STATES = {
     "T": "it is stopped (SIGSTOP)",
@@ -28,20 +31,25 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """lines: of all threads, the main thread's last. problem: why there are none."""
+    """The dump of one rank. lines: the stacks of all threads, the main thread's last. problem: why there are no
+    lines."""
 
     lines: tuple[str, ...] = ()
     problem: str = ""
 
     @property
     def main_thread(self) -> tuple[str, ...]:
-        """The newest call last, as in a traceback: whoever shows the last lines of a failure shows where it stands."""
+        """The main thread's stack with the newest call last, as in a traceback. So the last lines of a failure show
+        where the rank was."""
         headers = [number for number, line in enumerate(self.lines) if "(most recent call first)" in line]
         return tuple(reversed(self.lines[headers[-1] + 1 :] if headers else self.lines))
 
 
 async def dump_stacks(files: Mapping[int, BeatFile], family: Collection[int]) -> dict[int, Stacks]:
-    """By rank. family: the pids that may be signalled; a script could have written any other one into its file."""
+    """Returns the stacks by rank.
+
+    family: the pids that may be signalled. A script can write any pid into its file, so no other pid gets a signal.
+    """
     pids = {rank: file.read().pid for rank, file in files.items()}
     asked = {rank: pid for rank, pid in pids.items() if pid in family}
     for pid in asked.values():
@@ -52,7 +60,7 @@ async def dump_stacks(files: Mapping[int, BeatFile], family: Collection[int]) ->
 
 
 async def _wait_whole(paths: list[Path]) -> None:
-    """Until none grows any more: a dump is written at one go."""
+    """Waits until no file grows any more, because a dump is written at one go. Gives up after DUMP_SECONDS."""
     before: list[int] = []
     deadline = time.monotonic() + DUMP_SECONDS
     while time.monotonic() < deadline:
@@ -80,7 +88,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _process_state(pid: int) -> str:
-    """The letter that ps shows; empty when it is gone."""
+    """Returns the letter that ps shows for the process; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -1,6 +1,6 @@
-"""How the runner is asked to end: SIGTERM for an orderly stop with a checkpoint, SIGQUIT for an end at once.
+"""The orders to end the runner: SIGTERM for an orderly stop with a checkpoint, SIGQUIT for an end at once.
 
-Owns the signal handlers and what was asked. An order only gets stricter.
+Owns the signal handlers and the current order. A later order can only be stricter.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gangline.domain.state import ExitKind
 from services.trial_runner.exit_file import load_stop_deadline, load_stop_reason
 from services.trial_runner.outcome import Stop
 
-# Left to the runner for its own last steps before the agent's deadline.
+# Time that the runner keeps for its own last steps before the agent's deadline.
 MARGIN_SECONDS = 3.0
 
 
 class StopOrder:
-    """came: set once anything was asked. on_order: called at each order."""
+    """The current order. came: set once any order was given. on_order: called at each order."""
 
     def __init__(self, directory: Path, default_grace_seconds: float) -> None:
         self._directory = directory
@@ -33,29 +33,33 @@ class StopOrder:
         self.on_order: Callable[[], None] = lambda: None
 
     def listen(self) -> None:
-        """Signals are for this allocation from now on, until `rest`."""
+        """Takes signals for this allocation from now on, until `rest`."""
         loop = asyncio.get_running_loop()
         if loop not in _signals_by_loop:
             _signals_by_loop[loop] = _Signals(loop)
         _signals_by_loop[loop].listen(self.ask)
 
     def rest(self) -> None:
-        """A signal ends this process from now on."""
+        """Restores the default, so a signal ends this process from now on."""
         _signals_by_loop[asyncio.get_running_loop()].rest()
 
     @property
     def grace_seconds(self) -> float:
-        """What is left for the ranks; 0 for an end at once."""
+        """The time that is left for the ranks; 0 for an end at once."""
         return max(0.0, self.deadline_at - time.time())
 
     def ask(self, kind: ExitKind, reason: str = "", grace_seconds: float | None = None) -> None:
-        """reason, grace_seconds: where the scheduler asks by itself; else the agent has written them down."""
+        """Gives the order, unless a kill was ordered already.
+
+        reason, grace_seconds: given if the scheduler orders by itself; otherwise they are read from the agent's record.
+        """
         if self.stop is not None and self.stop.kind is ExitKind.KILLED:
             return
         now = time.time()
         self.stop = Stop(kind, reason or load_stop_reason(self._directory) or "asked by a signal")
         self.deadline_at = now
         if kind is ExitKind.PREEMPTED:
+            # The agent kills the runner at its own deadline, whatever grace the runner would give.
             agents = load_stop_deadline(self._directory)
             own = now + (self._default_grace_seconds if grace_seconds is None else grace_seconds)
             self.deadline_at = max(now, min(own, agents - MARGIN_SECONDS)) if agents else own
@@ -64,8 +68,8 @@ class StopOrder:
 
 
 class _Signals:
-    """The handlers of one event loop. They are installed once, because that takes asyncio longer than a short command
-    needs, and a process may run hundreds of commands one after another."""
+    """The handlers of one event loop. They are installed once, because asyncio needs longer for that than a short
+    command runs. A process may run hundreds of commands one after another."""
 
     _KINDS: ClassVar = {
         signal.SIGTERM: ExitKind.PREEMPTED,

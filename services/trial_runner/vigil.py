@@ -1,10 +1,11 @@
-"""PURE: whether a gang hangs, from how far its ranks are, looked at about once a second.
+"""PURE: whether a gang hangs, from the progress of its ranks, read about once a second.
 
-A gang hangs as a whole: ranks wait for one another, so as long as one of them moves on, no rank hangs. The limit grows
-with the slowest step that was seen lately, and with the slowest of the first ones for ever: what was compiled then may
-be compiled anew later. Until the first completed batch, and while a rank is busy with something that may take long, two
-longer limits of the rule hold instead. The caller's clock comes in as the seconds that have passed; a runner that was
-held up itself cannot judge, so a long gap between two looks counts as a short one.
+A gang hangs as a whole: ranks wait for one another, so while one of them progresses, no rank hangs. The limit grows
+with the slowest recent step. It also grows with the slowest of the first steps, without end: code that was compiled
+then may be compiled again later.
+Two longer limits of the rule hold instead until the first completed batch, and while a rank does work that may take
+long. The caller passes the seconds since the last reading. A runner that was delayed itself cannot judge, so a long gap
+between two readings counts as a short one.
 """
 
 from __future__ import annotations
@@ -15,18 +16,27 @@ from dataclasses import dataclass, field, replace
 from gangline.domain.beat import UNKNOWN, Phase, Reading, Where
 from gangline.domain.failure import HangRule
 
-# Steps by which the slowest recent one is told, and those that count for ever.
+# Number of recent steps whose slowest one sets the limit.
 NUM_RECENT = 64
+# Number of first steps whose slowest one sets the limit for the whole attempt.
 NUM_FIRST = 8
+# Cap in seconds on the time that one reading adds: after a longer gap the runner itself was delayed, perhaps with its
+# ranks.
 MAX_LOOK_SECONDS = 5.0
 _COLLECTIVE = "while others wait in a collective that it has not entered"
 
 
 @dataclass(frozen=True, slots=True)
 class Vigil:
-    """still_seconds: since a rank moved on. step_seconds: of the step under way up to then. longest_seconds: the
-    longest stand in it. recent: how long the last steps took, in seconds. first_seconds: the slowest of the first
-    num_first ones. has_stepped: whether any rank has ever completed a batch."""
+    """The watchdog's state between two readings. All durations are in seconds.
+
+    still_seconds: time since a rank last progressed.
+    step_seconds: duration of the current step up to that moment.
+    longest_seconds: the longest time without progress within the current step.
+    recent: durations of the last steps.
+    first_seconds: duration of the slowest of the first num_first steps.
+    has_stepped: whether any rank has ever completed a batch.
+    """
 
     readings: Mapping[int, Reading] = field(default_factory=dict)
     still_seconds: float = 0.0
@@ -39,7 +49,7 @@ class Vigil:
 
     @property
     def is_watching(self) -> bool:
-        """Whether the gang is expected to move on: no rank rests for which the last of the others may be waiting."""
+        """Whether the gang is expected to progress: no rank rests for which the last of the others may be waiting."""
         if self.is_starting:
             return False
         last = min((found.batches for found in self._all_in(Phase.WATCHED)), default=None)
@@ -51,7 +61,8 @@ class Vigil:
         return bool(self._all_in(Phase.STARTING))
 
     def _all_in(self, phase: Phase) -> list[Reading]:
-        """A stopped process does no work that may take long, so it counts as watched."""
+        """Returns the readings in this phase. A stopped process does no work that may take long, so it counts as
+        watched."""
         return [reading for reading in self.readings.values() if _effective_phase(reading) is phase]
 
     @property
@@ -61,9 +72,13 @@ class Vigil:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """rank: the one that is furthest behind. reading: its own. newest_batches: of ranks that came further, None when
-    none did. lag: what others have done that it has not, empty where all are at the same place. num_ranks: that are
-    expected to move on."""
+    """The finding that the gang hangs, with the numbers of the message.
+
+    rank: the rank that is furthest behind; reading is its own.
+    newest_batches: the batches of the ranks that are further ahead; None if no rank is.
+    lag: what other ranks have done that this one has not; empty if all are at the same place.
+    num_ranks: number of ranks that are expected to progress.
+    """
 
     rank: int
     reading: Reading
@@ -75,12 +90,12 @@ class Hang:
 
     @property
     def batches(self) -> int:
-        """Completed, UNKNOWN where the rank never said so."""
+        """The batches that the rank completed; UNKNOWN if it never reported a number."""
         return self.reading.batches
 
     @property
     def message(self) -> str:
-        """One line without the rank's name."""
+        """The finding in one line, without the rank's name."""
         place = describe_place(self.reading)
         seconds = f"{self.still_seconds:.0f} s (limit {self.limit_seconds:.0f} s)"
         what = f"hung: it has stood still{place} for {seconds}"
@@ -94,7 +109,7 @@ class Hang:
 
 
 def describe_place(reading: Reading) -> str:
-    """Where a rank is, as a part of a sentence with a blank before it; empty where nothing is known."""
+    """Returns the place of a rank as a part of a sentence that begins with a blank; empty if nothing is known."""
     if not reading.pid:
         return " before its code began"
     if reading.phase in (Phase.STARTING, Phase.OUTSIDE):
@@ -105,7 +120,10 @@ def describe_place(reading: Reading) -> str:
 
 
 def look(vigil: Vigil, readings: Mapping[int, Reading], passed_seconds: float) -> Vigil:
-    """readings: of the ranks that live, by rank. passed_seconds: since the last look."""
+    """Returns the state after one more reading.
+
+    readings: the readings of the living ranks, by rank. passed_seconds: time since the last call.
+    """
     still = vigil.still_seconds + min(passed_seconds, MAX_LOOK_SECONDS)
     if dict(readings) == dict(vigil.readings):
         return replace(vigil, still_seconds=0.0 if vigil.is_outside else still)
@@ -118,8 +136,11 @@ def look(vigil: Vigil, readings: Mapping[int, Reading], passed_seconds: float) -
 
 
 def _is_measured(vigil: Vigil, readings: Mapping[int, Reading]) -> bool:
-    """Whether the time up to this look belongs to a step. The first one counts from its beginning, although the limit
-    of the start holds then: it tells how long a step may take."""
+    """Whether the time up to this reading belongs to a step.
+
+    The first step counts from its beginning, although the limit of the start holds then: its duration shows how long a
+    step may take.
+    """
     if all(vigil.readings.get(rank, reading) == reading for rank, reading in readings.items()):
         return False
     has_begun = any(reading.part for reading in vigil.readings.values())
@@ -127,7 +148,8 @@ def _is_measured(vigil: Vigil, readings: Mapping[int, Reading]) -> bool:
 
 
 def _end_step(vigil: Vigil, before: Vigil) -> Vigil:
-    """A batch is complete. Where the time since the last one is not that of a step, its longest stand counts."""
+    """Returns the state after a completed batch. If the time since the last batch is not that of a step, the longest
+    time without progress counts instead."""
     is_broken = any(reading.is_broken for reading in before.readings.values())
     seconds = vigil.longest_seconds if is_broken else vigil.step_seconds
     ended = replace(vigil, step_seconds=0.0, longest_seconds=0.0)
@@ -140,17 +162,18 @@ def _end_step(vigil: Vigil, before: Vigil) -> Vigil:
 
 
 def _front(readings: Mapping[int, Reading]) -> int:
-    """How far the furthest rank is."""
+    """Returns the batches of the rank that is furthest ahead."""
     return max((reading.batches for reading in readings.values()), default=UNKNOWN)
 
 
 def limit_of(vigil: Vigil, rule: HangRule) -> float:
-    """In seconds."""
+    """Returns the time without progress, in seconds, after which a watched gang counts as hung."""
     slowest = max(vigil.first_seconds, vigil.longest_seconds, *vigil.recent, 0.0)
     return max(rule.seconds, rule.factor * slowest)
 
 
 def find_hang(vigil: Vigil, rule: HangRule) -> Hang | None:
+    """Returns the hang, or None while the time without progress is within the limit of the current phase."""
     limit = limit_of(vigil, rule)
     if vigil.is_starting:
         limit = max(limit, rule.start_seconds)
@@ -178,7 +201,8 @@ def _effective_phase(reading: Reading) -> Phase:
 
 
 def _expected(vigil: Vigil) -> dict[int, Reading]:
-    """The ranks of which one holds up the gang. Where others start, a rank counts that has not come so far."""
+    """Returns the ranks that can hold up the gang. While other ranks start, a rank counts that has not reached the same
+    place."""
 
     def is_late(reading: Reading) -> bool:
         return not reading.pid or Where.UNKNOWN < reading.where < Where.DATA
@@ -191,8 +215,10 @@ def _expected(vigil: Vigil) -> dict[int, Reading]:
 
 
 def _find_last(expected: Mapping[int, Reading]) -> tuple[int, str]:
-    """The rank that is furthest behind, and what others have done that it has not. A stopped process comes first:
-    nothing explains better why a rank stands still."""
+    """Returns the rank that is furthest behind, and what others have done that it has not.
+
+    A stopped process takes precedence: it is the best explanation of why a rank makes no progress.
+    """
     stopped = {rank: reading for rank, reading in expected.items() if reading.is_stopped}
     among = stopped or expected
     is_script = any(reading.pid and reading.batches == UNKNOWN for reading in expected.values())
@@ -201,7 +227,7 @@ def _find_last(expected: Mapping[int, Reading]) -> tuple[int, str]:
 
 
 def _find_last_in_training(expected: Mapping[int, Reading]) -> tuple[int, str]:
-    """Ranks at the same place are told apart by the collectives that they entered."""
+    """Compares ranks at the same place by the number of collectives that they entered."""
     last = min(expected, key=lambda rank: (_place(expected[rank]), _entered(expected[rank]), rank))
     place, entered = _place(expected[last]), _entered(expected[last])
     if any(_place(reading) == place and _entered(reading) > entered for reading in expected.values()):
@@ -211,8 +237,8 @@ def _find_last_in_training(expected: Mapping[int, Reading]) -> tuple[int, str]:
 
 
 def _find_last_in_script(expected: Mapping[int, Reading]) -> tuple[int, str]:
-    """The same collectives are entered by all ranks. Otherwise, as only the chief may say how far it is, the others
-    are compared by what they did."""
+    """Compares ranks of a script first by the collectives, which all ranks enter alike. Otherwise it compares the ranks
+    that count batches with one another, and the others likewise, because only the chief may report its progress."""
     worlds = {rank: reading.collectives.world for rank, reading in expected.items()}
     last = min(worlds, key=lambda rank: (worlds[rank], rank))
     if any(entered > worlds[last] for entered in worlds.values()):
@@ -227,12 +253,14 @@ def _find_last_in_script(expected: Mapping[int, Reading]) -> tuple[int, str]:
 
 
 def _place(reading: Reading) -> tuple[int, ...]:
-    """What all ranks do alike. Before training begins the part counts nothing, but the ranks pass the same places."""
+    """Returns what can be compared between all ranks. Before training begins the part has no meaning, but the ranks
+    pass the same places."""
     has_begun = reading.phase in (Phase.WATCHED, Phase.RESTING) or reading.where >= Where.DATA
     return reading.batches, int(Where.DATA if has_begun else reading.where), reading.part
 
 
 def _entered(reading: Reading) -> tuple[int, ...]:
-    """The world's collectives come first: all ranks enter those in the same order."""
+    """Returns the numbers of collectives that the rank entered. The world's come first, because all ranks enter those
+    in the same order."""
     found = reading.collectives
     return found.world, found.others, found.background
