@@ -13,12 +13,16 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import structlog
+
 from gangline.domain.state import ExitKind
 from gangline.v1 import runner_pb2
 from services.trial_runner import member_link
 from services.trial_runner.member_link import MemberServer, Wire
 from services.trial_runner.outcome import Failure
 from services.trial_runner.rendezvous import RendezvousFailed
+
+log = structlog.get_logger(__name__)
 
 # Limit in seconds for linking all members, once the network is chosen.
 LINK_SECONDS = 20.0
@@ -125,6 +129,9 @@ class Gang:
         self._receiving.append(asyncio.create_task(self._receive(0, wire)))
 
     async def _on_link(self, peer: int, wire: Wire) -> None:
+        if not 0 < peer < len(self._agent_ids):
+            log.error("a member links with a node rank that this gang does not have", node_rank=peer)
+            return
         self._wires[peer] = wire
         self._changed.set()
         await self._receive(peer, wire)

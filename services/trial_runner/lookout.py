@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import structlog
+
 from gangline.domain.beat import Collectives, Phase, Reading
 from gangline.domain.failure import HangRule
 from gangline.domain.state import ExitKind
@@ -21,6 +23,8 @@ from services.trial_runner.gang_plan import Place
 from services.trial_runner.outcome import Failure
 from services.trial_runner.stacks import is_stopped
 from services.trial_runner.vigil import Hang, Vigil, find_hang, look
+
+log = structlog.get_logger(__name__)
 
 # Longest pause in seconds between two readings of the beats.
 LOOK_SECONDS = 1.0
@@ -48,6 +52,7 @@ class Lookout:
         """Starts the watch, unless the rule disables it. living: returns this machine's ranks that have not ended."""
         if self._rule.is_enabled:
             self._watching = asyncio.create_task(self._watch(living))
+            self._watching.add_done_callback(_log_failure)
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -106,6 +111,11 @@ class Lookout:
                     is_stopped=bool(stopped),
                 )
         self._elsewhere[node_rank] = plain
+
+
+def _log_failure(watching: asyncio.Task[None]) -> None:
+    if not watching.cancelled() and watching.exception() is not None:
+        log.error("the hang watchdog broke: a hang of this trial ends nothing", error=repr(watching.exception()))
 
 
 def _to_message(readings: dict[int, Reading]) -> list[list[int]]:

@@ -64,18 +64,29 @@ async def _wait_whole(paths: list[Path]) -> None:
     before: list[int] = []
     deadline = time.monotonic() + DUMP_SECONDS
     while time.monotonic() < deadline:
-        sizes = [path.stat().st_size for path in paths]
+        sizes = [_size_of(path) for path in paths]
         if sizes == before and all(sizes):
             return
         before = sizes
         await asyncio.sleep(_POLL_SECONDS)
 
 
+def _size_of(path: Path) -> int:
+    # A script may write its pid without Gangline's handler, which makes the file of the dump.
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _read(file: BeatFile, pid: int | None) -> Stacks:
     if pid is None:
         return Stacks(problem="its process uses no Gangline that could tell, or has gone")
-    with file.stacks_path.open("rb") as dumped:
-        text = dumped.read(MAX_STACK_BYTES).decode(errors="replace")
+    try:
+        with file.stacks_path.open("rb") as dumped:
+            text = dumped.read(MAX_STACK_BYTES).decode(errors="replace")
+    except OSError as error:
+        return Stacks(problem=f"its dump cannot be read: {error.strerror}")
     if text:
         return Stacks(tuple(text.splitlines()))
     state = _STATES.get(_process_state(pid), "it does not react")

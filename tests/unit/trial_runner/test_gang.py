@@ -65,6 +65,24 @@ async def test_the_stores_port_reaches_every_member(make_gang: MakeGang) -> None
     assert [await asyncio.wait_for(member.wait_store(), 5) for member in others] == [4000, 4000]
 
 
+@pytest.mark.parametrize("node_rank", [-1, 0, 3])
+async def test_a_member_with_a_node_rank_that_the_gang_does_not_have_is_not_linked(node_rank: int) -> None:
+    head = Gang("token", 0, AGENTS)
+    chosen = candidate(await head.listen())
+    linking = asyncio.create_task(head.link(chosen))
+    heard: list[Failure] = []
+    head.on_failure = heard.append
+    address = (LOOPBACK, chosen.endpoints[0].port)
+    stray = await member_link.connect("token", "link", node_rank, 0, address=address, own_address=LOOPBACK)
+    assert await asyncio.wait_for(stray.receive(), 10) is None
+    stray.close()
+    members = [Gang("token", rank, AGENTS) for rank in (1, 2)]
+    await asyncio.gather(linking, *(member.link(chosen) for member in members))
+    assert heard == []
+    for member in (head, *members):
+        await member.close()
+
+
 async def test_a_failure_reaches_everybody_but_its_origin(make_gang: MakeGang) -> None:
     members = await make_gang()
     heard: list[tuple[int, Failure]] = []

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.launch.beat_file import PID, BeatFile, map_cells, stack_signal
+from services.trial_runner import stacks
 from services.trial_runner.stacks import Stacks
 
 DUMP = """\
@@ -25,3 +34,18 @@ def test_the_main_thread_ends_where_it_stands() -> None:
 
 def test_a_rank_without_a_dump_has_no_lines() -> None:
     assert Stacks(problem="it is stopped").main_thread == ()
+
+
+def test_a_process_without_the_file_of_its_dump_has_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may write its own pid into its beat file although nothing in it makes the dump."""
+    monkeypatch.setattr(stacks, "DUMP_SECONDS", 0.1)
+    ignoring = f"import signal; signal.signal({stack_signal()}, signal.SIG_IGN); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", ignoring], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        file = BeatFile(tmp_path / "rank0.beat")
+        map_cells(file.path)[PID] = child.pid
+        dumped = asyncio.run(stacks.dump_stacks({0: file}, [child.pid]))
+        child.kill()
+    assert dumped[0].lines == ()
+    assert dumped[0].problem == "its dump cannot be read: No such file or directory"
