@@ -79,7 +79,7 @@ def _used_seconds(data: Path) -> dict[str, float]:
 
 
 def _of_family(process: psutil.Process) -> float:
-    """What it and everything that it has started have used, ended or not."""
+    """Returns the processor time of the process and of all its descendants, ended or not."""
     seconds = 0.0
     for each in (process, *process.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,6 @@
-"""Who may call what. Gateways and agents hold the cluster's token, a trial runner the token of its allocation."""
+"""Checks which caller may call which method. Gateways and agents have the cluster's token, a trial runner the token of
+its allocation.
+"""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ async def _read_greeting(requests: Requests) -> agent_pb2.ConnectRequest:
 
 
 def _names_of(agent: Any) -> list[str]:
-    """Those that an operator has chosen."""
+    """Returns the statuses that an operator has chosen."""
     return [agent.id, agent.pool, *agent.labels, *agent.labels.values()]
 
 
@@ -165,8 +165,9 @@ async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requ
 
 
 class Statuses:
-    """Takes in the statuses of one stream. Those of one allocation are taken one after another, in their order; those
-    of several at the same time, so that jobs which end together are written in one transaction."""
+    """Applies the statuses of one stream. Statuses of one allocation are applied one after another, in order. Those of
+    several allocations are applied concurrently, so that jobs that end together are written in one transaction.
+    """
 
     def __init__(
         self, group: asyncio.TaskGroup, take: Callable[[agent_pb2.AllocationStatus], Coroutine[Any, Any, None]]
@@ -274,7 +275,9 @@ def _take_undelivered(
 
 
 async def _take(term: Term, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> None:
-    """What nobody will ever take is dropped, as its runner would have done: the agent would tell it again for ever."""
+    """Drops a status that can never be accepted, as its runner would have done: otherwise the agent would send it again
+    for ever.
+    """
     try:
         await term.intake.report(allocation_id, node_rank, report)
     except GanglineError as error:
