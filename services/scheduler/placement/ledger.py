@@ -43,7 +43,9 @@ def no_victims() -> Sequence[Running]:
 
 
 class Waiting(NamedTuple):
-    """Holds a request that waits. is_behind: others of its kind (with slots, or without) come before it, or may."""
+    """Holds a request that waits. is_behind: whether other requests of its kind (with slots, or without) precede it, or
+    may.
+    """
 
     request: PendingRequest
     cause: Cause

@@ -109,7 +109,7 @@ async def _read_greeting(requests: Requests) -> agent_pb2.ConnectRequest:
 
 
 def _names_of(agent: Any) -> list[str]:
-    """Returns the statuses that an operator has chosen."""
+    """Returns the agent's names, which an operator has chosen."""
     return [agent.id, agent.pool, *agent.labels, *agent.labels.values()]
 
 
@@ -165,8 +165,8 @@ async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requ
 
 
 class Statuses:
-    """Applies the statuses of one stream. Statuses of one allocation are applied one after another, in order. Those of
-    several allocations are applied concurrently, so that jobs that end together are written in one transaction.
+    """Applies the statuses of one stream. Statuses of one allocation are applied one after another, in order. Statuses
+    of several allocations are applied concurrently, so that jobs that end together are written in one transaction.
     """
 
     def __init__(
