@@ -94,7 +94,9 @@ class GatedTrial(pytorch.PyTorchTrial):
 
 @dataclass(frozen=True, slots=True)
 class RankDesk:
-    """What one rank has written. batch: the one before which it stands, from 0. interface: the one that gloo uses."""
+    """Holds the files that one rank has written. batch: the one before which it waits, from 0. interface: the one that
+    gloo uses.
+    """
 
     pid: int
     batch: int
