@@ -1,4 +1,4 @@
-"""What one trivial job costs each process of a cluster, in processor time.
+"""Measures the processor time that one trivial job costs each process of a cluster.
 
 The cluster is whole and real, as in throughput.py. `--jobs` experiments of one slot whose command is `true` are
 submitted by four clients at once, after as many slots' worth to warm everything up. Each line is the processor time

@@ -1,4 +1,4 @@
-"""Runs programs as `nobody`, another account of this machine, and finds the addresses on which processes listen.
+"""Runs programs as another account of this machine, and finds the addresses on which processes listen.
 
 Running as another account needs root; tests ask `can_change_account` first.
 """

@@ -1,4 +1,4 @@
-"""Work of a gang's ranks in tests of checkpoints: resume one another's trials, and save where storage blocks or fails."""
+"""Work of ranks in tests of checkpoints: resume one another's trials, and save where storage blocks or fails."""
 
 from __future__ import annotations
 

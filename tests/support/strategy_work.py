@@ -218,7 +218,7 @@ def whole_blocks(strategy_name: str) -> list[list[bool]]:
 
 
 def running_means(strategy_name: str) -> list[float]:
-    """Returns the running means of a batch normalisation that saw other records on each rank, once buffers are shared."""
+    """Returns a batch normalisation's running means after each rank saw other records, once buffers are shared."""
     strategy = choose_strategy(strategy_name, _size(), _CPU, Optimizations())
     torch.manual_seed(0)
     model = strategy.prepare_model(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))

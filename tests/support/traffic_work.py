@@ -93,7 +93,7 @@ def measure(strategy_name: str, late: dict[str, Sequence[int]], seconds: float) 
 
 
 def measure_slow_backward(strategy_name: str, seconds: float) -> Found:
-    """Measures a model whose last gradients are produced that much after the first ones, each in a bucket of its own."""
+    """Measures a model whose last gradients are produced `seconds` later, each in a bucket of its own."""
     optimizations = parse_optimizations({"tensor_fusion_threshold": 0})
     model = nn.Sequential(nn.Linear(6, 6), Slow(seconds), nn.Linear(6, 3))
     training = _Training(choose_strategy(strategy_name, dist.get_world_size(), _CPU, optimizations), model)

@@ -37,7 +37,7 @@ class FusionMemory(Protocol):
 
 
 class FolderMemory:
-    """Stores one file for each record. Invariant: a file is replaced as a whole, so that trials may share the folder."""
+    """Stores one file for each record. Invariant: a file is replaced as a whole, so trials may share the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

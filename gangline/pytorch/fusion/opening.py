@@ -150,7 +150,7 @@ def _situation(context: PyTorchTrialContext, model: BucketedModel, batch_size: i
 def _recall(
     context: PyTorchTrialContext, situation: Situation, memory: FusionMemory, saved: Mapping[str, Any]
 ) -> Recall:
-    """Returns the recall, the same on all ranks. The link is measured only where there is a record to compare it with."""
+    """Returns the recall, the same on all ranks. The link is measured only where a record can be compared with it."""
     distributed = context.distributed
     records = memory.find(situation.family) if distributed.is_chief else []
     if saved:

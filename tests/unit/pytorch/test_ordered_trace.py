@@ -37,7 +37,7 @@ class _OrderingLink(LocalLink):
 
 
 class _RestedFusion(Untuned):
-    """What the loop tells of steps that say nothing of the buckets."""
+    """Records the rests that the loop requests for steps that say nothing about the buckets."""
 
     def __init__(self) -> None:
         self.rests: list[int] = []
@@ -71,7 +71,7 @@ def fusion(monkeypatch: pytest.MonkeyPatch) -> _RestedFusion:
 
 
 def _traces() -> list[list[str]]:
-    """Of each trace, in the order of the times in their names, the batches that it holds."""
+    """Returns the batches of each trace, in the order of the times in their names."""
     found = []
     for path in sorted(Path("tensorboard").glob("*.pt.trace.json"), key=lambda path: path.name.split(".")[-4]):
         events = json.loads(path.read_text())["traceEvents"]

@@ -1,4 +1,4 @@
-"""What a user may have deleted, what is refused with which words, and what a gateway's word removes."""
+"""Deletions of checkpoints: the allowed ones, the refused ones with their messages, and a gateway's confirmation."""
 
 from __future__ import annotations
 

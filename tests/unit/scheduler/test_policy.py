@@ -188,7 +188,7 @@ def test_who_is_on_call_is_stopped_at_the_first_instant_at_which_that_helps() ->
 def test_nobody_else_of_its_priority_is_stopped(
     request_fields: dict[str, object], work_fields: dict[str, object]
 ) -> None:
-    """Who came first, is more urgent, started in its turn or cannot be stopped."""
+    """Not preempted: work that came first, is more urgent, started in its turn or cannot be stopped."""
     request, work = _request(1, 4, **request_fields), replace(_on_call(11, "a", 4), **work_fields)  # type: ignore[arg-type]  # any field
     assert _stopped(_plan(ON_CALL, {"a": 4}, [request], [work])) == []
     assert _stopped(_plan(ON_CALL, {"a": 4}, [_request(1, 4)], [_on_call(11, "a", 4)])) == ["11.1.1"]

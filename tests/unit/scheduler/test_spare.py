@@ -1,5 +1,7 @@
-"""What may start beside a reservation: nothing that could delay its holder, in whatever order running work ends; and on
-call, also in the place of less urgent work."""
+"""Work that may start beside a reservation: nothing that could delay its holder, in whatever order running work ends.
+
+On call, work may also start in the place of less urgent work.
+"""
 
 from __future__ import annotations
 
