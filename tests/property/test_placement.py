@@ -495,7 +495,7 @@ def _drawn_end(data: st.DataObject, at: float, is_bounded: bool) -> float:
 @settings(deadline=None, max_examples=400)
 @given(snapshot=snapshots_on_call())
 def test_on_call_nobody_waits_for_work_that_is_less_urgent_and_can_be_stopped(snapshot: Snapshot) -> None:
-    """Even without all such work, the request would find no room; this also applies to the holder of the reservation."""
+    """Even without all such work, the request would find no room. This also applies to the reservation's holder."""
     decided = plan(snapshot, NOW)
     if decided.preemptions or any(work.is_stopping for work in snapshot.running):
         return  # others may have been promised what is being freed

@@ -138,7 +138,7 @@ class Gate:
         self._write("limit" if rank is None else f"limit-{rank}", str(batches))
 
     def pace(self, seconds: float) -> None:
-        """What a batch takes at least, for tests that stop it on its way."""
+        """Sets the least time of a batch, for tests that stop it in the middle."""
         self._write("pace", str(seconds))
 
     def desks(self, allocation_id: str) -> dict[int, RankDesk]:

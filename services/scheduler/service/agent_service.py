@@ -114,7 +114,7 @@ def _names_of(agent: Any) -> list[str]:
 
 
 def _with_state(agent: Any) -> Any:
-    """An agent says nothing about its state; the scheduler knows it."""
+    """Fills in the state, which an agent does not send because the scheduler keeps it."""
     filled = type(agent)()
     filled.CopyFrom(agent)
     filled.state = 1

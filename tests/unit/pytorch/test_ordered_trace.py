@@ -186,7 +186,7 @@ def test_a_profiler_of_the_trials_own_that_begins_meanwhile_ends_the_ordered_one
 
 
 def test_a_batch_in_which_a_trace_gives_way_may_take_long() -> None:
-    """What there is gets written in the midst of it, and a rank that rests is not taken for one that hangs."""
+    """The trace so far is written in the middle of the batch, and a rank that rests does not count as hung."""
     own = torch.profiler.profile(activities=CPU)
     seen: list[bool] = []
 
