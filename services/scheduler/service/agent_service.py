@@ -201,7 +201,7 @@ class Statuses:
 
 
 async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) -> None:
-    """Sets right what differs between the agent's journal and the records."""
+    """Corrects the differences between the agent's journal and the records."""
     journal = [_reported(session, status) for status in hello.allocations]
     expected = unended_on(term.state, session.agent_id)
     difference = compare(session.agent_id, journal, expected, time.time())
@@ -264,7 +264,7 @@ async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationS
 def _take_undelivered(
     term: Term, agent_id: str, status: agent_pb2.AllocationStatus
 ) -> list[Coroutine[None, None, None]]:
-    """Reports of this agent's runner, which ended before it could send them, oldest first."""
+    """Takes the reports of this agent's runner, which ended before it could send them, oldest first."""
     allocation = term.state.find(Allocation, status.allocation_id)
     members = allocation.members if allocation else ()
     ranks = [member.node_rank for member in members if member.agent_id == agent_id]
