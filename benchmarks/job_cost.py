@@ -1,4 +1,4 @@
-"""What one trivial job costs each process of a cluster, in processor time.
+"""Measures the processor time that one trivial job costs each process of a cluster.
 
 The cluster is whole and real, as in throughput.py. `--jobs` experiments of one slot whose command is `true` are
 submitted by four clients at once, after as many slots' worth to warm everything up. Each line is the processor time
@@ -79,7 +79,7 @@ def _used_seconds(data: Path) -> dict[str, float]:
 
 
 def _of_family(process: psutil.Process) -> float:
-    """What it and everything that it has started have used, ended or not."""
+    """Returns the processor time of the process and of all its descendants, ended or not."""
     seconds = 0.0
     for each in (process, *process.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):

@@ -24,7 +24,10 @@ TESTS_FILE = "tests.json"
 
 
 class CallRecord:
-    """The calls of each test. What a test's setup calls counts for all tests of its file, as fixtures are shared."""
+    """Records the calls of each test.
+
+    Calls in a test's setup count for all tests of its file, as fixtures are shared.
+    """
 
     def __init__(self, folder: Path, tracer: Tracer) -> None:
         self._folder, self._tracer = folder, tracer

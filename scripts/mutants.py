@@ -186,7 +186,7 @@ class _TreePool:
 
 
 def _measure(pool: _TreePool, suites: set[str], results: Results) -> dict[str, list[MeasuredTest]]:
-    """The tests of each suite. Those that the results file does not know run once, without a defect."""
+    """Returns the tests of each suite. Test files that the results file does not know run once, without a defect."""
     files = {suite: list_test_files(ROOT, suite) for suite in suites}
     unknown: dict[str, list[str]] = {}
     for suite in sorted(suites):

@@ -43,7 +43,7 @@ def slots_conflict(strategy: str, slots: int, what: str) -> str | None:
 
 
 def unknown_strategy(name: str) -> str:
-    """What to say of a strategy that this version does not have."""
+    """Returns the message about a strategy that this version does not have."""
     if name in STRATEGIES:
         return f"{name} is not built yet; this version has {', '.join(BUILT)}"
     nearest = difflib.get_close_matches(name, BUILT, n=2)

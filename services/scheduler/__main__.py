@@ -37,14 +37,13 @@ from services.scheduler.term import Conditions
 _log = structlog.get_logger(__name__)
 
 _GRACE_SECONDS = 1.0
-# The leader may be a dead one, whose lease has to end first.
+# Added to the leader's lease: a standby that cannot connect may have tried a dead leader, whose lease has to end first.
 _CONNECT_SECONDS = 2.0
 # An agent's hello carries its whole journal. 1000 ended allocations, each with its last lines and with reports that
 # could not be delivered, have 15 MB.
 _MESSAGE_LIMITS = {"/gangline.v1.AgentService/Connect": 64 << 20}
-# A leader holds many records that live long and refer to one another in no circle, and each plan makes and drops as
-# many objects as requests wait. Looking for circles among all of them as often as Python does by itself would take
-# a good part of a core, in pauses of a fifth of a second.
+# A leader keeps many long-lived records without reference cycles, and each plan creates and drops as many objects as
+# requests wait. Python's default thresholds would spend a good part of a core on collections, in pauses of 0.2 s.
 _GARBAGE_THRESHOLDS = (100_000, 20, 50)
 
 
@@ -106,14 +105,14 @@ async def _reign(
 
 
 async def _say_ready(settings: SchedulerSettings, seat: Seat, address: str, metrics_address: str | None) -> None:
-    """Says that this scheduler serves, once it does; then this waits for the others to end."""
+    """Writes the ready file once this scheduler is ready, then waits until it is cancelled."""
     await seat.is_ready.wait()
     write_ready_file(settings.ready_file, grpc=address, metrics=metrics_address)
     await asyncio.Event().wait()
 
 
 async def _until_stopped(tasks: set[asyncio.Task[None]]) -> None:
-    """Ends all of them on a signal. One that ends by itself has failed; its exception goes up."""
+    """Cancels all tasks on a signal. A task that ends by itself has failed; its exception is raised."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,7 +1,7 @@
-"""PURE: whether an experiment may be submitted, and with which of the cluster's defaults.
+"""PURE: admits an experiment, or refuses it, and fills in the cluster's defaults.
 
-Refuses what can never run: a configuration that is not valid or asks for what is not there, a pool that does
-not exist, a gang that its pool can never hold. Everything else may wait in the queue.
+Refuses an experiment that can never run: an invalid configuration, an unknown pool, a gang larger than its pool can
+ever place. Everything else may wait in the queue.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from services.scheduler.transition.submit import Submission
 def admit(
     submitted: Mapping[str, str], pools: Sequence[PoolConfig], agents: Iterable[Agent], rng: Random
 ) -> tuple[Submission, list[str]]:
-    """What to submit, and warnings.
+    """Returns the submission to write, and warnings.
 
-    submitted: request_id, owner, config_json and code_sha256, as they came. rng: chooses a seed where the
-    configuration names none. Raises GanglineError `config.*`, `pool.not_found` or
-    `request.never_fits`.
+    submitted: request_id, owner, config_json and code_sha256, as the caller sent them. rng: chooses a seed where the
+    configuration names none. Raises GanglineError `config.*`, `pool.not_found` or `request.never_fits`.
     """
     if not submitted["request_id"]:
         raise invalid("request.no_id", "a submit needs a request id; the client makes one for each experiment")
@@ -52,7 +51,7 @@ def admit(
 def check_repeated(known: Experiment, submitted: Mapping[str, str]) -> None:
     """Refuses another submit under the request id that made `known`: its answer would name a wrong experiment.
 
-    What users may change of an experiment later, its resources, is not compared. Raises GanglineError `request.reused`.
+    Resources are not compared, because users may change them later. Raises GanglineError `request.reused`.
     """
     is_same = (known.owner, known.code_sha256) == (submitted["owner"], submitted["code_sha256"])
     if is_same and _unchanging(known.config_json) == _unchanging(submitted["config_json"]):
@@ -68,7 +67,7 @@ def _unchanging(config_json: str) -> dict[str, object]:
 
 
 def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
-    """The first trials that this configuration would make. Raises GanglineError `config.*`."""
+    """Returns the first trials that this configuration would make. Raises GanglineError `config.*`."""
     facts = facts_of(_parse(config_json).model_dump_json())
     seed = _choose_seed(facts, rng)
     searcher = make_searcher(facts, seed)
@@ -83,8 +82,10 @@ def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
 
 
 def find_pool(name: str, pools: Sequence[PoolConfig]) -> PoolConfig:
-    """The pool of this name, or the only one where none is named. Raises GanglineError `pool.not_found` or
-    `pool.unnamed`, naming the pools."""
+    """Returns the pool of this name, or the only pool where no name is given.
+
+    Raises GanglineError `pool.not_found` or `pool.unnamed`, naming the pools.
+    """
     known = ", ".join(sorted(pool.name for pool in pools))
     if not name and len(pools) > 1:
         raise invalid("pool.unnamed", f"name one of the pools: {known}")
@@ -112,7 +113,7 @@ def _find_pool(facts: Facts, pools: Sequence[PoolConfig]) -> PoolConfig:
 
 
 def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[str]:
-    """Agents that are lost count, because they may come back."""
+    """Returns warnings. Lost agents count, because they may come back. Raises GanglineError `request.never_fits`."""
     sizes = [len(agent.slots) for agent in agents]
     sentence = never_fits(facts.slots, pool.name, sizes, facts.is_single_agent, pool.allow_heterogeneous_fits)
     if sentence is not None:

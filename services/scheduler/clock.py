@@ -1,7 +1,7 @@
-"""PURE: how far an agent's clock is from the leader's, told from the times that the agent's messages carry.
+"""PURE: estimates the offset between an agent's clock and the leader's from the times in the agent's messages.
 
-What is compared between machines (which member of a gang failed first, whether a checkpoint is older than a failure)
-goes through here, so that a host whose clock is off is neither blamed for it nor cleared. Kept by the agent's session.
+Every comparison of times between machines uses it: which member of a gang failed first, whether a checkpoint is older
+than a failure. So a host with a wrong clock is neither blamed for a failure nor cleared of it. Each session keeps one.
 """
 
 from __future__ import annotations
@@ -12,25 +12,31 @@ from dataclasses import replace
 
 from gangline.domain.allocation import ExitReport
 
-# Heartbeats come five times in a lease: a clock that was set back counts as such about two leases later.
+# An agent sends five heartbeats in a lease, so the estimate follows a clock that was set back about two leases later.
 NUM_RECENT = 10
 
 
 class AgentClock:
-    """A message's way takes time as well, so the quickest of the recent ones says it best, to some milliseconds. Agents
-    of an earlier version send no times; their clocks are trusted."""
+    """Estimates the clock offset as the smallest (received - sent) of the last NUM_RECENT messages.
+
+    The message with the least network delay gives the best estimate, to some milliseconds. Agents of an earlier version
+    send no times; their clocks are trusted.
+    """
 
     def __init__(self) -> None:
         self._differences: deque[float] = deque(maxlen=NUM_RECENT)
 
     def heard(self, sent_at: float, now: float) -> None:
-        """sent_at: by the agent's clock, 0 where it did not say; passed over when it is no number. now: by the
-        leader's."""
+        """Records the times of one message.
+
+        sent_at: by the agent's clock, 0 where the agent sent none; ignored when it is not finite. now: by the leader's
+        clock.
+        """
         if sent_at and math.isfinite(sent_at):
             self._differences.append(now - sent_at)
 
     def to_ours(self, at: float) -> float:
-        """A time of the agent's on the leader's clock; 0, which means never, stays."""
+        """Converts a time of the agent's clock to the leader's; 0, which means never, stays 0."""
         return at + min(self._differences, default=0.0) if at else at
 
     def exit_to_ours(self, report: ExitReport) -> ExitReport:

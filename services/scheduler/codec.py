@@ -1,4 +1,4 @@
-"""Records and their keys in etcd, in both directions. services.common.keys owns the keys themselves."""
+"""Maps records to their keys and values in etcd, and back. services.common.keys owns the keys themselves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _KIND_OF_PREFIX: dict[str, type[Any]] = {
     keys.NEXT_EXPERIMENT: Counter,
     keys.CLUSTER: Cluster,
 }
-# How the rest of a key becomes the record's id; for all other kinds it is the id.
+# Converts the rest of a key into the record's id. For all other kinds the rest of the key is the id.
 _ID_OF_SUFFIX: dict[type[Any], Callable[[str], Id]] = {
     Experiment: int,
     Search: int,
@@ -57,13 +57,15 @@ def key_of(kind: type[Any], record_id: Id) -> str:
 
 
 def operations_of(change: Change) -> list[Put | Delete]:
-    """What writes this change."""
+    """Returns the etcd operations that write this change."""
     puts = [Put(key_of(type(record), id_of(record)), wire.encode(record)) for record in change.puts]
     return [*puts, *(Delete(key_of(kind, record_id)) for kind, record_id in change.deletes)]
 
 
 def record_of(item: KeyValue) -> Record | None:
-    """None for keys that are not the leader's state (presence, election, what a newer version keeps)."""
+    """Returns the record; None for keys that are not the leader's state (presence, election, records of a newer
+    version).
+    """
     found = _split(item.key)
     if found is None:
         return None
@@ -72,7 +74,7 @@ def record_of(item: KeyValue) -> Record | None:
 
 
 def change_of(batch: WatchBatch) -> Change:
-    """What one transaction has changed of the leader's state, as the watch tells it."""
+    """Returns the change that one transaction made to the leader's state, as the watch reports it."""
     puts: list[Record] = []
     deletes: list[Reference] = []
     for event in batch.events:
@@ -88,7 +90,7 @@ def change_of(batch: WatchBatch) -> Change:
 
 
 def _split(key: str) -> tuple[type[Any], str] | None:
-    """The kind of the record under this key, and the rest of the key; None for keys of other things."""
+    """Returns the kind of the record under this key and the rest of the key; None for keys of other things."""
     for prefix, kind in _KIND_OF_PREFIX.items():
         if key.startswith(prefix):
             return kind, key.removeprefix(prefix)

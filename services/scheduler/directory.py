@@ -1,7 +1,7 @@
-"""A mirror of who is alive and who leads, kept by watching etcd.
+"""Mirrors the live services and the leader by watching etcd.
 
-Standbys name the leader from it, and the leader tells runners which schedulers and gateways there are. It may lag by a
-moment; nothing is decided from it.
+Standbys name the leader from it. The leader sends runners the addresses of schedulers and gateways from it. The mirror
+may lag, so no decision depends on it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _RETRY_SECONDS = 1.0
 
 
 class Directory:
-    """leader_epoch: of `leader`; 0 while nobody leads. changed: replaced by a new event whenever it is set, which is at
-    each change of the leader or of the services; `Seat` sets it, too."""
+    """leader_epoch: the epoch of `leader`; 0 while there is no leader. changed: set at each change of the leader or of
+    the services, and then replaced by a new event; `Seat` sets it, too.
+    """
 
     def __init__(self, client: EtcdClient) -> None:
         self.changed = asyncio.Event()
@@ -33,21 +34,21 @@ class Directory:
         self._instances: dict[str, ServiceInstance] = {}
 
     def addresses_of(self, kind: str) -> list[str]:
-        """The gRPC addresses of all services of one kind, oldest first."""
+        """Returns the gRPC addresses of all services of one kind, oldest first."""
         found = [instance for instance in self._instances.values() if instance.kind == kind and instance.grpc_address]
         return [instance.grpc_address for instance in sorted(found, key=lambda one: (one.started_at, one.id))]
 
     def schedulers_after(self, leader_address: str) -> list[str]:
-        """The gRPC addresses of all schedulers, the leader's first."""
+        """Returns the gRPC addresses of all schedulers, the leader's first."""
         return list(dict.fromkeys([leader_address, *self.addresses_of("scheduler")]))
 
     def notify(self) -> None:
-        """Wakes all that wait for `changed`."""
+        """Wakes all tasks that wait for `changed`."""
         self.changed.set()
         self.changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Mirrors etcd until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(keys.ALIVE))
             group.create_task(self._follow(keys.LEADER))
@@ -73,7 +74,9 @@ class Directory:
                 self.notify()
 
     def _forget(self, prefix: str) -> None:
-        """Before a listing, which holds all that there is now."""
+        """Removes all entries under the prefix. Called before a listing is applied, which contains every entry that
+        exists now.
+        """
         for key in [known for known in (keys.LEADER, *self._instances) if known.startswith(prefix)]:
             self._set(key, None, 0)
 

@@ -1,7 +1,8 @@
-"""Tells agents what the committed state wants of them.
+"""Sends each agent the starts and stops that follow from the committed state.
 
-Level-triggered by allocation: whatever led to the present state, `sync` sends what each member's agent has not been
-told yet. An agent that is not connected is told when it says hello. Called by the store after every commit, in order.
+Level-triggered by allocation: whatever led to the present state, `sync` sends each member's agent the messages that its
+session has not sent yet. An agent that is not connected gets them after its hello. The store calls it after every
+commit, in order.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ OnStart = Callable[[str, runner_pb2.RunnerSpec], None]
 
 
 class Dispatch:
-    """on_exit: takes the end of a member that was stopped before its agent had heard of it. on_start: takes the id and
-    the spec of each member that an agent is told to start."""
+    """on_exit: takes the end of a member that was stopped before its agent had received the start. on_start: takes the
+    id and the spec of each member that an agent is told to start.
+    """
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Dispatch:
             self.sync(allocation)
 
     def sync(self, allocation: Allocation) -> None:
-        """Repeating it sends nothing twice."""
+        """Sends the missing starts and stops of one allocation. Calling it again sends nothing twice."""
         unended = unended_agents(allocation)
         for member in allocation.members:
             session = self._sessions.find(member.agent_id)
@@ -61,13 +63,13 @@ class Dispatch:
                 self._sync_member(session, allocation, member)
 
     def end_stranger(self, session: Session, allocation_id: str) -> None:
-        """An allocation that this agent should not have (any more)."""
+        """Stops an allocation that this agent should not have, or should not have any more."""
         session.strangers.add(allocation_id)
         reason = "the scheduler counts it as ended"
         self._send_stop(session, allocation_id, ExitKind.KILLED, self._rules.kill_grace_seconds, reason)
 
     def forget(self, session: Session, allocation_id: str) -> None:
-        """Its end is on record, or of no interest."""
+        """Tells the agent to forget an allocation: its end is recorded, or not needed."""
         session.drop(allocation_id)
         session.send(agent_pb2.ConnectResponse(forget=agent_pb2.ForgetAllocation(allocation_id=allocation_id)))
 

@@ -1,9 +1,9 @@
-"""PURE: how long trials take, from what they and their siblings have shown.
+"""PURE: estimates how long trials take, from their own progress and that of their siblings.
 
-Owns the choice of evidence: a trial's own pace first, else the median of what the other trials of its experiment
-needed. Where there is none, an estimate is 0 and the planner makes its own guess. Estimates only order and reserve;
-nothing is ended because it overran one. A trial's pace on record is that of its full size. An attempt on fewer slots
-does the same batches, so it takes longer by the ratio of the slots.
+Owns the choice of evidence: a trial's own pace first, else the median run time of the other trials of its experiment.
+Without evidence an estimate is 0 and the planner makes its own guess. Estimates only order and reserve; no work is
+ended because it exceeded one. A trial's recorded pace is that of its full size. An attempt on fewer slots does the same
+batches, so it takes longer by the ratio of the slots.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import Outcome, State
 from services.scheduler.records import Records, get
 
-# 100 years: a longer estimate says nothing, and would not fit into a date.
+# 100 years: a longer estimate is meaningless, and would not fit into a date.
 MOST_RUN_SECONDS = 100 * 365 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The newest that a trial's chief reported. batches_total: 0 when unknown."""
+    """Holds the newest progress that a trial's chief reported. batches_total: 0 when unknown."""
 
     batches_completed: int
     batches_total: int
@@ -33,7 +33,9 @@ class Progress:
 
     @property
     def estimated_end_at(self) -> float:
-        """0 when there is no telling. Of one that has done all its batches and still runs: in the past."""
+        """Returns the estimated end; 0 when it is unknown. It is in the past for a trial that has done all its batches
+        and still runs.
+        """
         if not _is_pace(self.batches_total, self.seconds_per_batch):
             return 0.0
         left = max(0, self.batches_total - self.batches_completed) * self.seconds_per_batch
@@ -41,7 +43,10 @@ class Progress:
 
 
 class Estimates:
-    """Of one snapshot; each experiment's trials are looked at once. progress_by_trial: of running trials."""
+    """Estimates for one snapshot; the trials of each experiment are read once.
+
+    progress_by_trial: the progress of running trials.
+    """
 
     def __init__(self, records: Records, progress_by_trial: Mapping[str, Progress]) -> None:
         self._records = records
@@ -49,23 +54,23 @@ class Estimates:
         self._typical: dict[int, float] = {}
 
     def waiting_seconds(self, trial_id: str) -> float:
-        """How long it will run once it starts, from its latest checkpoint on; 0 when unknown."""
+        """Returns how long the trial will run once it starts, from its latest checkpoint on; 0 when unknown."""
         trial = get(self._records, Trial, trial_id)
         return _seconds_left(trial, self._checkpoint(trial)) or self._typical_seconds(trial.experiment_id)
 
     def end_at(self, allocation: Allocation) -> float:
-        """When it will end; in the past when it has overrun its estimate, 0 when unknown."""
+        """Returns when the allocation will end; in the past when it has exceeded its estimate, 0 when unknown."""
         progress = self._progress_by_trial.get(allocation.trial_id)
         end_at = progress.estimated_end_at if progress else 0.0
         if end_at:
             return end_at
-        # Nobody has told this leader yet: what is on record counts from the latest checkpoint on.
+        # This leader has no progress report yet, so the recorded pace counts from the latest checkpoint on.
         trial = get(self._records, Trial, allocation.trial_id)
         checkpoint = self._checkpoint(trial)
         left = _seconds_left(trial, checkpoint)
         if left:
             left *= _rounds(allocation)
-            # Not so for a time that is no number, which earlier versions stored as it was reported.
+            # Earlier versions stored reported times unchecked, so a recorded time may be infinite or not a number.
             saved_at = checkpoint.created_at if checkpoint and checkpoint.created_at < inf else 0.0
             return max(allocation.created_at, saved_at) + left
         typical = self._typical_seconds(trial.experiment_id)
@@ -82,12 +87,15 @@ class Estimates:
 
 
 def _rounds(allocation: Allocation) -> float:
-    """The ratio of the trial's slots to those that the allocation holds; 1 at full size."""
+    """Returns the ratio of the trial's full slots to the slots of this allocation; 1 at full size."""
     return allocation.full_slots / allocation.num_slots if allocation.full_slots else 1.0
 
 
 def _run_seconds(trial: Trial) -> float:
-    """From its first batch to its last; 0 when unknown. What failed or was ended early says nothing."""
+    """Returns the time from the trial's first batch to its last; 0 when unknown.
+
+    A trial that failed or was ended early gives no evidence, so it counts as unknown.
+    """
     if trial.state is State.TERMINAL:
         if trial.outcome is not Outcome.COMPLETED:
             return 0.0
@@ -99,7 +107,9 @@ def _run_seconds(trial: Trial) -> float:
 
 
 def _seconds_left(trial: Trial, checkpoint: Checkpoint | None) -> float:
-    """One that has done everything still has to come up and say so."""
+    """Returns the time for the remaining batches, of at least one batch: a trial that has done all batches still has to
+    start and report that.
+    """
     if not _is_pace(trial.batches_total, trial.seconds_per_batch):
         return 0.0
     done = checkpoint.batches_completed if checkpoint else 0
@@ -107,5 +117,7 @@ def _seconds_left(trial: Trial, checkpoint: Checkpoint | None) -> float:
 
 
 def _is_pace(batches_total: int, seconds_per_batch: float) -> bool:
-    """Whether the two give an estimate. Records of earlier versions hold whatever a trial reported."""
+    """Returns whether the two numbers give an estimate. Records of earlier versions keep any number that a trial
+    reported.
+    """
     return batches_total > 0 and seconds_per_batch > 0 and batches_total * seconds_per_batch <= MOST_RUN_SECONDS

@@ -1,7 +1,7 @@
-"""PURE: how long the trials of each pool ran that ended last.
+"""PURE: keeps the run times of the trials of each pool that ended last.
 
-Their median stands in, in expected starts alone, where nothing is known of a trial. Kept by the leader in memory: a new
-one learns from the records, and from then on of every change.
+Their median replaces the unknown run time of a trial, in expected starts only. The leader keeps them in memory: a new
+leader reads them from the records, and from then on from every change.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from services.scheduler.facts import facts_of
 from services.scheduler.records import Records, get
 
 NUM_REMEMBERED = 200
-# A new leader looks at so many: to know a trial's pool, a configuration has to be parsed.
+# Trials that a new leader reads. Bounded, because a trial's pool is known only by parsing a configuration.
 NUM_RECALLED = 1000
-# Of fewer, the median says little.
+# The median of fewer run times is not reliable.
 FEWEST_ENDED = 5
 
 
@@ -28,7 +28,9 @@ class Experience:
         self._seconds: dict[str, deque[float]] = {}
 
     def learn(self, records: Records, trials: Iterable[Trial]) -> None:
-        """Of those among the trials that have ended, by their last attempt; told of once each, the oldest first."""
+        """Adds the run times of the trials that have ended, by their last attempt. The caller passes each trial once,
+        the oldest first.
+        """
         for trial in trials:
             seconds = _run_seconds(trial)
             if seconds is not None:
@@ -37,17 +39,17 @@ class Experience:
 
     @property
     def typical_run_seconds(self) -> Mapping[str, float]:
-        """By pool; without those where too few have ended."""
+        """Returns the median run time by pool, without pools in which fewer than FEWEST_ENDED trials ended."""
         return {pool: median(ended) for pool, ended in self._seconds.items() if len(ended) >= FEWEST_ENDED}
 
 
 def newest_ended(trials: Iterable[Trial]) -> list[Trial]:
-    """The last NUM_RECALLED that have ended, the oldest first."""
+    """Returns the last NUM_RECALLED trials that have ended, the oldest first."""
     ended = (trial for trial in trials if trial.state is Stage.TERMINAL)
     return nlargest(NUM_RECALLED, ended, key=lambda trial: trial.ended_at)[::-1]
 
 
 def _run_seconds(trial: Trial) -> float | None:
-    """None for one that has not ended or never had slots."""
+    """Returns the run time; None for a trial that has not ended or never had slots."""
     began_at = trial.timeline.placed_at
     return trial.ended_at - began_at if trial.state is Stage.TERMINAL and 0 < began_at <= trial.ended_at else None

@@ -1,7 +1,8 @@
-"""Ends what has waited too long: leases of agents, attempts on lost agents, deadlines, the avoiding of an agent.
+"""Enforces time limits: leases of agents, attempts on lost agents, deadlines, exclusions of agents.
 
-Owns when a member on a lost agent is given up: its runner may train on while its agent is away, and is waited for until
-its own lease has run out. The rules themselves are pure (lease.py, transition/deadline.py). Called by the loop.
+Owns when a member on a lost agent is given up: its runner may continue to train while its agent is away, so the leader
+waits until the runner's own lease has ended. The rules themselves are pure (lease.py, transition/deadline.py). The loop
+calls it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from services.scheduler.transition.rules import Rules
 
 _log = structlog.get_logger(__name__)
 
-# While a member of a lost agent is held, who is heard is looked at so often.
+# Between two checks of a lost agent's members: whether the leader hears a majority may change without an event.
 HELD_SECONDS = 1.0
 # Between two tries to write the same end.
 RETRY_SECONDS = 1.0
@@ -61,7 +62,7 @@ class Expiry:
         return self.store.state
 
     async def expire(self, now: float) -> None:
-        """One pass. now: Unix seconds."""
+        """Runs one pass over everything that may have expired. now: Unix seconds."""
         for agent_id in self.leases.expired(time.monotonic()):
             await _alone(self._lose_agent(agent_id, now), agent_id)
         await self._give_up_lost(now)
@@ -74,7 +75,7 @@ class Expiry:
         self._retry_at = {one: at for one, at in self._retry_at.items() if at > time.monotonic()}
 
     def seconds_to_next(self) -> float | None:
-        """Until the next pass has something to do by itself; None when nothing is due."""
+        """Returns the time until the next pass has something to do without an event; None when nothing is due."""
         now = time.time()
         requests, agents = self._state.all_of(Request), self._state.all_of(Agent)
         allocations = [found for found in self._state.all_of(Allocation) if found.id not in self._retry_at]
@@ -86,7 +87,7 @@ class Expiry:
         return max(0.0, min(waits)) if waits else None
 
     async def _lose_agent(self, agent_id: str, now: float) -> None:
-        """Unless it is heard of again before that can be written."""
+        """Marks the agent as lost, unless it is heard again before that can be written."""
         await self.store.commit(
             lambda records: (
                 lost(records, agent_id, now) if self.leases.is_over(agent_id, time.monotonic()) else Change()
@@ -98,11 +99,11 @@ class Expiry:
         self.leases.end(agent_id)
         self._lost_at[agent_id] = time.monotonic()
         _log.warning("agent lost", agent_id=agent_id, lease_seconds=self.leases.lease_seconds)
-        # It may be alive, with all that runs there: only a hello tells, and brings it back.
+        # The agent may be alive with all its work. Only a hello shows that, and makes the agent usable again.
         self.sessions.end(agent_id, unavailable("agent.lost", f"{self._silence()}; say hello again"))
 
     async def _give_up_lost(self, now: float) -> None:
-        """Ends the members on lost agents whose runners must have stopped by now; the others are held."""
+        """Ends the members on lost agents whose runners must have stopped by now, and keeps the others."""
         lost_agents = [agent.id for agent in self._state.all_of(Agent) if agent.state is AgentState.LOST]
         self._lost_at = {agent_id: at for agent_id, at in self._lost_at.items() if agent_id in lost_agents}
         held = [
@@ -119,7 +120,9 @@ class Expiry:
                 await _alone(self._give_up_member(allocation_id, member, now), allocation_id)
 
     def _is_due(self, allocation_id: str, member: Member) -> bool:
-        """Whether the ranks of this member have stopped, as far as leases tell. Looked at again within the commit."""
+        """Returns whether the leases show that the ranks of this member have stopped. Evaluated again within the
+        commit.
+        """
         now = time.monotonic()
         if not self.leadership.is_fresh:
             # Without etcd no lease is renewed, and runners rightly train on.
@@ -136,7 +139,9 @@ class Expiry:
         return end <= now
 
     async def _give_up_member(self, allocation_id: str, member: Member, now: float) -> None:
-        """With what its runner has told of its end, while the agent could not."""
+        """Ends the member with the exit that its runner reported while its agent could not report one, else as
+        AGENT_LOST.
+        """
         lost = ExitReport(member.agent_id, ExitKind.AGENT_LOST, self._silence(), failed_at=now, ended_at=now)
         report = self.intake.told_exits.get((allocation_id, member.node_rank), lost)
         await self.intake.exit(allocation_id, report, lambda: self._is_due(allocation_id, member))
@@ -148,8 +153,8 @@ class Expiry:
             _log.warning("allocation overdue", allocation_id=allocation.id, state=str(allocation.state))
         if self._state.find(Allocation, allocation.id) is not None:
             return
-        # Its slots are free on record, but these agents may still run it: they must say otherwise before they get
-        # anything new.
+        # Its slots are free in the records, but these agents may still run it. They must report its end before they
+        # get new work.
         for agent_id in unended_agents(allocation):
             session = self.sessions.find(agent_id)
             if session is not None:
@@ -160,7 +165,9 @@ class Expiry:
 
 
 async def _alone(work: Awaitable[object], what: str) -> None:
-    """A change that cannot be written, as of a record that is too large, must not keep others from being made."""
+    """Runs one change by itself: a change that cannot be written, as of a record that is too large, must not stop the
+    others.
+    """
     try:
         await work
     except GanglineError as error:

@@ -1,7 +1,7 @@
-"""PURE: what the scheduler needs to know of an experiment's configuration.
+"""PURE: extracts the facts about an experiment that the scheduler uses from its configuration.
 
-Owns the reading of `config_json`; nobody else in the scheduler looks into it. Parsing is remembered, because every
-transition of an experiment asks again.
+Owns the reading of `config_json`; no other module of the scheduler parses it. Parsed facts are cached, because every
+transition of an experiment asks for them again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ DEFAULT_POOL = "default"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """pool and priority: as configured, or None where the cluster's default holds. seed: None lets the scheduler
-    choose one. smaller_sizes: on which a trial may go on that cannot have its slots, the largest first."""
+    """pool and priority: as configured, or None where the cluster's default applies. seed: None lets the scheduler
+    choose one. smaller_sizes: slot counts on which a trial may continue when it cannot have all its slots, the largest
+    first.
+    """
 
     name: str
     slots: int
@@ -53,7 +55,7 @@ _parsed: dict[str, ExperimentConfig] = {}
 
 
 def facts_of_parsed(config_json: str, config: ExperimentConfig) -> Facts:
-    """As `facts_of`, without parsing the text again. config: what the text says."""
+    """Returns the same as `facts_of`, without parsing the text again. config: the parsed text."""
     _parsed[config_json] = config
     try:
         return facts_of(config_json)
@@ -61,10 +63,14 @@ def facts_of_parsed(config_json: str, config: ExperimentConfig) -> Facts:
         _parsed.pop(config_json, None)
 
 
-# More than ever wait or run at once: a cycle asks for each of them, and one more than fits would parse them all anew.
+# More experiments than ever wait or run at once. Each cycle asks for all of them, so a cache that is one entry too
+# small would parse every configuration anew.
 @lru_cache(maxsize=1 << 16)
 def facts_of(config_json: str) -> Facts:
-    """Raises pydantic's ValidationError for what no Gangline ever stored."""
+    """Returns the facts of a stored configuration.
+
+    Raises pydantic's ValidationError for a text that no version of Gangline stored.
+    """
     config = _parsed.get(config_json) or ExperimentConfig.model_validate_json(config_json)
     return Facts(
         name=config.name,

@@ -1,7 +1,7 @@
-"""The state of the cluster in a scheduler that does not lead yet, kept up to date by a watch.
+"""Keeps the state of the cluster up to date in a standby scheduler, by a watch.
 
-A standby that wins an election goes on from here and reads nothing from etcd again, however much there is. It also
-prepares the work of a term that takes long: it parses configurations, which are then remembered, and loads the library
+A standby that wins an election continues from this state and does not read etcd again, however large the state is. The
+follower also prepares slow work of a term: it parses configurations, whose facts are then cached, and loads the library
 that draws hyperparameters. It writes nothing. `reign.py` makes one follower for each campaign.
 """
 
@@ -40,22 +40,22 @@ class Follower:
         self._advanced = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follows the state until it is cancelled."""
         while True:
             try:
                 await self._follow()
             except GanglineError as error:
                 _log.warning("cannot follow the state, trying again", reason=error.message)
             except Exception:  # noqa: BLE001 - the top of a long-lived task
-                # A standby that does not follow is never ready, which shows.
+                # A standby that cannot follow never becomes ready, so the operator notices it.
                 _log.exception("cannot follow the state, trying again")
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def catch_up(self, epoch: int) -> State:
-        """The state that the leader of this epoch begins with. The follower must not run on after it.
+        """Returns the state with which the leader of this epoch begins. The follower must not run on after it.
 
-        The leader key itself was written at revision `epoch`, so the watch delivers that revision; all that earlier
-        leaders wrote has smaller revisions, and etcd refuses what they still try to write.
+        The leader key itself was written at revision `epoch`, so the watch delivers that revision. All writes of
+        earlier leaders have smaller revisions, and etcd refuses their later writes.
         """
         try:
             async with asyncio.timeout(CATCH_UP_SECONDS):

@@ -1,7 +1,7 @@
-"""PURE: what keeps an experiment's trials from starting whatever room there is.
+"""PURE: decides what keeps an experiment's trials from starting, whatever room there is.
 
-A paused experiment gets nothing, and none gets more slots at once than it may hold (resources.max_slots). The planner
-knows both; placing checks them again, so that no plan made on an older snapshot breaks them.
+A paused experiment gets no slots, and no experiment gets more slots at once than resources.max_slots. The planner
+applies both rules; placing checks them again, so that no plan made on an older snapshot breaks them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from services.scheduler.records import Records, live_allocation_of
 
 
 def is_held(experiment: Experiment) -> bool:
-    """Paused, or being ended: its last requests are about to go."""
+    """Returns whether the experiment is paused, or is being ended, with its last requests about to be deleted."""
     return experiment.state in (State.PAUSED, State.STOPPING)
 
 
 def may_start(records: Records, experiment: Experiment, slots: int) -> bool:
-    """Whether this experiment may get so many slots more now."""
+    """Returns whether this experiment may get this many more slots now."""
     if is_held(experiment):
         return False
     limit = facts_of(experiment.config_json).max_slots
@@ -29,7 +29,9 @@ def may_start(records: Records, experiment: Experiment, slots: int) -> bool:
 
 
 def held_reason(experiment: Experiment, reason: Reason) -> Reason:
-    """In the words of whoever paused or ended it. reason: the planner's, which knows no users."""
+    """Returns the planner's reason with the recorded cause of the pause or end of the experiment. The planner knows no
+    users.
+    """
     if experiment.state is State.STOPPING:
         what = f"experiment {experiment.id} is being ended: {experiment.reason}"
         return Reason(ReasonCode.PAUSED, what, "nothing starts it any more; submit it again", changes_json="[]")

@@ -1,7 +1,8 @@
-"""Takes in what agents and runners report and turns it into commits.
+"""Receives the reports of agents and runners and turns them into commits.
 
-Owns what is kept of reports in memory only: the numbers of those seen, the newest progress of each trial and when it
-was last written. After a fail-over this starts empty, which is safe: every report may be applied twice.
+Owns the parts of reports that are kept in memory only: the numbers of the reports seen, the newest progress of each
+trial and when it was last written. After a fail-over this starts empty, which is safe: every report may be applied
+twice.
 """
 
 from __future__ import annotations
@@ -41,29 +42,31 @@ from services.scheduler.transition.start import accepted, came_up
 
 _log = structlog.get_logger(__name__)
 
-# Progress is written for people who look later; what is newer is in memory and comes with every report.
+# Least time between two writes of a trial's progress. The record only serves later readers; newer progress is in memory
+# and arrives with every report.
 PROGRESS_SECONDS = 30.0
 
 
 class Intake:
-    """progress_by_trial: of running trials. told_exits: what runners have told of their end while their agents were
-    connected, by allocation and node rank; it counts where the agent is lost before it says the same."""
+    """progress_by_trial: the progress of running trials. told_exits: ends that runners reported while their agents were
+    connected, by allocation and node rank; one counts where the agent is lost before it reports the same end.
+    """
 
     def __init__(self, store: Store, sessions: Sessions, rules: Rules, storage_url: str) -> None:
-        """storage_url: the cluster's."""
+        """storage_url: the cluster's storage."""
         self.progress_by_trial: dict[str, Progress] = {}
         self.told_exits: dict[tuple[str, int], ExitReport] = {}
         self._store = store
         self._sessions = sessions
         self._rules = rules
         self._screening = Screening(storage_url)
-        # How far the start of a live allocation is in the metrics.
+        # By allocation: the timeline whose phases are already in the metrics, so that each phase is observed once.
         self._observed: dict[str, Timeline] = {}
         self._written_at: dict[str, float] = {}
         self._newest_sequence: dict[tuple[str, int], int] = {}
 
     async def accept(self, session: Session, allocation_id: str, accepted_at: float) -> None:
-        """An agent has accepted. The last one of a gang starts the wait for its runners."""
+        """Records that an agent has accepted. The last agent of a gang starts the wait for its runners."""
         accepted_at = self._screening.time(allocation_id, "accepted", accepted_at or time.time(), time.time())
         session.accepted_at_by_id.setdefault(allocation_id, accepted_at)
         before = self._store.state.find(Allocation, allocation_id)
@@ -79,9 +82,10 @@ class Intake:
     async def exit(
         self, allocation_id: str, report: ExitReport, still_holds: Callable[[], bool] = lambda: True
     ) -> None:
-        """A member has ended. Returns once that is on record; without its texts where the record would be too large.
+        """Records the end of a member. Returns once it is written; without its texts where the record would be too
+        large.
 
-        still_holds: asked again when it is written, after everything that came before it.
+        still_holds: evaluated again in the transition, after all earlier writes.
         """
         report = self._screening.exit(allocation_id, report, time.time())
         await self._write_progress(parse_allocation_id(allocation_id)[0])
@@ -120,7 +124,7 @@ class Intake:
         key = (allocation_id, node_rank)
         if report.sequence > self._newest_sequence.get(key, 0):
             await self._take(allocation_id, node_rank, report)
-            # Only now: a report whose commit failed has to be taken again.
+            # The number is stored after the commit, because a report whose commit failed has to be taken again.
             self._newest_sequence[key] = max(report.sequence, self._newest_sequence.get(key, 0))
         reason = why_over(self._store.state, allocation_id, node_rank)
         if reason:
@@ -152,7 +156,7 @@ class Intake:
         await self._store.commit(fenced(allocation_id, transition))
 
     def on_committed(self, change: Change) -> None:
-        """Forgets what belongs to ended allocations."""
+        """Drops the state of ended allocations."""
         for kind, allocation_id in change.deletes:
             if kind is Allocation:
                 trial_id = parse_allocation_id(str(allocation_id))[0]
@@ -206,7 +210,9 @@ class Intake:
         )
 
     async def _checkpointed(self, allocation_id: str, node_rank: int, checkpoint: Checkpoint) -> None:
-        """A runner speaks for its own trial only, whatever the report says. Raises GanglineError as Screening does."""
+        """Records a checkpoint of the runner's own trial, whatever trial the report names. Raises GanglineError as
+        Screening does.
+        """
         trial_id = parse_allocation_id(allocation_id)[0]
         trial = self._store.state.find(Trial, trial_id)
         if trial is None:
@@ -236,13 +242,15 @@ class Intake:
         return self._store.state.find(Agent, self._agent_id_of(allocation_id, node_rank))
 
     def _agent_id_of(self, allocation_id: str, node_rank: int) -> str:
-        """Empty where there is no such member."""
+        """Returns the id of the member's agent; empty where there is no such member."""
         allocation = self._store.state.find(Allocation, allocation_id)
         members = allocation.members if allocation else ()
         return next((member.agent_id for member in members if member.node_rank == node_rank), "")
 
     async def _unneeded(self, allocation_id: str, trial: Trial, checkpoint_id: str) -> None:
-        """A script has no use for a checkpoint any more. A refusal must not hold up what it reports next."""
+        """Deletes a checkpoint that a script has deleted. A refusal is logged, and must not block the script's next
+        reports.
+        """
         known = self._store.state.find(Checkpoint, checkpoint_id)
         if known is None or known.experiment_id != trial.experiment_id:
             _log.warning("a trial may not delete what is not its experiment's", trial_id=trial.id, id=checkpoint_id)
@@ -257,15 +265,18 @@ class Intake:
             _log.warning("a checkpoint stays that a script has deleted", trial_id=trial.id, reason=error.message)
 
     def _observe_start(self, allocation_id: str) -> None:
-        """Every phase that has ended since the last time, once. Nothing of an allocation that is gone: that was done as
-        it went."""
+        """Observes every phase that has ended since the last call, once. An allocation that is gone was observed as it
+        ended.
+        """
         allocation = self._store.state.find(Allocation, allocation_id)
         if allocation is not None and allocation_id in self._observed:
             _observe_phases(self._observed[allocation_id], allocation.timeline)
             self._observed[allocation_id] = allocation.timeline
 
     def _observe_rest(self, allocation_id: str) -> None:
-        """A short command starts and ends in one change, in which its trial has taken its timeline over."""
+        """Observes the remaining phases of an ended allocation. A short command starts and ends in one change, in which
+        its trial has taken over its timeline.
+        """
         trial = self._store.state.find(Trial, parse_allocation_id(allocation_id)[0])
         before = self._observed.pop(allocation_id, None)
         if before is not None and trial is not None:

@@ -1,7 +1,7 @@
-"""PURE: for how long agents and attempts count as alive without being heard.
+"""PURE: decides how long agents and attempts count as alive without a message.
 
-Kept in memory only: a new leader grants every lease anew. All times are seconds of the monotonic clock, so that no
-step of the wall clock ends a lease.
+Leases are kept in memory only: a new leader grants every lease anew. All times are seconds of the monotonic clock, so
+that no step of the wall clock ends a lease.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState
 
-# A runner looks at its own deadline this much late at worst, and SIGKILL takes effect within it.
+# A runner checks its own deadline at most this late, and SIGKILL takes effect within the same margin.
 STOP_MARGIN_SECONDS = 1.5
-# Enough that the loss of a few agents decides nothing, few enough that a runner can ask all of them in a second.
+# Large enough that the loss of a few agents decides nothing, small enough that a runner can ask all of them in 1 s.
 MAX_COMMITTEE = 9
 
 
 class Leases:
-    """lease_seconds: since the last word of an agent. A new leader gives all of them grace_seconds more."""
+    """lease_seconds: counted from the last message of an agent. A new leader gives all agents grace_seconds more."""
 
     def __init__(self, agent_ids: Iterable[str], lease_seconds: float, grace_seconds: float, now: float) -> None:
         self.lease_seconds = lease_seconds
@@ -39,7 +39,7 @@ class Leases:
         self._end_by_agent.pop(agent_id, None)
 
     def forgive(self, now: float) -> None:
-        """Nobody could be listened to for a while: every agent has a whole lease again."""
+        """Gives every agent a whole lease again, after a time in which the leader could read no messages."""
         self._end_by_agent = {
             agent_id: max(end, now + self.lease_seconds) for agent_id, end in self._end_by_agent.items()
         }
@@ -66,26 +66,27 @@ class Leases:
 
     @property
     def _gap_seconds(self) -> float:
-        """More than a heartbeat on a busy host, less than the silence that an agent bears witness of."""
+        """Returns the longest gap between messages of a steady agent: more than a heartbeat interval on a busy host,
+        less than the silence that an agent may confirm to a runner.
+        """
         return self.lease_seconds * 3 / 8
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the runner of one member may count on. committee: the agents that it asks once its lease has run out."""
+    """Holds the lease of one member's runner. committee: the agents that the runner asks once its lease has ended."""
 
     renewed_at: float
     committee: frozenset[str]
 
 
 class AttemptLeases:
-    """Until when the runner of each member may train without an answer of the leader.
+    """Keeps the time until which the runner of each member may train without an answer of the leader.
 
     The runner counts its lease from the moment at which it sends a request, the leader from the moment at which it
-    receives it; so the runner's lease ends first. A member without a grant in this term may hold a lease of the
-    previous leader: that one counts from the beginning of the term.
-
-    silence_seconds: after so long a member is given up even if the leader hears no majority of the committee.
+    receives it; so the runner's lease ends first. A member without a grant in this term may have a lease of the
+    previous leader, which counts from the beginning of the term.
+    silence_seconds: after this time a member is given up even if the leader hears no majority of the committee.
     committee: the one at the beginning of the term.
     """
 
@@ -96,14 +97,16 @@ class AttemptLeases:
         self._grants: dict[str, dict[int, Grant]] = {}
 
     def renew(self, allocation_id: str, node_rank: int, committee: Iterable[str], now: float) -> None:
-        """The runner is told this committee together with its lease."""
+        """Renews a member's lease. The runner receives this committee together with its lease."""
         self._grants.setdefault(allocation_id, {})[node_rank] = Grant(now, frozenset(committee))
 
     def forget(self, allocation_id: str) -> None:
         self._grants.pop(allocation_id, None)
 
     def forgive(self, now: float) -> None:
-        """No runner could be answered for a while; they may train on, as no other attempt was started meanwhile."""
+        """Renews all leases after a time in which no runner could be answered. They may train on, as no other attempt
+        was started meanwhile.
+        """
         self._first = replace(self._first, renewed_at=now)
         for grants in self._grants.values():
             for node_rank, grant in grants.items():
@@ -113,10 +116,10 @@ class AttemptLeases:
         return self._grants.get(allocation_id, {}).get(node_rank, self._first)
 
     def end_of(self, grant: Grant, lost_at: float, has_majority: bool) -> float:
-        """When the member of a lost agent is given up. Its ranks have stopped by then.
+        """Returns when the member of a lost agent is given up. Its ranks have stopped by then.
 
-        lost_at: when the lease of its agent ran out. has_majority: whether the leader hears the majority of the grant's
-        committee; without it the leader may itself be the one that is cut off, so it waits longer.
+        lost_at: when the lease of its agent ended. has_majority: whether the leader hears the majority of the grant's
+        committee. Without it the leader itself may be cut off, so it waits longer.
         """
         silent_since = max(grant.renewed_at, lost_at - self.lease_seconds)
         wait = self.lease_seconds + STOP_MARGIN_SECONDS
@@ -124,16 +127,18 @@ class AttemptLeases:
 
 
 def committee_of(agents: Iterable[Agent]) -> tuple[Agent, ...]:
-    """Returns the agents that bear witness of who is cut off: up to MAX_COMMITTEE live ones, chosen by a stable hash so
-    that they do not all stand in one rack."""
+    """Returns the agents that confirm to runners which side of a network is cut off.
+
+    At most MAX_COMMITTEE live agents, chosen by a stable hash so that they are not all in one rack.
+    """
     alive = (agent for agent in agents if agent.state is AgentState.ALIVE)
     return tuple(sorted(alive, key=lambda agent: hashlib.sha256(agent.id.encode()).digest())[:MAX_COMMITTEE])
 
 
 def is_majority(num_heard: int, num_members: int) -> bool:
-    """Whether the leader, with a vote of its own, and the committee members that it hears outvote the rest.
+    """Returns whether the leader's own vote and the committee members that it hears outvote the rest.
 
-    A runner goes on in silence only where at least half of all votes (num_members + 1) confirm that they do not hear
+    A runner continues in silence only where at least half of all votes (num_members + 1) confirm that they do not hear
     the leader either; so both sides of a cut network never win.
     """
     return 2 * (num_heard + 1) > num_members + 1

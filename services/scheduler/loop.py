@@ -1,7 +1,7 @@
-"""The scheduling cycle of the leader: expire, snapshot, plan, commit; what is committed is dispatched by the store.
+"""The scheduling cycle of the leader: expire, snapshot, plan, commit; the store dispatches each commit.
 
-It sleeps until somebody wakes it (a submit, an exit, an agent) or the next deadline is there; it never polls. It
-decides nothing: deadlines and plans are pure. Started by the term, ended with it.
+The loop sleeps until an event wakes it (a submit, an exit, an agent) or the next deadline arrives; it never polls. It
+decides nothing: deadlines and plans are pure. The term starts and ends it.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from services.scheduler.transition.stop import StopOrder, stop
 
 _log = structlog.get_logger(__name__)
 
-# What comes in a burst is planned together.
+# Delay between a wake and its cycle, so that the changes of one burst are planned together.
 DEBOUNCE_SECONDS = 0.002
 LONGEST_DEBOUNCE_SECONDS = 0.1
 _DEBOUNCE_PASSES = 3
-# What only shows that work goes on as planned may wait so long for the next cycle.
+# Delay before the next cycle for changes that cannot start anything (routine progress).
 _LAZY_SECONDS = 0.1
 COUNT_SECONDS = 0.5
-# With a long queue, finding every reason takes a while; what is only counted may take so much of the time.
+# Greatest share of the loop's time for the gauges: with a long queue, counting every request is slow.
 _COUNT_SHARE = 0.02
 _RETRY_SECONDS = 0.5
-# Between two plans for which nothing has changed but the time.
+# Least time between two plans where only the time has changed.
 _LEAST_LOOK_SECONDS = 1.0
 
 
@@ -64,7 +64,7 @@ def _timed(phase: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class View:
-    """What the loop looks at."""
+    """Holds the parts of a term that the loop uses."""
 
     leadership: Leadership
     store: Store
@@ -89,11 +89,11 @@ class Loop:
         self._count_pause_seconds = COUNT_SECONDS
         self._waking: asyncio.TimerHandle | None = None
         self._pass_seconds = 0.0
-        # As of the last plan. Slots that are given back wake the loop at once, and then this is worked out anew.
+        # Invariant: as of the last plan. Released slots wake the loop at once, and the next plan replaces the set.
         self._full_pools: frozenset[str] = frozenset()
 
     def wake(self) -> None:
-        """Something has changed that a plan may depend on."""
+        """Wakes the loop after a change that a plan may depend on."""
         self._wake.set()
 
     def on_committed(self, change: Change) -> None:
@@ -107,7 +107,7 @@ class Loop:
         self.wake()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs cycles until it is cancelled."""
         while True:
             try:
                 await self.cycle()
@@ -117,7 +117,7 @@ class Loop:
             await self._wait()
 
     async def cycle(self) -> None:
-        """One pass. Each step sees what the one before it has changed."""
+        """Runs one pass. Each step sees the changes of the step before it."""
         now, started = time.time(), time.perf_counter()
         # 1. What has waited too long ends: leases of agents, deadlines of allocations.
         with _timed("expire"):
@@ -144,17 +144,18 @@ class Loop:
         self._count()
 
     def pending(self) -> list[tuple[Request, Reason]]:
-        """Every request that waits, pool by pool in the order in which the planner looks at them, each with its reason
-        as of now."""
+        """Returns every waiting request with its present reason, pool by pool in the order in which the planner
+        considers them.
+        """
         if self._planned_revision != self._state.revision:
-            # Only looked at, not acted upon: the loop is about to do the same.
+            # This plan is only shown, not committed: the loop is about to compute the same one.
             now = time.time()
             self._plan, self._planned_revision = plan(self.take_snapshot(now), now), self._state.revision
-        # One that is assigned at this moment is no longer waiting.
+        # `reasons` omits the requests that the plan assigns: they no longer wait.
         return [(get(self._state, Request, trial_id), self._reason(trial_id)) for trial_id in self._plan.reasons]
 
     def _reason(self, trial_id: str) -> Reason:
-        """With what would start it as records, and in the words of whoever paused it."""
+        """Returns the reason with the changes that would start the request, and the recorded cause of a pause."""
         changes = [dump_change(change) for change in self._plan.changes.get(trial_id, ())]
         reason = replace(self._plan.reasons[trial_id], changes_json=json.dumps(changes))
         request = get(self._state, Request, trial_id)
@@ -162,7 +163,7 @@ class Loop:
         return held_reason(experiment, reason) if is_held(experiment) else reason
 
     def take_snapshot(self, now: float) -> Snapshot:
-        """What the planner would look at now."""
+        """Takes the snapshot that the planner would use now."""
         view = self._view
         problems = {agent.id: view.sessions.problem_of(agent.id) for agent in self._state.all_of(Agent)}
         return take_snapshot(
@@ -204,8 +205,10 @@ class Loop:
         await view.store.commit(lambda records: stop(records, preemption.allocation_id, order, now))
 
     async def _wait(self) -> None:
-        """Until the next wake or deadline. A burst is let in for longer than the last pass took, up to its commit, so
-        that planning takes a quarter of the time at most, and with a long queue less than half."""
+        """Waits for the next wake or deadline. The pause after a wake, in which a burst arrives, is longer than the
+        last pass up to its commit. So planning takes a quarter of the time at most, and with a long queue less than
+        half.
+        """
         waits = [self._view.expiry.seconds_to_next()]
         if self._plan.look_at is not None:
             waits.append(max(_LEAST_LOOK_SECONDS, self._plan.look_at - time.time()))
@@ -221,7 +224,7 @@ class Loop:
         asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.wake)
 
     def _count(self) -> None:
-        """Brings the gauges up to date, not more than once in COUNT_SECONDS: that looks at every slot and request."""
+        """Schedules an update of the gauges, at most once in COUNT_SECONDS, because it reads every slot and request."""
         if self._counting is None:
             self._counting = asyncio.get_running_loop().call_later(self._count_pause_seconds, self._count_now)
 
@@ -235,7 +238,7 @@ class Loop:
 
 
 def full_pools(snapshot: Snapshot, decided: Plan) -> frozenset[str]:
-    """The pools in which no slot is free once the plan is committed."""
+    """Returns the pools in which no slot is free once the plan is committed."""
     taken = Counter[str]()
     for assignment in decided.assignments:
         taken.update(assignment.slots_by_agent)
@@ -244,8 +247,8 @@ def full_pools(snapshot: Snapshot, decided: Plan) -> frozenset[str]:
 
 
 def is_urgent(change: Change, full: Collection[str], knows: Callable[[int], bool]) -> bool:
-    """Whether it may let a trial start, or brings a deadline nearer: a request, an agent, slots that are given back,
-    an end that is asked for, an experiment that is paused or goes on again.
+    """Returns whether the change may let a trial start, or brings a deadline nearer: a request, an agent, slots that
+    are given back, a requested end, an experiment that is paused or activated again.
 
     A request in a full pool can only start after other work has stopped, which takes seconds. So it is not urgent.
     full: these pools. knows: whether the planner has seen this experiment; a new one counts by its requests alone.

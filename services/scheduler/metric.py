@@ -1,4 +1,4 @@
-"""What the scheduler counts about itself. Owns names and buckets; whoever does the work adds to them."""
+"""Defines the scheduler's own metrics. Owns names and buckets; the module that does the work updates them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def count_reasons(count_by_code: Mapping[ReasonCode, int]) -> None:
 
 
 def _count_slots(state: State) -> dict[str, int]:
-    """Every slot is one of these."""
+    """Counts slots by state. Every slot is in exactly one state."""
     used = {
         slot_id
         for allocation in state.all_of(Allocation)
@@ -75,7 +75,9 @@ def _count_slots(state: State) -> dict[str, int]:
 
 
 def _spare(agent: Agent, slot: Slot) -> str:
-    """Of a slot that nothing holds. disabled: an operator does not let it be given out, drained ones among them."""
+    """Returns the state of a slot that no allocation holds. disabled: an operator has disabled or drained it or its
+    agent.
+    """
     if agent.state is AgentState.LOST:
         return "lost"
     if not slot.is_healthy:
@@ -84,7 +86,7 @@ def _spare(agent: Agent, slot: Slot) -> str:
 
 
 def _set(gauge: Gauge, value_by_label: Mapping[str, int]) -> None:
-    """Labels that are gone are not reported any more."""
+    """Replaces all values of a gauge, so that labels without a value are no longer reported."""
     gauge.clear()
     for label, value in value_by_label.items():
         gauge.labels(label).set(value)

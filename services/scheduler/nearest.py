@@ -1,4 +1,4 @@
-"""PURE: the second half of "there is no ...": what there is, and which of it was meant."""
+"""PURE: completes a message "there is no ..." with the known names and the one that was probably meant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from services.scheduler.placement.order import natural_key
 
 _MAX_NAMED = 12
-# Short names differ by much of themselves.
+# Least similarity of a suggestion. Low, because one changed character is a large share of a short name.
 _LEAST_ALIKE = 0.5
 
 

@@ -1,7 +1,7 @@
-"""Replaces implausible numbers in what runners and agents report, and refuses checkpoints that readers cannot show.
+"""Replaces implausible numbers in reports of runners and agents, and refuses checkpoints that readers cannot show.
 
-Called by the intake with each report before anything of it is committed. A trial speaks through its runner, so every
-number may be chosen by a user's program. Each replacement is counted; an allocation causes one line in the log.
+The intake calls it with each report before any part of it is committed. A trial reports through its runner, so a user's
+program may choose every number. Each replacement is counted; an allocation causes one line in the log.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _PHASES = ("runner_up_at", "rendezvous_at", "ranks_up_at", "first_step_at")
 
 
 class Screening:
-    """storage_url: the cluster's, whose protocol a checkpoint's URL may have."""
+    """storage_url: the cluster's storage, whose protocol a checkpoint's URL may have."""
 
     def __init__(self, storage_url: str) -> None:
         self._storage_url = storage_url
         self._warned: set[str] = set()
 
     def report(self, allocation_id: str, report: runner_pb2.TrialReport, now: float) -> runner_pb2.TrialReport:
-        """The same report with plausible numbers. The times of a checkpoint are left: they need the agent's clock."""
+        """Returns the same report with plausible numbers. A checkpoint's times stay: they need the agent's clock."""
         screened = runner_pb2.TrialReport()
         screened.CopyFrom(report)
         kind = screened.WhichOneof("report")
@@ -70,7 +70,7 @@ class Screening:
         return screened
 
     def time(self, allocation_id: str, kind: str, at: float, now: float) -> float:
-        """One time by the leader's clock."""
+        """Returns one time by the leader's clock, replaced where it is implausible."""
         found = plausible_time(at, now)
         self._count(allocation_id, kind, int(found != at))
         return found
@@ -106,7 +106,7 @@ class Screening:
 
 
 def _put(message: Any, name: str, value: float) -> bool:
-    """Whether the value differs from what was reported."""
+    """Sets the value. Returns whether it differs from the reported one."""
     if getattr(message, name) == value:
         return False
     setattr(message, name, value)

@@ -1,9 +1,9 @@
-"""Goes on with what does not fit into one transaction: the trials of a large search, the end or the pause of many,
-the work that has to leave an agent, checkpoints that nobody needs any more.
+"""Continues work that does not fit into one transaction: the trials of a large search, the end or the pause of many
+trials, work that has to leave an agent, checkpoints that are no longer needed.
 
-What is wanted stands in the records; this only calls `pursue`, `clear` and `retire` again until they change nothing,
-for the experiments, agents and trials that a commit has touched and, when a term begins, for all that may be behind.
-Started by the term, ended with it.
+The records state the goal; this module only calls `pursue`, `clear` and `retire` again until they change nothing. It
+does so for the experiments, agents and trials that a commit has touched and, when a term begins, for all that may be
+behind. The term starts and ends it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pursuit:
     def __init__(self, store: Store, rules: Rules) -> None:
         self._store = store
         self._rules = rules
-        # In the order in which they were touched, which a set would forget.
+        # A dict used as an ordered set: records are taken in the order in which they were touched.
         self._touched: dict[_Touched, None] = {(Experiment, one.id): None for one in _going_on(store.state)}
         self._touched |= {(Agent, agent.id): None for agent in store.state.all_of(Agent)}
         self._touched |= {(Trial, trial_id): None for trial_id in _with_checkpoints(store.state)}
@@ -54,7 +54,7 @@ class Pursuit:
         whole = whole_submits(change) if experiment_ids else frozenset()
         touched: list[_Touched] = [(Experiment, one) for one in experiment_ids if one not in whole]
         touched += [(Agent, record.id) for record in change.all_of(Agent)]
-        # A trial that has ended goes on from nothing any more; and marks may be left over.
+        # An ended trial resumes from no checkpoint any more, so its checkpoints may have become superfluous.
         ended = (record for record in change.all_of(Trial) if record.state is State.TERMINAL)
         touched += [(Trial, record.id) for record in ended if record.latest_checkpoint_id]
         touched += [(Trial, record.trial_id) for record in change.all_of(Checkpoint)]
@@ -63,7 +63,7 @@ class Pursuit:
             self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled or the term is over."""
+        """Runs until it is cancelled or the term is over."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -73,7 +73,9 @@ class Pursuit:
                 await self._pursue(touched)
 
     async def _pursue(self, touched: _Touched) -> None:
-        """Others have their turn in between: a change touches it again."""
+        """Takes one step. A step that changed something is queued again, so that other records have their turn in
+        between.
+        """
         kind, record_id = touched
         try:
             change = await self._store.commit(_pursuing(kind, record_id, self._rules))
@@ -87,8 +89,9 @@ class Pursuit:
 
 
 def whole_submits(change: Change) -> frozenset[int]:
-    """The experiments of which this change puts all trials that their searches want, each waiting with its request.
-    Nothing of them is left to pursue."""
+    """Returns the experiments of which this change puts all trials that their searches want, each waiting with its
+    request. They need no further step.
+    """
     num_wanted: dict[int, int] = {}
     num_trials, num_requests = defaultdict[int, int](int), defaultdict[int, int](int)
     experiments: list[Experiment] = []
@@ -108,14 +111,15 @@ def whole_submits(change: Change) -> frozenset[int]:
 
 
 async def warm_up_if_drawn(config_json: str) -> None:
-    """Before a transition that draws hyperparameters: the library takes a second to load, which the event loop of a
-    leader does not have."""
+    """Loads the library that draws hyperparameters, before a transition needs it. Loading takes a second, for which the
+    event loop of a leader must not block.
+    """
     if is_drawn(facts_of(config_json).hyperparameters):
         await asyncio.to_thread(warm_up)
 
 
 async def warm_up_for(state: Known) -> None:
-    """Before the first transitions of a term."""
+    """Loads the library, where it is needed, before the first transitions of a term."""
     for experiment in _going_on(state):
         await warm_up_if_drawn(experiment.config_json)
 
@@ -125,7 +129,9 @@ def _going_on(state: Known) -> list[Experiment]:
 
 
 def _with_checkpoints(state: Known) -> list[str]:
-    """The trials; one of each experiment whose trials are compared, as that looks at all of them."""
+    """Returns trials that have checkpoints; only one of each experiment whose trials are compared, because one step
+    reads all of them.
+    """
     trials: dict[Id, str] = {}
     for checkpoint in state.all_of(Checkpoint):
         experiment = state.find(Experiment, checkpoint.experiment_id)

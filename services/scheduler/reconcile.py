@@ -1,7 +1,7 @@
-"""PURE: what an agent says it has, against what the leader's records say it should have.
+"""PURE: compares an agent's journal with the allocations that the leader's records assign to it.
 
-Level-triggered: the answer follows from the two lists alone, whatever was sent before and whoever sent it. So it serves
-the first hello, a restarted agent and a new leader alike.
+Level-triggered: the answer follows from the two lists alone, whatever messages were sent before. So it serves the first
+hello, a restarted agent and a new leader alike.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """present: allocations that it is right to have, alive. ended: reports to take over, then to forget.
-    vanished: reports about what should be there and is not. strangers: what it must end, because its member counts as
-    ended or nobody knows it. forgettable: ended strangers.
+    """present: live allocations that the agent is right to have. ended: reports to record, after which the agent
+    forgets them. vanished: reports about allocations that should be there and are not. strangers: allocations that the
+    agent must end, because its member counts as ended or the records have no such allocation. forgettable: ended
+    strangers.
 
-    What it should have and has never had needs no entry: STARTING allocations that are not present are started.
+    A STARTING allocation that is not present needs no entry: it is started.
     """
 
     present: tuple[Reported, ...]
@@ -40,7 +41,7 @@ class Difference:
 
 
 def compare(agent_id: str, journal: Iterable[Reported], expected: Iterable[Allocation], now: float) -> Difference:
-    """expected: live allocations that wait for the end of their member on this agent."""
+    """Returns the difference. expected: live allocations that wait for the end of their member on this agent."""
     expected_by_id = {allocation.id: allocation for allocation in expected}
     reported_by_id = {entry.allocation_id: entry for entry in journal}
     known = [entry for entry in reported_by_id.values() if entry.allocation_id in expected_by_id]
@@ -65,7 +66,7 @@ def _vanished(
 
 
 def vanished_report(agent_id: str, allocation: Allocation, now: float) -> ExitReport:
-    """The end of a member that its agent does not know. One that was to be stopped has obeyed."""
+    """Returns the end of a member that its agent does not know. A member of a stopping allocation counts as stopped."""
     if allocation.state is State.STOPPING:
         message = "stopped before its agent had started it"
         return ExitReport(agent_id, allocation.stop_kind or ExitKind.KILLED, message, ended_at=now)

@@ -1,6 +1,6 @@
-"""PURE: the leader's records, how a change to them looks, and views on both.
+"""PURE: the leader's records, changes to them, and views on both.
 
-Owns `Records` (what transitions read), `Change` (what they return), `State` (all records at one revision) and `Draft`
+Owns `Records` (read by transitions), `Change` (returned by them), `State` (all records at one revision) and `Draft`
 (records as they will be once a change is committed). A State changes in one way only: `apply`, which the store calls
 after etcd accepted the change. Occupied slots are derived from the live allocations, never stored.
 """
@@ -43,7 +43,7 @@ SINGLETON = "-"
 
 
 def id_of(record: Record) -> Id:
-    """What tells a record from others of its kind. Counter and Cluster exist once."""
+    """Returns the id that is unique among records of its kind. Counter and Cluster exist once."""
     match record:
         case Request():
             return record.trial_id
@@ -61,7 +61,7 @@ def id_of(record: Record) -> Id:
 
 @dataclass(frozen=True)
 class Change:
-    """What a transition wants written, all or nothing. Empty when there is nothing to do."""
+    """Holds the writes of a transition, applied all or not at all. Empty when there is nothing to do."""
 
     puts: tuple[Record, ...] = ()
     deletes: tuple[Reference, ...] = ()
@@ -74,7 +74,7 @@ class Change:
         return self.num_operations > 0
 
     def all_of(self, kind: type[R]) -> Iterator[R]:
-        """The records of one kind that it puts."""
+        """Returns the records of one kind that the change puts."""
         return (record for record in self.puts if isinstance(record, kind))
 
     def touches(self, *kinds: type[Any]) -> bool:
@@ -82,29 +82,29 @@ class Change:
 
 
 class Records(Protocol):
-    """What a transition may read."""
+    """The interface through which a transition reads records."""
 
     def find(self, kind: type[R], record_id: Id) -> R | None: ...
 
     def all_of(self, kind: type[R]) -> Iterable[R]: ...
 
     def trials_of(self, experiment_id: int) -> list[Trial]:
-        """By number."""
+        """Returns the experiment's trials, ordered by number."""
         ...
 
     def allocations_on(self, agent_id: str) -> list[Allocation]:
-        """Live ones with a member there, ended or not."""
+        """Returns live allocations with a member on this agent, whether that member has ended or not."""
         ...
 
     def checkpoints_of(self, trial_id: str) -> list[Checkpoint]:
-        """By id, also those that are being deleted."""
+        """Returns the trial's checkpoints, ordered by id, also those that are being deleted."""
         ...
 
     def experiment_of_request(self, request_id: str) -> Experiment | None: ...
 
 
 def get(records: Records, kind: type[R], record_id: Id) -> R:
-    """Raises GanglineError `<kind>.not_found`."""
+    """Returns the record. Raises GanglineError `<kind>.not_found`."""
     record = records.find(kind, record_id)
     if record is None:
         raise absent(kind.__name__.lower(), record_id)
@@ -167,14 +167,16 @@ class State:
         return None if experiment_id is None else self.find(Experiment, experiment_id)
 
     def changed_since(self, num_changes: int) -> Iterator[int]:
-        """The experiments of which a record has changed since num_changes were that many, the latest first."""
+        """Yields the experiments of which a record changed after the count of changes was `num_changes`, the latest
+        first.
+        """
         for experiment_id in reversed(self._changed):
             if self._changed[experiment_id] <= num_changes:
                 return
             yield experiment_id
 
     def apply(self, change: Change, revision: int) -> None:
-        """revision: at which etcd holds the change."""
+        """Applies a committed change. revision: at which etcd holds the change."""
         for record in change.puts:
             self.tables[type(record)][id_of(record)] = record
             self._note_change(record)
@@ -190,7 +192,7 @@ class State:
         self.revision = max(self.revision, revision)
 
     def _note_change(self, record: Record | None) -> None:
-        """The latest stand last."""
+        """Moves the record's experiment to the end of `_changed`, which is ordered by the latest change."""
         experiment_id = record.id if isinstance(record, Experiment) else getattr(record, "experiment_id", None)
         if experiment_id is not None:
             self.num_changes += 1
@@ -211,7 +213,7 @@ class State:
 
 
 class Draft:
-    """A view on records as they will be: transitions that belong together read one another's effects here."""
+    """Shows records as they will be: transitions that belong together read one another's effects here."""
 
     def __init__(self, base: Records) -> None:
         self._base = base
@@ -219,7 +221,7 @@ class Draft:
         self._deletes: dict[Reference, None] = {}
 
     def put(self, record: Record) -> None:
-        """Nothing is written when the record is as it was."""
+        """Adds the record; an unchanged record is not written."""
         reference = (type(record), id_of(record))
         if self.find(*reference) == record:
             return

@@ -1,4 +1,4 @@
-"""From standby to leader and back, for as long as the process lives."""
+"""Makes this process a standby, a leader and a standby again, for as long as it lives."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _log = structlog.get_logger(__name__)
 async def reign(
     client: EtcdClient, election: Election, seat: Seat, conditions: Conditions, patience_seconds: float
 ) -> None:
-    """Until cancelled. A term that ends, for whatever reason, is followed by the next campaign; on cancellation the
-    leader resigns, so that a standby takes over at once.
+    """Campaigns and leads until it is cancelled. After each term, however it ended, the next campaign follows. On
+    cancellation the leader resigns, so that a standby takes over at once.
 
     patience_seconds: how long a standby tries to connect to the leader before it counts as ready without that.
     """
@@ -61,7 +61,7 @@ async def _standing_by(
 
 
 async def _catch_up(election: Election, leadership: Leadership, follower: Follower) -> State | None:
-    """What the term begins with; None when it cannot be read, and then leadership is given up."""
+    """Returns the state with which the term begins; None when it cannot be read, and then leadership is given up."""
     try:
         return await follower.catch_up(leadership.epoch)
     except GanglineError as error:
@@ -74,7 +74,7 @@ async def _catch_up(election: Election, leadership: Leadership, follower: Follow
 
 
 async def _prepare(election: Election, follower: Follower, seat: Seat, patience_seconds: float) -> None:
-    """Says that this process is ready once it can take over at once."""
+    """Marks this process as ready once it can take over at once."""
     await follower.is_listed.wait()
     while not election.is_connected.is_set():
         try:

@@ -1,8 +1,8 @@
-"""PURE: which checkpoints of an experiment nobody needs any more.
+"""PURE: decides which checkpoints of an experiment are no longer needed.
 
-Only the scheduler decides it, and only from what is written in its state: a checkpoint that a running or waiting trial
-goes on from is never among them. A checkpoint that is not among the best or the latest now never will be again, as only
-more are made; so it may go while the experiment still runs.
+Only the scheduler decides it, and only from its recorded state: a checkpoint from which a running or waiting trial
+resumes is never among them. A checkpoint that is not among the best or the latest now never will be again, as only more
+are made; so it may be deleted while the experiment still runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How many to keep: the best of the experiment, the best and the latest of each trial. metric decides what is best;
-    checkpoints without validation metrics are nobody's best."""
+    """Holds how many checkpoints to keep: the best of the experiment, the best and the latest of each trial. metric:
+    ranks the checkpoints; a checkpoint without validation metrics is never among the best.
+    """
 
     experiment_best: int
     trial_best: int
@@ -31,8 +32,9 @@ class Retention:
 def find_superfluous(
     checkpoints: Iterable[Checkpoint], retention: Retention, needed: Collection[str] = ()
 ) -> list[Checkpoint]:
-    """In the order given. checkpoints: all of the experiment, or of one trial where experiment_best is 0. needed: the
-    ids that somebody goes on from."""
+    """Returns the checkpoints to delete, in the order given. checkpoints: all of the experiment, or of one trial where
+    experiment_best is 0. needed: the ids from which a trial resumes.
+    """
     known = list(checkpoints)
     by_trial: dict[str, list[Checkpoint]] = {}
     for checkpoint in known:
@@ -44,7 +46,9 @@ def find_superfluous(
 
 
 def _best(checkpoints: Sequence[Checkpoint], retention: Retention, count: int) -> list[str]:
-    """Of equally good ones the earlier, which has cost less."""
+    """Returns the ids of the best checkpoints. Among equally good ones the earlier ranks first, because it has cost
+    less training.
+    """
     if not count:
         return []
     sign = 1 if retention.smaller_is_better else -1
@@ -61,7 +65,7 @@ def _latest(checkpoints: Sequence[Checkpoint], count: int) -> list[str]:
     return [checkpoint.id for checkpoint in ranked[:count]]
 
 
-# Each checkpoint that comes has those beside it looked at again.
+# Cached, because each new checkpoint causes all checkpoints beside it to be ranked again.
 @lru_cache(maxsize=1 << 14)
 def _value_of(metadata_json: str, metric: str) -> float | None:
     metadata = read_document(metadata_json)

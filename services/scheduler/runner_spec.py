@@ -1,4 +1,4 @@
-"""Builds what a trial runner is started with, from the leader's records and its settings."""
+"""Builds the spec with which a trial runner is started, from the leader's records and its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.scheduler.records import Records, get
 
 @dataclass(frozen=True)
 class SpecSource:
-    """What all specs of one term have in common. own_address: this scheduler's."""
+    """Holds the values that all specs of one term share. own_address: this scheduler's."""
 
     cluster_id: str
     cluster_token: str

@@ -1,4 +1,4 @@
-"""Who leads, as this process knows it: its own term, or the other scheduler that clients are sent to."""
+"""The leader as this process knows it: its own term, or the other scheduler to which clients are sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.common.not_leader import not_leader
 from services.scheduler.directory import Directory
 from services.scheduler.term import Term
 
-# A caller that comes while no leader is known waits so long for one. Shorter than the deadlines of all callers.
+# Longest wait of a call while no leader is known. Shorter than the deadlines of all callers.
 HOLD_SECONDS = 2.0
 
 
@@ -43,7 +43,7 @@ class Seat:
 
     @property
     def leader(self) -> KnownLeader:
-        """This process only from when its term is open."""
+        """Returns the known leader; this process counts only once its term is open."""
         if self._term is not None:
             return KnownLeader(self._term.store.epoch, self._term.conditions.own_address)
         leader = self._directory.leader
@@ -53,29 +53,33 @@ class Seat:
 
     @property
     def scheduler_addresses(self) -> list[str]:
-        """Of all schedulers that are alive, oldest first."""
+        """Returns the addresses of all schedulers that are alive, oldest first."""
         return self._directory.addresses_of("scheduler")
 
     def require(self) -> Term:
-        """This process's term. Raises GanglineError `scheduler.not_leader`, naming the leader, where it has none."""
+        """Returns this process's term. Raises GanglineError `scheduler.not_leader`, naming the leader, where it has
+        none.
+        """
         if self._term is not None:
             return self._term
         raise not_leader(self.leader.address)
 
     async def reach(self) -> Term:
-        """As `require`, but waits a while for a leader where none is known: a caller that is held hears of the next
-        leader at once, and does not have to ask again and again."""
+        """Returns this process's term, like `require`, but waits up to HOLD_SECONDS where no leader is known. A waiting
+        caller is answered as soon as there is a leader, and does not have to poll.
+        """
         await self._wait(lambda: self.leader.epoch > 0, HOLD_SECONDS)
         return self.require()
 
     async def find_leader(self, newer_than: int, known: Collection[str], seconds: float) -> KnownLeader:
-        """Returns once there is a leader of a newer epoch, or other schedulers than those at the known addresses, or
-        the time is over; with the leader as it is known then."""
+        """Returns the known leader once its epoch is newer, or other schedulers are alive than those at the known
+        addresses, or the time is over.
+        """
         await self._wait(lambda: self.leader.epoch > newer_than or set(self.scheduler_addresses) != set(known), seconds)
         return self.leader
 
     async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Until the condition holds, or the time is over."""
+        """Waits until the condition is true, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not condition():

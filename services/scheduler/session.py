@@ -1,4 +1,4 @@
-"""The agents that are connected now, and what was said to each over its stream.
+"""The connected agents, and the messages sent to each over its stream.
 
 Owns the outboxes and which allocations an agent is known to have; it decides nothing. The agent service opens and
 closes sessions, the dispatcher fills their outboxes.
@@ -16,11 +16,11 @@ from services.scheduler.clock import AgentClock
 
 
 class Session:
-    """One stream of one agent.
+    """Holds one stream of one agent.
 
-    clock: the agent's, as its messages tell.
-    known: allocations that it has, or was told to start, in this session. accepted_at_by_id: those it has accepted.
-    stop_kind_by_id: those it was told to stop. strangers: those it must end before its slots can be trusted.
+    clock: estimated from the agent's messages.
+    known: allocations that the agent has, or was told to start, in this session. accepted_at_by_id: those it has
+    accepted. stop_kind_by_id: those it was told to stop. strangers: those it must end before its slots can be trusted.
     """
 
     def __init__(self, agent_id: str, host_id: str) -> None:
@@ -39,13 +39,13 @@ class Session:
             self._outbox.put_nowait(message)
 
     def close(self, error: GanglineError | None = None) -> None:
-        """Ends the stream, after what is in the outbox. error: what the agent is told."""
+        """Ends the stream after the messages in the outbox. error: sent to the agent."""
         if not self._is_closed:
             self._is_closed = True
             self._outbox.put_nowait(error)
 
     async def outgoing(self) -> AsyncIterator[agent_pb2.ConnectResponse]:
-        """Until closed; raises the error that it was closed with."""
+        """Yields messages until closed; raises the error with which the session was closed."""
         while True:
             message = await self._outbox.get()
             if isinstance(message, GanglineError):
@@ -55,7 +55,7 @@ class Session:
             yield message
 
     def drop(self, allocation_id: str) -> None:
-        """Nothing more will be said about this allocation."""
+        """Removes an allocation about which no more messages are sent."""
         self.known.discard(allocation_id)
         self.strangers.discard(allocation_id)
         self.accepted_at_by_id.pop(allocation_id, None)
@@ -63,7 +63,7 @@ class Session:
 
 
 class Sessions:
-    """At most one for each agent: the newest."""
+    """Holds at most one session for each agent: the newest."""
 
     def __init__(self) -> None:
         self._by_agent: dict[str, Session] = {}
@@ -81,14 +81,14 @@ class Sessions:
             older.close()
 
     def remove(self, session: Session) -> bool:
-        """False when a newer session has taken its place."""
+        """Removes the session. Returns False when a newer session has replaced it."""
         if self._by_agent.get(session.agent_id) is not session:
             return False
         del self._by_agent[session.agent_id]
         return True
 
     def end(self, agent_id: str, error: GanglineError) -> None:
-        """What it holds has to be compared anew, so it has to say hello again."""
+        """Ends the agent's session. Its allocations have to be compared anew, so the agent has to say hello again."""
         session = self._by_agent.pop(agent_id, None)
         if session is not None:
             session.close(error)
@@ -99,18 +99,18 @@ class Sessions:
         self._by_agent.clear()
 
     def problem_of(self, agent_id: str) -> str:
-        """Why nothing can be started on this agent now; empty when it can."""
+        """Returns why nothing can be started on this agent now; empty when it can."""
         session = self._by_agent.get(agent_id)
         if session is None:
             return "not connected"
         return f"still ending {', '.join(sorted(session.strangers))}" if session.strangers else ""
 
     def clock_of(self, agent_id: str) -> AgentClock:
-        """One that is trusted, where the agent is not connected."""
+        """Returns the agent's clock estimate; without an offset where the agent is not connected."""
         session = self._by_agent.get(agent_id)
         return session.clock if session else AgentClock()
 
     def accepted_at(self, agent_id: str, allocation_id: str) -> float:
-        """0 when it has not accepted, as far as is known."""
+        """Returns when the agent accepted the allocation; 0 while no acceptance is known."""
         session = self._by_agent.get(agent_id)
         return session.accepted_at_by_id.get(allocation_id, 0.0) if session else 0.0

@@ -23,10 +23,11 @@ from services.scheduler.transition.rules import DEFAULT_PRIORITY, Rules
 
 
 class PoolScheduler(BaseModel):
-    """How a pool places. default_priority: 1 is most urgent, 99 least. preemption: urgent work may have less urgent
-    work stopped, and groups below their shares may have work of others stopped; None: on, but for round_robin.
-    backfill: later work may start early where it delays nobody ahead of it; on_call: everywhere, to be stopped for
-    whoever is ahead of it; None: as much as the pool allows. network_labels: see PoolConfig."""
+    """Holds how a pool places. default_priority: 1 is most urgent, 99 least. preemption: urgent requests may preempt
+    less urgent work, and groups below their shares may preempt work of others; None: on, but for round_robin. backfill:
+    later work may start early where it delays no request ahead of it; on_call: everywhere, preempted for any request
+    ahead of it; None: as much as the pool allows. network_labels: see PoolConfig.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,8 +1,9 @@
 """PURE: takes the planner's snapshot of the leader's state.
 
-Slots are counted: an agent has its open slots (healthy and enabled), and beside them those that a live allocation still
-holds though nobody gets them after it. Agents that cannot start anything now stay in the snapshot, marked, because they
-count for what a pool can hold. What a user changes of an experiment counts at once, whatever its requests still say.
+Slots are counted: an agent has its open slots (healthy and enabled) and, beside them, closed slots that a live
+allocation still holds and that are not given out after it. Agents that cannot start anything now stay in the snapshot,
+marked, because they count for the capacity of a pool. A user's change to an experiment counts at once, even where its
+requests still have the old values.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ def take_snapshot(
     memory: Memory | None = None,
     typical_run_seconds: Mapping[str, float] | None = None,
 ) -> Snapshot:
-    """problem_by_agent: agents that cannot start anything now, and why, beside what operators said of them. now: ages
-    of checkpoints count from it. memory: of the snapshots before this one, of the same state and pools.
-    typical_run_seconds: by pool, of what has ended."""
+    """Returns the snapshot. problem_by_agent: agents that cannot start anything now, and why, beside the operators'
+    settings. now: the time from which ages of checkpoints count. memory: of earlier snapshots of the same state and
+    pools. typical_run_seconds: by pool, of ended trials.
+    """
     agents = tuple(state.all_of(Agent))
     known_pools = all_pools(pools, agents)
     look = _Look(
@@ -69,10 +71,10 @@ def take_snapshot(
 
 
 class Memory:
-    """What the last snapshot said of experiments that run or wait, and of their trials that wait. Only what has changed
-    since is looked at again, so a cycle costs little for those that nothing happened to.
+    """Keeps the last snapshot's view of experiments that run or wait, and of their waiting trials. Only changed
+    experiments are read again, so a cycle costs little for unchanged ones.
 
-    num_changes: of the state, as far as this holds.
+    num_changes: the state's count of changes up to which this memory is valid.
     """
 
     def __init__(self) -> None:
@@ -82,7 +84,7 @@ class Memory:
         self._groups: dict[str, Group] = {}
 
     def groups(self) -> Groups:
-        """Of these experiments."""
+        """Returns the groups of these experiments."""
         found = Groups(self._groups.values())
         found.by_id = dict(self._groups)
         return found
@@ -107,7 +109,7 @@ class Memory:
 
 @dataclass(slots=True)
 class _Known:
-    """One experiment. waiting: of its trials."""
+    """Holds one experiment. waiting: the requests of its waiting trials."""
 
     record: Experiment
     group: Group
@@ -118,7 +120,7 @@ class _Known:
 
 
 def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tuple[PoolConfig, ...]:
-    """The pools of the settings, and those that agents name beside them, with the defaults."""
+    """Returns the pools of the settings, and those that only agents name, with the defaults."""
     pools = {pool.name: pool for pool in configured}
     for agent in agents:
         pools.setdefault(agent.pool, default_pool(agent.pool))
@@ -126,16 +128,17 @@ def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tupl
 
 
 def group_of(experiment_id: int) -> str:
-    """The planner's name for what shares a cap and a weight; it stands in reasons."""
+    """Returns the planner's name for the experiments' shared cap and weight; reasons contain it."""
     return f"experiment {experiment_id}"
 
 
 @dataclass
 class _Look:
-    """One pass over the records: what has changed, then allocations, then what depends on them. open_ids: of each
-    agent's slots.
+    """Makes one pass over the records: changed experiments, then allocations, then agents and requests. open_ids: the
+    open slots of each agent.
 
-    used, closed, auxiliary: by agent, what live allocations hold: open slots, other slots, places without slots.
+    used, closed, auxiliary: by agent, the counts that live allocations hold: open slots, other slots, places without
+    slots.
     """
 
     state: State
@@ -185,7 +188,9 @@ class _Look:
         )
 
     def _wanted(self, allocation: Allocation, known: _Known, trial: Trial) -> PendingRequest | None:
-        """The request for the full size of an attempt on fewer slots, while it runs or is being stopped to grow."""
+        """Returns the request for the full size of an attempt on fewer slots, while it runs or is being stopped to
+        grow.
+        """
         if not allocation.full_slots or allocation.state is Stage.STARTING:
             return None
         exclusions = tuple(one for one in trial.exclusions if holds(self.state, one, self.now))
@@ -221,7 +226,7 @@ class _Look:
             not_before_at=request.not_before_at,
             estimated_seconds=self.estimates.waiting_seconds(request.trial_id),
             hold=ReasonCode.PAUSED if is_held(known.record) else None,
-            # Without a time it has one size only: so requests that never ran stay of one kind.
+            # A request without shrink_at has one size only, so requests that never ran stay of one kind.
             smaller_sizes=known.smaller_sizes if request.shrink_at else (),
             shrink_at=request.shrink_at,
             kept_slots=request.kept_slots,
@@ -229,7 +234,9 @@ class _Look:
         )
 
     def room(self, agent: Agent, problem: str) -> AgentRoom:
-        """A slot that is busy but not open comes back to nobody; it may be one that the agent no longer has."""
+        """Returns the agent's room. A slot that is busy but not open is not given out again; it may be one that the
+        agent no longer has.
+        """
         said = _SAID.get(agent.availability, "")
         problems = " and ".join(part for part in (said, problem, *troubles_of(agent, self.now)) if part)
         num_open, closed = len(self.open_ids[agent.id]), self.closed[agent.id]
@@ -247,7 +254,7 @@ class _Look:
         )
 
     def _occupy(self, allocation: Allocation) -> dict[str, int]:
-        """Of its slots those that nobody gets after it, by agent."""
+        """Counts the slots of an allocation. Returns, by agent, those that are not given out after it."""
         closed_by_agent = {}
         for member in allocation.members:
             agent_id, slots = member.agent_id, len(member.slot_ids)
@@ -276,7 +283,7 @@ class _Look:
         return _Known(experiment, group, facts.is_preemptible, facts.smaller_sizes, facts.is_single_agent)
 
     def _checkpoint_age(self, allocation: Allocation, trial: Trial) -> float | None:
-        """None when this attempt has saved nothing yet."""
+        """Returns the age of this attempt's latest checkpoint; None when it has saved none yet."""
         checkpoint = self.state.find(Checkpoint, trial.latest_checkpoint_id) if trial.latest_checkpoint_id else None
         if checkpoint is None or checkpoint.created_at < allocation.created_at:
             return None

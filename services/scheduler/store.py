@@ -1,8 +1,8 @@
 """The leader's state and the only way to change it.
 
-Owns the order: transitions run one after another, each on what the ones before it will have left; what waits together
-is written in one fenced transaction; memory changes only after etcd accepted. Whoever wants a change calls `commit`.
-It decides nothing itself.
+Owns the order: transitions run one after another, each on the state that the earlier ones will have left. Waiting
+writes are merged into one fenced transaction. Memory changes only after etcd accepted. A caller that wants a change
+calls `commit`. The store decides nothing itself.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _log = structlog.get_logger(__name__)
 Transition = Callable[[Records], Change]
 
 _RETRY_SECONDS = 0.5
-# A caller that waits with a limit is refused while a write has been stuck, or etcd silent, for that long already.
+# Limit of `commit_asked`. Its callers are refused at once when a write is stuck, or etcd silent, for that long already.
 ASKED_SECONDS = 3.0
-# A write that took longer has held up much of what others had to say.
+# A longer write has blocked agents' messages, heartbeats among them, so their leases are renewed after it.
 STALLED_SECONDS = 2.0
 
 
 async def load(client: EtcdClient) -> State:
-    """Everything that the leader keeps, at one revision."""
+    """Reads all of the leader's records at one revision."""
     return state_of(await client.list(keys.ROOT))
 
 
 def state_of(listing: Listing) -> State:
-    """What the leader keeps among all that was listed."""
+    """Returns the leader's records among all listed keys."""
     records = (record_of(item) for item in listing.items)
     return State.of((record for record in records if record is not None), listing.revision)
 
@@ -58,8 +58,9 @@ class _Write:
 
 
 class _Batch:
-    """Writes that go into one transaction. is_weighed: whether each change is encoded as it is taken, to count its
-    bytes; without that only their number is bounded, and each record is encoded once, as the last change leaves it."""
+    """Collects writes that go into one transaction. is_weighed: whether each change is encoded as it is taken, to count
+    its bytes; otherwise only their number is bounded, and each record is encoded once, as the last change leaves it.
+    """
 
     def __init__(self, state: State, *, is_weighed: bool) -> None:
         self.draft = Draft(state)
@@ -69,8 +70,11 @@ class _Batch:
         self._references: set[Reference] = set()
 
     def takes(self, write: _Write, change: Change) -> bool:
-        """False when the transaction would grow too large. Raises GanglineError `state.too_large` for a change that no
-        transaction holds: its caller hears of it, and all others' changes go on."""
+        """Adds the change. Returns False when the transaction would grow too large.
+
+        Raises GanglineError `state.too_large` for a change that no transaction can contain: its caller gets the error,
+        and all other changes continue.
+        """
         if not (self._takes_weighed(change) if self._is_weighed else self._takes_counted(change)):
             return False
         write.change = change
@@ -111,9 +115,10 @@ def _too_large(operations: Collection[Put | Delete]) -> GanglineError:
 
 
 class Store:
-    """state: read it freely, never change it. on_committed: called with every change, in their order, after memory
-    shows it and before whoever asked for it goes on. on_stalled: called when a write was slow to be accepted, before
-    the next transition runs."""
+    """state: callers may read it, and never change it. on_committed: called with every change, in order, after memory
+    shows it and before its caller continues. on_stalled: called when a write was slow to be accepted, before the next
+    transition runs.
+    """
 
     def __init__(
         self,
@@ -135,16 +140,16 @@ class Store:
         self._refusal = ""
 
     async def commit(self, transition: Transition) -> Change:
-        """The change that was written; empty when the transition found nothing to do.
+        """Returns the change that was written; empty when the transition found nothing to do.
 
         transition: pure; it may run more than once. A caller that is cancelled before its change was sent to etcd has
-        withdrawn it. Raises what the transition raises, and GanglineError `scheduler.not_leader` when the term is over:
-        the error's effect says whether the next leader may find the change.
+        withdrawn it. Raises the transition's exceptions, and GanglineError `scheduler.not_leader` when the term is
+        over: the error's effect states whether the next leader may find the change.
         """
         return await self._enqueue(transition).done
 
     async def commit_asked(self, transition: Transition) -> Change:
-        """As `commit`, for a user's change: an answer comes within ASKED_SECONDS and an examination of etcd.
+        """Commits a user's change like `commit`, but answers within ASKED_SECONDS and an examination of etcd.
 
         Raises GanglineError `state.unwritable` with Effect.NONE when the change was withdrawn, and with Effect.UNKNOWN
         when it had been sent to etcd already: then it is written as soon as etcd takes it.
@@ -162,7 +167,7 @@ class Store:
             raise await self._unwritable(Effect.UNKNOWN if write.is_sent else Effect.NONE) from error
 
     async def run(self) -> None:
-        """Writes what waits, until cancelled or Deposed."""
+        """Writes the waiting changes, until cancelled or Deposed."""
         try:
             while True:
                 await self._wake.wait()
@@ -208,15 +213,18 @@ class Store:
                 write.done.set_result(write.change)
 
     async def _put_back(self, batch: _Batch) -> None:
-        """After a refusal of etcd: nothing was written, so callers may withdraw before the next try."""
+        """Queues the batch again after a refusal of etcd: nothing was written, so callers may withdraw before the next
+        try.
+        """
         for write in batch.writes:
             write.is_sent = False
         self._waiting.extendleft(reversed(batch.writes))
         await asyncio.sleep(_RETRY_SECONDS)
 
     def _collect(self) -> tuple[_Batch, list[Put | Delete]]:
-        """The next transaction, and what it writes. Weighing each change is left to the rare batch that is too large,
-        because encoding records is most of the work of a small change."""
+        """Returns the next transaction and its operations. Only the rare batch that is too large weighs each change,
+        because encoding records is most of the work of a small change.
+        """
         batch = self._gather(is_weighed=False)
         operations = operations_of(batch.draft.change)
         if not _fits(operations):
@@ -243,10 +251,10 @@ class Store:
         return batch
 
     async def _persist(self, operations: list[Put | Delete]) -> int | None:
-        """The revision; None when etcd has refused the write, so that it is not there and never will be.
+        """Returns the revision; None when etcd has refused the write, so that it is not there and never will be.
 
-        While it is open whether etcd has applied a try, the same operations are tried until that is settled: no other
-        change may be planned on a state that is not known. No other process writes while this leader leads.
+        While it is unknown whether etcd has applied a try, the same operations are tried again until that is settled:
+        no other change may be planned on an unknown state. No other process writes while this leader leads.
         """
         while True:
             try:

@@ -1,7 +1,7 @@
-"""One term of a leader: all that lives in memory while it leads, and ends with it.
+"""One term of a leader: all state in memory that exists only while this process leads.
 
-Owns the wiring of store, loop, sessions, rendezvous and intake, and the first writes of a term (cluster, admin user).
-A term that is over is thrown away whole; the next one starts from what etcd holds.
+Owns the wiring of store, loop, sessions, rendezvous and intake, and the first writes of a term (cluster, admin user). A
+term that is over is discarded whole; the next one starts from the records in etcd.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _STALL_CHECK_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Conditions:
-    """What holds for every term of this process. network_interface: empty leaves the choice to the gangs."""
+    """Holds the settings that are the same for every term of this process. network_interface: empty leaves the choice
+    to the gangs.
+    """
 
     own_address: str
     cluster_token: str
@@ -133,19 +135,20 @@ class Term:
 
     @property
     def committee(self) -> tuple[Agent, ...]:
-        """The agents that bear witness of who is cut off. Kept until an agent's record changes: every renewal of every
-        runner asks for it."""
+        """Returns the agents that confirm to runners which side of a network is cut off. Cached until an agent's record
+        changes, because every renewal of every runner reads it.
+        """
         if self._committee is None:
             self._committee = committee_of(self.state.all_of(Agent))
         return self._committee
 
     @property
     def pools(self) -> tuple[PoolConfig, ...]:
-        """Configured ones and those that agents name."""
+        """Returns the configured pools and those that agents name."""
         return all_pools(self.conditions.pools, self.state.all_of(Agent))
 
     async def run(self, on_open: asyncio.Event) -> None:
-        """Until leadership is lost or the caller cancels. on_open: set when the term can serve calls."""
+        """Runs the term until leadership is lost or the caller cancels. on_open: set when the term can serve calls."""
         writing = asyncio.create_task(self.store.run(), name="store")
         lost = asyncio.create_task(self.leadership.lost.wait(), name="leadership lost")
         tasks: set[asyncio.Task[object]] = {writing, lost}
@@ -156,7 +159,7 @@ class Term:
             tasks.add(asyncio.create_task(self.pursuit.run(), name="pursuit"))
             tasks.add(asyncio.create_task(self._notice_stalls(), name="stalls"))
             self._describe_start()
-            # Whatever it took to begin: no runner could be answered before now.
+            # No runner could be answered before now, however long the start of the term took.
             self.attempts.forgive(time.monotonic())
             on_open.set()
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -172,13 +175,13 @@ class Term:
             await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Runs something of this term beside everything else; what it raises is logged."""
+        """Runs a coroutine of this term in the background; its exceptions are logged."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_spawned_end)
 
     async def _wait_or_raise(self, first: asyncio.Task[Change], others: set[asyncio.Task[object]]) -> None:
-        """The first write, unless the store or the leadership ends before it."""
+        """Waits for the first write. Raises where the store or the leadership ends before it."""
         await asyncio.wait({first, *others}, return_when=asyncio.FIRST_COMPLETED)
         if not first.done():
             first.cancel()
@@ -186,7 +189,7 @@ class Term:
         first.result()
 
     def _found(self, records: Records) -> Change:
-        """What a new cluster needs, and the administrator as the settings say."""
+        """Returns the records that a new cluster needs, and the administrator as the settings name it."""
         draft = Draft(records)
         if records.find(Cluster, SINGLETON) is None:
             draft.put(self._cluster)
@@ -224,17 +227,19 @@ class Term:
         self.pursuit.on_committed(change)
 
     def _on_stalled(self) -> None:
-        """Agents' words have waited behind a write, their heartbeats among them."""
+        """Renews all leases: agents' messages have waited behind a write, heartbeats among them."""
         self.leases.forgive(time.monotonic())
         self.attempts.forgive(time.monotonic())
 
     def _on_start(self, allocation_id: str, spec: runner_pb2.RunnerSpec) -> None:
-        """The spec grants the first lease."""
+        """Renews the member's lease, because the spec grants the first one."""
         committee = [witness.agent_id for witness in spec.committee]
         self.attempts.renew(allocation_id, spec.node_rank, committee, time.monotonic())
 
     async def _notice_stalls(self) -> None:
-        """A process that was paused, or that the host did not schedule, has not read the heartbeats that came."""
+        """Detects pauses of this process. A process that was paused, or that the host did not schedule, has not read
+        the heartbeats that arrived.
+        """
         while True:
             slept_at = time.monotonic()
             await asyncio.sleep(_STALL_CHECK_SECONDS)
@@ -244,7 +249,7 @@ class Term:
                 self._on_stalled()
 
     def _exit_later(self, allocation_id: str, report: ExitReport) -> None:
-        """A commit is being applied right now; the next one takes this in."""
+        """Records an exit in a later commit, because a commit is being applied right now."""
         self.spawn(self.intake.exit(allocation_id, report))
 
     def _on_spawned_end(self, task: asyncio.Task[None]) -> None:

@@ -1,7 +1,7 @@
-"""Orders to trace running trials, from the user's call until the chief's runner has them.
+"""Keeps orders to trace running trials, from the user's call until the chief's runner has them.
 
-Owns them, in memory alone: what is not delivered when this leader's term ends is lost, and the user orders again. An
-order goes out with the answer to a report of the chief's runner; that it arrived is known by the next report.
+Orders are kept in memory only: an undelivered order is lost when this leader's term ends, and the user orders again. An
+order is sent with the answer to a report of the chief's runner; the next report shows that it arrived.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _NO_TRAINER = (
 
 @dataclass(slots=True)
 class _Desk:
-    """Of one allocation. sent_with: the number of the report whose answer carried what waits; 0 before."""
+    """Holds the orders of one allocation. sent_with: the number of the report whose answer carried the waiting order; 0
+    before.
+    """
 
     takes_traces: bool
     request_id: str = ""
@@ -39,14 +41,14 @@ class _Desk:
 
 
 class TraceOrders:
-    """storage_url: where trials' files go."""
+    """storage_url: where trials' files are stored."""
 
     def __init__(self, storage_url: str) -> None:
         self._storage_url = storage_url
         self._desks: dict[str, _Desk] = {}
 
     def place(self, records: Records, trial_id: str, batches: int, request_id: str) -> TraceOrder:
-        """Takes the place of an order that still waits; the same request id returns the order that it made.
+        """Creates an order, which replaces one that still waits. The same request id returns the order that it made.
 
         Raises GanglineError `trial.not_found`, `trial.not_running`, `trace.no_batch`, `trace.no_trainer`.
         """
@@ -68,8 +70,9 @@ class TraceOrders:
     def on_report(
         self, records: Records, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport
     ) -> TraceOrder | None:
-        """What the answer to this report is to carry. A report that comes again, because its answer was lost, gets the
-        same."""
+        """Returns the order that the answer to this report carries. A report that is repeated, because its answer was
+        lost, gets the same order.
+        """
         if node_rank != _CHIEF or records.find(Allocation, allocation_id) is None:
             return None
         if report.HasField("progress"):
@@ -84,7 +87,7 @@ class TraceOrders:
         return desk.waiting
 
     def on_committed(self, change: Change) -> None:
-        """Forgets what belongs to ended allocations."""
+        """Drops the state of ended allocations."""
         for kind, allocation_id in change.deletes:
             if kind is Allocation:
                 self._desks.pop(str(allocation_id), None)

@@ -1,7 +1,7 @@
-"""What a user gets wrong, through a real cluster: one line that says what and where, and the cluster stays well.
+"""Users' mistakes, through a real cluster: one line that names the mistake and its place, and the cluster stays well.
 
-What one part says alone is tested beside that part (tests/unit/config, tests/integration); here is what crosses
-processes: what only the scheduler or a rank can know, and what is refused when nobody checked before.
+The messages of a single part are tested beside that part (tests/unit/config, tests/integration). The tests here cross
+processes: mistakes that only the scheduler or a rank can find, and refusals of input that was not checked before.
 """
 
 from __future__ import annotations

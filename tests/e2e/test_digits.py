@@ -86,7 +86,7 @@ def view(cluster: Cluster, watcher: Watcher, tmp_path_factory: pytest.TempPathFa
 
 
 def read_lines(cluster: Cluster, *arguments: str) -> list[dict[str, Any]]:
-    """What a command with --json prints, one document a line."""
+    """Returns the output of a command with --json, one document a line."""
     return [json.loads(line) for line in cluster.run(*arguments, "--json").stdout.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a trial that fails, through a real cluster: it hangs, it repeats itself, its log says why."""
+"""Failing trials, through a real cluster: a trial hangs, repeats itself, or its log states why it failed."""
 
 from __future__ import annotations
 

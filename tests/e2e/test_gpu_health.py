@@ -1,4 +1,4 @@
-"""What a user sees of a GPU that fails and heals, through all of the real services but the NVIDIA driver."""
+"""A GPU that fails and recovers, as a user sees it, through all of the real services but the NVIDIA driver."""
 
 from __future__ import annotations
 

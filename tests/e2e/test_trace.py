@@ -1,4 +1,4 @@
-"""A running trial is traced by a command, with real processes; and whoever cannot be traced is told so."""
+"""A command traces a running trial, with real processes; a trial that cannot be traced gives a refusal."""
 
 from __future__ import annotations
 

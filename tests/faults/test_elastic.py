@@ -104,7 +104,7 @@ def losses(run: GatedRun) -> dict[int, float]:
 
 
 def weights(run: GatedRun) -> torch.Tensor:
-    """Of the last checkpoint, in one row."""
+    """Returns the weights of the last checkpoint, in one row."""
     newest = max(run.client.list_checkpoints(run.experiment_id), key=lambda found: found.batches_completed)
     assert newest.batches_completed == LENGTH
     (state,) = load_checkpoint(Path(urlparse(newest.url).path))["models_state_dict"]

@@ -39,7 +39,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def leader_of(fleet: Fleet, run: GatedRun) -> str:
-    """Its name; empty while nobody leads."""
+    """Returns the leader's name; empty while there is no leader."""
     return leader_name(fleet, run.client)
 
 

@@ -44,7 +44,7 @@ def test_uuid_prefix_and_index_choose_the_same(devices: tuple[Device, ...]) -> N
 
 
 def test_look_at_a_healthy_machine(devices: tuple[Device, ...]) -> None:
-    """What the driver answers must never be taken for a fault."""
+    """The driver's answers on a healthy machine must never count as a fault."""
     for device in devices:
         look = nvml.look_at_gpu(device.index, device.bus_id)
         assert device in look.devices

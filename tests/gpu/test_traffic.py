@@ -1,4 +1,4 @@
-"""What a GPU's collectives hide: what runs in a stream of its own beside the computation, until that waits for it.
+"""The hidden time of a GPU's collectives: work in a stream of its own beside the computation, until that waits for it.
 
 Kernels that only pass time stand for the collectives, as those need several GPUs.
 """

@@ -1,4 +1,4 @@
-"""What every order of training data must hold to: each record once, no record twice, the same order on any ranks.
+"""Invariants of every order of training data: each record once, no record twice, the same order on any ranks.
 
 A batch with the weight 0 repeats records of another rank, and counts nothing.
 """

@@ -1,4 +1,4 @@
-"""What holds of the fusion tuner's decisions for any model, link and noise."""
+"""Invariants of the fusion tuner's decisions for any model, link and noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for a GPU's health whatever happens: applications disable nothing, one finding is not enough, all heal."""
+"""Invariants of a GPU's health: applications disable nothing, one finding is not enough, every GPU recovers."""
 
 from __future__ import annotations
 

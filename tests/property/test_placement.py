@@ -200,7 +200,7 @@ def snapshots_on_call(draw: st.DrawFn) -> Snapshot:
 
 @st.composite
 def contended_snapshots(draw: st.DrawFn) -> Snapshot:
-    """A pool that stops nobody: few slots are free, a wide request waits first, narrow ones come after it."""
+    """A pool without preemption: few slots are free, a wide request waits first, narrow ones come after it."""
     sizes = draw(st.lists(st.integers(2, 6), min_size=1, max_size=3))
     running: list[Running] = []
     agents: list[AgentRoom] = []
@@ -221,7 +221,7 @@ def contended_snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 def _narrow_requests(draw: st.DrawFn, count: int, estimates: list[float]) -> list[PendingRequest]:
-    """Of one slot or two, behind request 20.1. estimates: what their run times are drawn from, in seconds."""
+    """Requests of one slot or two, behind request 20.1. estimates: run times are drawn from them, in seconds."""
     return [
         PendingRequest(
             f"{number}.1",
@@ -417,7 +417,7 @@ def test_who_is_stopped_is_less_urgent_and_starts_somebody(snapshot: Snapshot) -
 @settings(deadline=None, max_examples=200)
 @given(snapshot=any_snapshots)
 def test_backfill_never_moves_the_reservation_later(snapshot: Snapshot) -> None:
-    """What starts beside it either ends before, or leaves it its slots, or is stopped for it."""
+    """Work that starts beside it ends before it, leaves it its slots, or is preempted for it."""
     decided = plan(snapshot, NOW)
     reservation = decided.reservations.get(POOL)
     if reservation is None:
@@ -495,7 +495,7 @@ def _drawn_end(data: st.DataObject, at: float, is_bounded: bool) -> float:
 @settings(deadline=None, max_examples=400)
 @given(snapshot=snapshots_on_call())
 def test_on_call_nobody_waits_for_work_that_is_less_urgent_and_can_be_stopped(snapshot: Snapshot) -> None:
-    """Whoever holds the reservation: were all such work gone, the request would still find no room."""
+    """Even without all such work, the request would find no room. This also applies to the reservation's holder."""
     decided = plan(snapshot, NOW)
     if decided.preemptions or any(work.is_stopping for work in snapshot.running):
         return  # others may have been promised what is being freed
@@ -583,7 +583,7 @@ def _is_on_call_for(request: PendingRequest, work: Running, snapshot: Snapshot) 
 
 
 def _is_stoppable_for(request: PendingRequest, work: Running, snapshot: Snapshot) -> bool:
-    """Of those that are not stopping already."""
+    """Returns whether the work may be preempted for it; work that is stopping already may not."""
     config = snapshot.pools[0]
     if config.policy != "priority" or not config.is_preemption_on or not work.is_preemptible or work.is_stopping:
         return False
@@ -593,7 +593,7 @@ def _is_stoppable_for(request: PendingRequest, work: Running, snapshot: Snapshot
 @settings(deadline=None)
 @given(snapshot=snapshots(), capacity=st.integers(0, 30))
 def test_shares_are_max_min_fair(snapshot: Snapshot, capacity: int) -> None:
-    """Nobody gets more than it wants; who gets less than that has, for its weight, no less than anybody else."""
+    """No group gets more than it wants. A group that gets less has, for its weight, no less than any other."""
     groups = {group.id: replace(group, weight=group.weight or 0.5) for group in snapshot.groups}
     view = PoolView(snapshot.pools[0], snapshot.agents, snapshot.requests, snapshot.running, groups)
     shares = fair_shares(view, capacity)

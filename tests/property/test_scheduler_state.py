@@ -93,8 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.agents)
     @rule(choice=pick, availability=st.sampled_from(list(Availability)), number=st.none() | st.integers(0, 2))
     def operator_speaks(self, choice: int, availability: Availability, number: int | None) -> None:
-        """Of an agent, rather of one with work, or of one of its slots; saying it again changes nothing, and no hello
-        does."""
+        """Changes an agent, preferably one with work, or a slot. Neither a repetition nor a hello changes it."""
         busy = sorted({member.agent_id for found in self.model.allocations() for member in found.members})
         agents = busy or sorted(self.model.agents)
         agent_id = agents[choice % len(agents)]
@@ -136,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.experiments()) > 1)
     @rule(choice=pick, anchor_choice=pick, is_behind=st.booleans())
     def experiment_moves(self, choice: int, anchor_choice: int, is_behind: bool) -> None:
-        """Then nobody of its priority stands between the two, and those that stayed are in the order that they were."""
+        """Moves an experiment. No other of its priority is then between the two, and the others keep their order."""
         experiment, anchor = self.choose_experiment(choice), self.choose_experiment(anchor_choice)
         if experiment.id == anchor.id or experiment.state in OVER or anchor.state in OVER:
             with pytest.raises(GanglineError):
@@ -181,7 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.model.preempt(preemption.allocation_id, preemption.for_trial_id)
 
     def check_dump(self, snapshot: Snapshot, decided: Plan) -> None:
-        """What the running scheduler dumps is planned alike by whoever reads it, down to the words."""
+        """Plans the running scheduler's dump: the plan is the same, down to the words."""
         text = json.dumps(dump_simulation(snapshot, "default", self.model.now))
         again = parse_simulation(text)
         assert dump_plan(plan(again.snapshot, again.now)) == dump_plan(decided)
@@ -218,8 +217,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.allocations())
     @rule(choice=pick, kind=st.sampled_from(list(ExitKind)), telling=st.sampled_from(TELLINGS))
     def member_ends(self, choice: int, kind: ExitKind, telling: str) -> None:
-        """The agent tells it, as often as it takes, to whoever leads: a commit may be lost together with its leader,
-        and the next one finds it whole or not at all."""
+        """Reports the end to each leader until it is recorded. A commit may be lost together with its leader,
+        and the next leader finds it whole or not at all."""
         allocation = self.choose(choice)
         agents = unended_agents(allocation)
         agent_id = agents[choice % len(agents)]
@@ -361,7 +360,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_trial_waits_or_holds_slots_or_has_ended(self) -> None:
-        """And every state that waits for somebody has a deadline."""
+        """Every state that waits for an event also has a deadline."""
         waiting = {request.trial_id for request in self.model.requests()}
         live = {allocation.trial_id: allocation for allocation in self.model.allocations()}
         for trial in self.model.state.all_of(Trial):

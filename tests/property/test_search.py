@@ -1,5 +1,8 @@
-"""What holds for every search, whatever happens to its trials and whoever leads: never more trials than it may make,
-never more at a time, never more slots; and a new leader makes the trials that the old one would have made."""
+"""Invariants of every search, whatever happens to its trials and whichever scheduler leads.
+
+A search never makes more trials than it may, never more at a time, never more slots. A new leader makes the trials that
+the old one would have made.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Invariants of traces in virtual time, for every strategy: no slot twice, every request ends, nothing depends on
-chance, with known run times no head starts later than it was first promised, and nobody is stopped on call for ever."""
+chance.
+
+With known run times no head starts later than it was first promised, and no work is preempted on call for ever.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +127,7 @@ def test_with_known_run_times_no_head_starts_later_than_first_promised(
 def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it(
     trace: list[Submission], sizes: list[int], setting: Setting
 ) -> None:
-    """So every one of them makes progress: sooner or later it comes first, and then nobody of its priority stops it."""
+    """So every request makes progress: at some time it is first, and then no other of its priority preempts it."""
     (strategy,) = choose_strategies(["priority, preemption"])
     played = play(trace, sizes, strategy, setting)
     ordered = sorted(played.runs, key=lambda run: (run.submission.submitted_at, natural_key(run.submission.id)))
@@ -137,8 +140,9 @@ def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it
 def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
     trace: list[Submission], sizes: list[int], setting: Setting
 ) -> None:
-    """Run times are drawn, and so is the order of ends. Up to the head's turn nothing differs from a pool in which
-    nobody passes it."""
+    """Run times are drawn, and so is the order of ends. Up to the head's turn nothing differs from a pool without
+    backfill.
+    """
     filled, strict = choose_strategies(["priority", "priority, no backfill"])
     starts = {run.submission.id: run.started_at for run in play(trace, sizes, strict, setting).runs}
     played = play(trace, sizes, filled, setting)
@@ -153,7 +157,7 @@ def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
 def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
     trace: list[Submission], sizes: list[int], setting: Setting
 ) -> None:
-    """Whatever is known of run times: up to its turn nothing differs from a pool in which nobody passes it."""
+    """For any knowledge of run times: up to its turn nothing differs from a pool in which no request passes it."""
     trace = [replace(one, is_preemptible=True) for one in trace]
     on_call, strict = choose_strategies(["priority, preemption", "priority, preemption, no backfill"])
     starts = {run.submission.id: run.started_at for run in play(trace, sizes, strict, setting).runs}

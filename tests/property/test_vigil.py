@@ -1,4 +1,4 @@
-"""What holds of the watch over a gang, whatever its ranks do."""
+"""Invariants of the watch over a gang, whatever its ranks do."""
 
 from __future__ import annotations
 

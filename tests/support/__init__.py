@@ -1,1 +1,1 @@
-"""What several tests share: clusters, etcd, readers of the source. Holds no test."""
+"""Code that several tests share: clusters, etcd, readers of the source. Contains no test."""

@@ -1,4 +1,4 @@
-"""What another account of this machine can do: programs that run as `nobody`, and where processes listen.
+"""Runs programs as another account of this machine, and finds the addresses on which processes listen.
 
 Running as another account needs root; tests ask `can_change_account` first.
 """

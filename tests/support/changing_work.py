@@ -1,5 +1,6 @@
-"""What ranks of a gang do in tests of models that a trial changes after it has wrapped them. In one process each work
-is the reference."""
+"""Work of a gang's ranks in tests of models that a trial changes after it has wrapped them. The same work in one
+process is the reference.
+"""
 
 from __future__ import annotations
 

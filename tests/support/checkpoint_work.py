@@ -1,5 +1,4 @@
-"""What ranks of a gang do in tests of checkpoints: resume one another's trials, and save where storage holds them up or
-fails."""
+"""Work of ranks in tests of checkpoints: resume one another's trials, and save where storage blocks or fails."""
 
 from __future__ import annotations
 
@@ -88,7 +87,8 @@ class _HeldUp:
 
 def save_on_full_disk(directory: Path, parallelism: str) -> tuple[float, str, str]:
     """Trains with a checkpoint every third batch; the second one finds no space on rank 1. Returns when the rank ended,
-    and the code and message of why. Whoever ends later may only see that the other is gone."""
+    and the code and message of the error. A rank that ends later may only see that the other is gone.
+    """
     os.chdir(directory)
     rank = dist.get_rank()
     ids: list[str] = []

@@ -60,7 +60,7 @@ class Cluster:
         return done
 
     def read(self, *arguments: str | Path) -> Any:
-        """What `gangline ARGUMENTS --json` prints, parsed."""
+        """Returns the parsed output of `gangline ARGUMENTS --json`."""
         return json.loads(self.run(*arguments, "--json").stdout)
 
     def table(self) -> ProcessTable:

@@ -1,5 +1,6 @@
-"""What ranks of a gang do in tests of the data that they see: train on records that do not fill the last step, count
-what they send, and clip gradients."""
+"""Work of a gang's ranks in tests of training data: train on records that do not fill the last step, count the bytes
+that they send, and clip gradients.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ class _Records(pytorch.MetricReducer):
 
 
 class UnevenTrial(PointsTrial):
-    """Of doubles, so that rounding hides nothing. hyperparameters: count, drop_last."""
+    """Trains doubles, so that rounding hides nothing. hyperparameters: count, drop_last."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)

@@ -128,7 +128,7 @@ class EtcdCluster:
 
 
 def _state(task: Path) -> str:
-    """Of a thread, as the kernel's letter: T is stopped."""
+    """Returns a thread's state as the kernel's letter: T is stopped."""
     return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 

@@ -101,7 +101,7 @@ class GatedRun:
         return found
 
     def reported_batches(self) -> list[int]:
-        """Of the training metrics, in the order in which they are stored."""
+        """Returns the batches of the training metrics, in the order in which they are stored."""
         found = self.client.stream_metrics(self.experiment_id, group="training")
         return [entry.point.batches_completed for entry in found]
 
@@ -116,7 +116,7 @@ class GatedRun:
         wait_for(lambda: self.lines() == dict.fromkeys(range(NUM_RANKS), lines), f"lines once each, not {self.lines()}")
 
     def check_aftermath(self) -> list[Revision]:
-        """What must hold after every fault; all revisions of the state since the run began."""
+        """Asserts the invariants after every fault, and reads all revisions of the state since the run began."""
         self._check_idle()
         revisions = check_invariants(self.history.revisions())
         for checkpoint in named_checkpoints(revisions).values():

@@ -94,7 +94,9 @@ class GatedTrial(pytorch.PyTorchTrial):
 
 @dataclass(frozen=True, slots=True)
 class RankDesk:
-    """What one rank has written. batch: the one before which it stands, from 0. interface: the one that gloo uses."""
+    """Holds the files that one rank has written. batch: the one before which it waits, from 0. interface: the one that
+    gloo uses.
+    """
 
     pid: int
     batch: int
@@ -136,7 +138,7 @@ class Gate:
         self._write("limit" if rank is None else f"limit-{rank}", str(batches))
 
     def pace(self, seconds: float) -> None:
-        """What a batch takes at least, for tests that stop it on its way."""
+        """Sets the least time of a batch, for tests that stop it in the middle."""
         self._write("pace", str(seconds))
 
     def desks(self, allocation_id: str) -> dict[int, RankDesk]:

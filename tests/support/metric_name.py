@@ -36,7 +36,7 @@ class MetricDefinition:
 
 
 def find_metrics() -> list[MetricDefinition]:
-    """Of all services, by name."""
+    """Returns the metrics of all services, by name."""
     found = [
         MetricDefinition(_full_name(call), _callee(call), file.path)
         for file in list_source_files()

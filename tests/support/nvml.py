@@ -65,7 +65,7 @@ class StandInNvml:
             file.write(f"{gpu} {DOUBLE_BIT_EVENT} 0 {NO_INSTANCE[0]} {NO_INSTANCE[1]}\n")
 
     def watched(self) -> set[int]:
-        """The GPUs of whose events somebody is told at present."""
+        """Returns the GPUs whose events are being watched now."""
         try:
             return {int(line) for line in self._events.with_name("events.watched").read_text().split()}
         except FileNotFoundError:

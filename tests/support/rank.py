@@ -103,7 +103,9 @@ def _messages(connection: socket.socket) -> Iterator[rank_pb2.RankMessage]:
 
 @dataclass
 class Trial:
-    """What to run. code: file name -> content. size: ranks, all on this machine. fusion: what is remembered."""
+    """Describes a trial to run. code: file name -> content. size: ranks, all on this machine. fusion: the remembered
+    records.
+    """
 
     code: dict[str, str]
     config: dict[str, Any]

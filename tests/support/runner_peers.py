@@ -181,7 +181,7 @@ class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
         return runner_pb2.FindFusionResponse()
 
     def forget(self) -> None:
-        """As a scheduler that has just begun to lead: nobody has said hello."""
+        """Resets the state to that of a scheduler that has just begun to lead: no agent has said hello."""
         self._meeting = _Meeting()
 
     def reports_of(self, kind: str, node_rank: int = 0) -> list[Any]:

@@ -195,7 +195,7 @@ def make_spec(
 
 
 def living(pids: Sequence[int]) -> list[int]:
-    """Those that are neither gone nor zombies."""
+    """Returns the processes that are neither gone nor zombies."""
     alive = []
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -195,7 +195,7 @@ class Model:
         return plan(self.snapshot(), self.now)
 
     def cycle(self) -> Plan:
-        """What a plan decides is done: assignments are placed, and who makes room is told to."""
+        """Applies a plan: assignments are placed, and preempted work is told to stop."""
         decided = self.plan()
         for one in decided.assignments:
             self.place(one)
@@ -221,7 +221,7 @@ class Model:
         self.leader.commit(lambda records: stop(records, allocation_id, order, self.now))
 
     def pursue(self) -> None:
-        """What does not fit into one transaction, to its end."""
+        """Continues work that does not fit into one transaction until nothing changes."""
         for experiment in self.experiments():
             while self.leader.commit(_pursuit(experiment.id, self.now)):
                 pass

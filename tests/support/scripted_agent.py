@@ -93,7 +93,7 @@ class ScriptedAgent:
         self._outbox.put_nowait(agent_pb2.ConnectRequest(status=status))
 
     def tell_slots(self, slots: Sequence[Slot], problem: str = "") -> None:
-        """What it has changes while it is connected, or its own health; its next hello says the same."""
+        """Changes its slots or its own health while it is connected; its next hello reports the same."""
         self.record = replace(self.record, slots=tuple(slots), problem=problem)
         message = agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in slots], problem=problem)
         self._outbox.put_nowait(agent_pb2.ConnectRequest(slots=message))

@@ -42,7 +42,7 @@ def config_of(searcher: dict[str, object], **fields: object) -> str:
 
 
 class SearchWorld:
-    """records: what is committed. now: the time, moved by whoever wants to."""
+    """records: the committed records. now: the time, which tests move."""
 
     def __init__(self, config: str, seed: int = 7) -> None:
         self.records = State()
@@ -59,7 +59,7 @@ class SearchWorld:
         return change
 
     def change_leader(self) -> None:
-        """What is not in etcd is lost."""
+        """Drops all state that is not in etcd."""
         change = Change(puts=tuple(record for table in self.records.tables.values() for record in table.values()))
         puts = [KeyValue(put.key, put.value, 0, 0) for put in operations_of(change) if isinstance(put, Put)]
         found = [record_of(item) for item in puts]

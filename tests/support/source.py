@@ -1,7 +1,6 @@
-"""Reads the repository's own Python files for the tests that hold its shape.
+"""Reads the repository's own Python files for the tests that check its structure.
 
-Generated stubs are left out: nobody wrote them, nobody reads them. Called by tests/unit/test_size.py and
-test_layers.py.
+Generated stubs are excluded. Called by tests/unit/test_size.py and test_layers.py.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
         return agent_pb2.HeartbeatResponse()
 
     def tell(self, epoch: int = 0, leader: str = "", schedulers: Sequence[str] = ()) -> None:
-        """What it answers to agents that ask for the leader."""
+        """Sets the answer to agents that ask for the leader."""
         self.newest_epoch, self.newest_leader, self.schedulers = epoch, leader, tuple(schedulers)
         self._told.set()
         self._told = asyncio.Event()
@@ -157,7 +157,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
             outgoing.put_nowait(None)
 
     async def wait_for(self, find: Callable[[], T | None], seconds: float = 60.0) -> T:
-        """What `find` returns, as soon as it is true; asked after each message."""
+        """Returns the result of `find` as soon as it is true; evaluated after each message."""
         async with asyncio.timeout(seconds):
             while not (found := find()):
                 await self._changed.wait()

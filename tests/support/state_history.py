@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Revision:
-    """The leader's records as they were. leader: absent while nobody led."""
+    """Holds the leader's records at one revision. leader: absent while there was no leader."""
 
     number: int
     records: tuple[Any, ...]

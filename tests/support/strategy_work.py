@@ -1,6 +1,6 @@
-"""What ranks of a gang do in tests of strategies and checkpoints: small trainings whose losses can be compared.
+"""Work of a gang's ranks in tests of strategies and checkpoints: small trainings whose losses can be compared.
 
-All of it is called on every rank; in one process it is the reference.
+All of it is called on every rank; the same work in one process is the reference.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def make_optimizer(model: nn.Module, kind: str) -> torch.optim.Optimizer:
 
 
 def refusals() -> dict[str, str]:
-    """What is said of each mistake that shows when a trial wraps its things."""
+    """Returns the error message for each mistake that appears when a trial wraps its objects."""
     found: dict[str, str] = {}
 
     def attempt(name: str, strategy: str, work: Any) -> None:
@@ -218,7 +218,7 @@ def whole_blocks(strategy_name: str) -> list[list[bool]]:
 
 
 def running_means(strategy_name: str) -> list[float]:
-    """Of a batch normalisation that saw other records on each rank, once buffers are shared."""
+    """Returns a batch normalisation's running means after each rank saw other records, once buffers are shared."""
     strategy = choose_strategy(strategy_name, _size(), _CPU, Optimizations())
     torch.manual_seed(0)
     model = strategy.prepare_model(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))
@@ -385,8 +385,9 @@ def fit_pairs(
 
 
 def refuse_pair(directory: Path) -> str:
-    """What is said where the second model's loss has two backward passes, and the first one's none, while torch looks
-    for unused parameters in what a forward pass returns."""
+    """Returns the error where the second model's loss has two backward passes, and the first one's none, while torch
+    searches the output of a forward pass for unused parameters.
+    """
     import os
 
     os.chdir(directory)

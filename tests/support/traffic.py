@@ -1,6 +1,6 @@
-"""What a service does with etcd all the time: it writes, watches and keeps a lease, through one client.
+"""Constant traffic between a service and etcd: it writes, watches and keeps a lease, through one client.
 
-Tests let it flow while they break members of the cluster, and check afterwards that nothing was lost.
+Tests let it run while they break members of the cluster, and check afterwards that nothing was lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks of a gang do in tests of what the profile says of their exchange; called on every rank."""
+"""Work of a gang's ranks in tests of the profile of their exchange; called on every rank."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def measure(strategy_name: str, late: dict[str, Sequence[int]], seconds: float) 
 
 
 def measure_slow_backward(strategy_name: str, seconds: float) -> Found:
-    """Of a model whose last gradients come that much after the first ones, each in a bucket of its own."""
+    """Measures a model whose last gradients are produced `seconds` later, each in a bucket of its own."""
     optimizations = parse_optimizations({"tensor_fusion_threshold": 0})
     model = nn.Sequential(nn.Linear(6, 6), Slow(seconds), nn.Linear(6, 3))
     training = _Training(choose_strategy(strategy_name, dist.get_world_size(), _CPU, optimizations), model)
@@ -128,8 +128,9 @@ def measure_models(strategy_name: str, seconds: float) -> list[float]:
 
 
 def collectives() -> list[list[str]]:
-    """What hsdp calls for each divided module before, during and after measuring; the first module gathers with
-    something of the trial's own from the middle on."""
+    """Returns the collectives that hsdp calls for each divided module before, during and after measuring; from the
+    middle on the first module gathers with an object of the trial's own.
+    """
     strategy = choose_strategy("hsdp", dist.get_world_size(), _CPU, parse_optimizations({}))
     model: Any = strategy.prepare_model(Net())
     (meter,) = strategy.traffic_meters()
@@ -148,7 +149,7 @@ def collectives() -> list[list[str]]:
 
 
 class OwnGather:
-    """A trial's, which nobody calls."""
+    """A gather object of the trial's own, which is never called."""
 
 
 class Slow(nn.Module):

@@ -1,5 +1,6 @@
-"""What ranks of a gang do in tests of models, optimizers and training code that are out of the ordinary. In one process
-each work is the reference."""
+"""Work of a gang's ranks in tests of models, optimizers and training code that are out of the ordinary. The same work
+in one process is the reference.
+"""
 
 from __future__ import annotations
 
@@ -621,7 +622,7 @@ def run_on(
 
 
 def run_aggregated(kind: type[UnusualTrial], directory: Path, strategies: list[str]) -> list[str]:
-    """What is refused where gradients of two batches make a step."""
+    """Returns the error where gradients of two batches make a step."""
     optimizations = {"aggregation_frequency": 2}
     return [run(kind, directory, parallelism=strategy, optimizations=optimizations)[0] for strategy in strategies]
 

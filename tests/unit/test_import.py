@@ -1,4 +1,4 @@
-"""What an import costs: the client stays free of torch, training code of the services, the warm process of threads."""
+"""The cost of an import: the client stays free of torch, training code of the services, the warm process of threads."""
 
 from __future__ import annotations
 

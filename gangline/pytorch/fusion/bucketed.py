@@ -1,8 +1,8 @@
-"""A model whose gradients go out in buckets, and how its buckets are changed in the middle of training.
+"""A model whose gradients are exchanged in buckets, and the replacement of its buckets in the middle of training.
 
-Other buckets mean another DistributedDataParallel around the same module, made without any exchange. The strategy that
-owns the wrapper makes it, so compression and options stay what they were. Between two optimizer steps that changes
-nothing in parameters, gradients and optimizer.
+New buckets need another DistributedDataParallel around the same module, made without any exchange. The strategy that
+owns the wrapper makes it, so compression and options stay the same. Between two optimizer steps that changes nothing in
+parameters, gradients and optimizer.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gangline.pytorch.fusion.partition import DEFAULT_CAPS, MIB
 
-# Newer torch takes a cap for each bucket, and then needs no first step in one single bucket.
+# Newer torch takes a cap for each bucket, and then needs no first step with one single bucket.
 HAS_CAP_LIST = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters
 
 
 class BucketedModel:
-    """wrapper: gives the present one. replace: takes options of DistributedDataParallel, drops the present wrapper and
-    makes one with them. wire_ratio: what compression leaves of the bytes; None where buckets must stay. is_outdated:
-    whether other parameters are trained now, so that nothing that was measured holds any more."""
+    """wrapper: returns the present wrapper. replace: takes options of DistributedDataParallel, drops the present
+    wrapper and makes one with them. wire_ratio: the share of the bytes that compression leaves; None where buckets must
+    stay. is_outdated: whether other parameters are trained now, so that no measurement is valid any more.
+    """
 
     is_outdated = False
 
@@ -40,31 +41,33 @@ class BucketedModel:
         ours = wrapper()
         self.inner: nn.Module = ours.module
         self.parameters = [parameter for parameter in self.inner.parameters() if parameter.requires_grad]
-        # Such a wrapper never learns in which order gradients come: it keeps to the order of the parameters, reversed.
+        # Such a wrapper never learns the order in which gradients are produced: it keeps the reversed parameter order.
         self.keeps_first_buckets = bool(ours.find_unused_parameters and not ours.static_graph)
 
     @property
     def num_bytes(self) -> list[int]:
-        """Of each trained parameter's gradient, in the order of the parameters."""
+        """Returns the bytes of each trained parameter's gradient, in the order of the parameters."""
         return [parameter.numel() * parameter.element_size() for parameter in self.parameters]
 
     @property
     def kinds(self) -> list[int]:
-        """The same number for parameters that may share a bucket."""
+        """Returns a number for each parameter; parameters with the same number may share a bucket."""
         kinds = [(parameter.dtype, parameter.device) for parameter in self.parameters]
         return [kinds.index(kind) for kind in kinds]
 
     @property
     def is_exchanging(self) -> bool:
-        """Whether a backward pass that runs would send gradients."""
+        """Returns whether a backward pass that runs now would send gradients."""
         return bool(self._wrapper().require_backward_grad_sync)
 
     def rewrap(self, caps: tuple[int, ...]) -> None:
-        """caps: bytes, in the order in which buckets go out. Called by all ranks between two steps."""
+        """Replaces the buckets. caps: bytes, in the order in which buckets are sent. Called by all ranks between two
+        steps.
+        """
         self._replace(self._options(caps))
 
     def obstacle(self) -> str | None:
-        """Why its buckets are better left alone; None when nothing speaks against it."""
+        """Returns why the buckets must not be tuned; None when they may be."""
         modules = list(self.inner.modules())
         if self.wire_ratio is None:
             return "powersgd remembers what it left out of each bucket"
@@ -84,7 +87,7 @@ class BucketedModel:
             return {}
         if not HAS_CAP_LIST:
             return {"bucket_cap_mb": caps[-1] / MIB}
-        # Caps are counted from the first parameter, whose gradient comes last, until gradients have come once.
+        # torch counts caps from the first parameter, whose gradient is produced last, until it knows the real order.
         ordered = reversed(caps) if self.keeps_first_buckets else caps
         return {"bucket_cap_mb_list": [cap / MIB for cap in ordered]}
 

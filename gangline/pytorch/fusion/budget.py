@@ -1,7 +1,7 @@
 """PURE: how many steps tuning may take, and whether it is worth beginning.
 
-All counts are optimizer steps. Tuning costs little, as most of what is measured is faster than the default; it still
-must not outweigh what a short trial could gain.
+All counts are optimizer steps. Tuning costs little, as most measured partitions are faster than the default; it still
+must not outweigh the possible gain of a short trial.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 WARMUP_STEPS = 2
 PROFILE_STEPS = 4
+# Invariant: the first step after new buckets is not timed.
 DROPPED_STEPS = 1
 KEPT_STEPS = 2
 TURN_STEPS = DROPPED_STEPS + KEPT_STEPS
 
+# A shorter trial only recalls: it could not win back the steps of a race.
 _LEAST_TRIAL_STEPS = 400
+# Tuning takes at most 40 steps, and at most 5 % of the remaining ones.
 _MOST_STEPS = 40
 _MOST_SHARE = 0.05
 _MOST_CHALLENGERS = 3
@@ -29,7 +32,7 @@ _RARE_EXCHANGE = 8
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """steps: that may pass from the first step until the decision; 0 where tuning must not begin."""
+    """steps: the steps that may pass from the first step until the decision; 0 where tuning must not begin."""
 
     steps: int
 
@@ -43,18 +46,18 @@ class Budget:
 
     @property
     def num_challengers(self) -> int:
-        """As many as leave time for two rounds."""
+        """Returns the most challengers that leave time for two rounds."""
         return max(0, min(_MOST_CHALLENGERS, self.race_steps // (2 * TURN_STEPS) - 1))
 
 
 def budget_of(steps_left: int) -> Budget:
-    """steps_left: that the trial has before it."""
+    """Returns the budget. steps_left: optimizer steps that the trial has before it."""
     if steps_left < _LEAST_TRIAL_STEPS:
         return Budget(0)
     return Budget(min(_MOST_STEPS, int(_MOST_SHARE * steps_left)))
 
 
 def least_gain_ratio(aggregation_frequency: int) -> float:
-    """The expected gain, as a part of a step, below which no race is run."""
+    """Returns the expected gain, as a part of a step, below which no race is run."""
     is_rare = aggregation_frequency >= _RARE_EXCHANGE
     return _LEAST_GAIN_RATIO_OF_RARE_EXCHANGE if is_rare else LEAST_GAIN_RATIO

@@ -1,8 +1,8 @@
-"""PURE: which partitions are worth measuring, by what the simulation expects of them.
+"""PURE: which partitions are worth measuring, by the expectation of the simulation.
 
-Two kinds are proposed: rows of equal caps, and optima of the one-channel model, with variations of either. The model
-has been seen to put the best two in the wrong order on links with a long way, so it never decides: it fills a short
-list whose members differ enough to be told apart.
+Two kinds are proposed: rows of equal caps, and optima of the one-channel model, with variations of either. On links
+with a long delay the model has been seen to put the best two in the wrong order, so it never decides: it fills a short
+list whose members differ enough to be distinguished.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from gangline.pytorch.fusion.partition import (
 )
 from gangline.pytorch.fusion.simulation import SHARED_RATIO, Gradients, exposed_seconds, find_optimum
 
+# Bytes of the smallest proposed cap.
 _LEAST_CAP = 64 * 1024
+# Challengers are chosen so that their bucket counts differ by this ratio, else noise hides which one is better.
 _DIFFERENT = 1.5
+# A candidate whose expected step is longer than the default's by this ratio is not raced: its steps would cost more
+# than they could show.
 _WORST = 1.5
 
 
@@ -45,10 +49,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known before the race. default_seconds: one step with the default partition, as measured.
+    """Holds the values that are known before the race. default_seconds: one step with the default partition, as
+    measured.
 
-    keeps_first_buckets: the wrapper counts its caps from the last gradient to come. has_cap_list: torch takes a cap for
-    each bucket.
+    keeps_first_buckets: the wrapper counts its caps from the last gradient to be produced. has_cap_list: torch takes a
+    cap for each bucket.
     """
 
     gradients: Gradients
@@ -59,7 +64,7 @@ class Model:
     has_cap_list: bool = True
 
     def candidate(self, caps: tuple[int, ...], kind: str) -> Candidate:
-        """caps: bytes, in the order in which buckets go out."""
+        """Returns the candidate of these caps: bytes, in the order in which buckets are sent."""
         partition = partition_by_caps(self.gradients.num_bytes, caps, self.gradients.kinds)
         exact = caps_of(self.gradients.num_bytes, partition) if self.keeps_first_buckets else caps
         return self._candidate(exact, partition, kind)
@@ -69,7 +74,7 @@ class Model:
 
     @property
     def can_divide(self) -> bool:
-        """Whether any division of the row can be had."""
+        """Returns whether torch can make any division of the row."""
         return self.has_cap_list and len(set(self.gradients.kinds)) <= 1
 
     @property
@@ -90,7 +95,9 @@ class Model:
 
 
 def propose(model: Model, known_caps: Iterable[tuple[int, ...]] = ()) -> list[Candidate]:
-    """Every distinct partition but the default, the most promising first. known_caps: of records of like trials."""
+    """Returns every distinct partition but the default, the most promising first. known_caps: from records of similar
+    trials.
+    """
     kind_by_caps = dict.fromkeys(known_caps, "known")
     kind_by_caps.update({caps: "cap" for caps in _caps(model.gradients.total_bytes) if caps not in kind_by_caps})
     can_have = [caps for caps in kind_by_caps if model.has_cap_list or len(caps) == 1]
@@ -105,8 +112,10 @@ def propose(model: Model, known_caps: Iterable[tuple[int, ...]] = ()) -> list[Ca
 
 
 def choose(model: Model, proposals: Sequence[Candidate], count: int) -> list[Candidate]:
-    """At most `count` challengers of the default: the best one, and others whose bucket counts differ by half or more
-    from one another, a known one first; of both kinds where there are both. None expected to be far slower."""
+    """Returns at most `count` challengers of the default: the best one, and others whose bucket counts differ by half
+    or more from one another, a known one first; of both kinds where there are both. No challenger is expected to be far
+    slower.
+    """
     bearable = [one for one in proposals if one.expected_seconds <= _WORST * model.default_seconds]
     if not bearable or count < 1:
         return []
@@ -121,8 +130,9 @@ def choose(model: Model, proposals: Sequence[Candidate], count: int) -> list[Can
 
 
 def refine(model: Model, winner: Candidate, expected: Candidate) -> Candidate | None:
-    """The winner's neighbour on the far side of what was expected to win: half or twice as many buckets. None where
-    that is no other partition."""
+    """Returns the winner's neighbour on the far side of the expected winner: half or twice as many buckets. None where
+    that is no other partition.
+    """
     if not model.can_divide:
         return None
     has_fewer = winner.num_buckets < expected.num_buckets
@@ -139,7 +149,9 @@ def _like(model: Model, origin: Candidate, partition: Partition) -> Candidate:
 
 
 def _optima(model: Model) -> list[Candidate]:
-    """With the fixed time of an exchange as it is, and with what of it is left when the channels overlap."""
+    """Returns the optima for the full fixed time of an exchange, and for the part that is left when the channels
+    overlap.
+    """
     overlapped = SHARED_RATIO + (1 - SHARED_RATIO) / model.channels
     alphas = {model.link.alpha_seconds, model.link.alpha_seconds * overlapped}
     found = [find_optimum(model.gradients, replace(model.link, alpha_seconds=alpha)) for alpha in sorted(alphas)]

@@ -1,6 +1,6 @@
-"""Moments in the stream of work: on the CPU the wall clock, on a GPU events in its stream.
+"""Marks in the stream of work: wall-clock times on the CPU, events in its stream on a GPU.
 
-A GPU's moments can be read once its work has come that far; nobody waits for that in the middle of a step.
+A GPU's mark can be read once its work has reached it; no rank waits for that in the middle of a step.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 
 
 class Clock(Protocol):
-    """Marks are the clock's own; pairs of them become seconds."""
+    """Makes marks, which only this clock can read; pairs of them become seconds."""
 
     def mark(self) -> Any: ...
 
     def has_passed(self, mark: Any) -> bool:
-        """Whether seconds up to this mark can be read."""
+        """Returns whether seconds up to this mark can be read."""
         ...
 
     def settle(self) -> None:

@@ -1,6 +1,6 @@
-"""PURE: what one exchange costs: a fixed time and a time for each byte.
+"""PURE: the cost of one exchange: a fixed time and a time for each byte.
 
-Bytes are those of the tensor as it goes over the wire; what an all-reduce sends more than once is within the rate.
+Bytes are those of the tensor as it is sent; bytes that an all-reduce sends more than once are included in the rate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """alpha_seconds: of an exchange of nothing. bytes_per_second: above 0, infinite for a link that was not felt."""
+    """alpha_seconds: the time of an empty exchange. bytes_per_second: above 0, infinite for a link whose time was not
+    measurable.
+    """
 
     alpha_seconds: float
     bytes_per_second: float
@@ -23,18 +25,18 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """One exchange, or the median of several of the same size."""
+    """Holds one exchange, or the median of several of the same size."""
 
     num_bytes: int
     seconds: float
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkCost | None:
-    """The line with the least relative errors through the samples; None where they say nothing: fewer than two sizes,
-    or times that are not finite and above 0.
+    """Returns the line with the least relative errors through the samples; None where they give no line: fewer than two
+    sizes, or times that are not finite and above 0.
 
-    Relative, as the smallest sample alone knows alpha, and the largest one the rate. A slope or an intercept below 0
-    is noise: the rate is then infinite, or alpha a thousandth of the fastest sample.
+    Relative, as only the smallest sample determines alpha, and only the largest one the rate. A slope or an intercept
+    below 0 is noise: the rate is then infinite, or alpha a thousandth of the fastest sample.
     """
     usable = [sample for sample in samples if math.isfinite(sample.seconds) and sample.seconds > 0]
     if len({sample.num_bytes for sample in usable}) < 2:

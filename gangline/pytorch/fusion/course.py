@@ -1,7 +1,7 @@
-"""The rig on which tuning runs: training goes on, step by step, while buckets are changed and steps are timed.
+"""The rig on which tuning runs: training continues, step by step, while buckets are changed and steps are timed.
 
-Owns the wrapper's present buckets. What it returns of a measurement is the same on all ranks; every call that measures
-is a generator, which yields once for each optimizer step that must pass. Used by the tuner.
+Owns the wrapper's present buckets. The results of a measurement are the same on all ranks; every call that measures is
+a generator, which yields once for each optimizer step that must pass. The tuner uses it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from gangline.pytorch.fusion.simulation import Gradients, monotone
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """default_seconds: one step with the default's buckets. order: parameters as their gradients come."""
+    """default_seconds: one step with the default's buckets. order: parameters in the order in which their gradients are
+    produced.
+    """
 
     gradients: Gradients
     default_seconds: float
@@ -41,17 +43,17 @@ class Course:
         self._newest = Step()
 
     def end_step(self) -> None:
-        """All ranks, after each optimizer step."""
+        """Ends a step. Called by all ranks after each optimizer step."""
         self._newest = self.meter.end_step()
         self.num_steps += 1
 
     def pass_over_step(self) -> None:
-        """All ranks, in place of `end_step`: nobody hears of this step."""
+        """Ends a step that is not measured. Called by all ranks in place of `end_step`."""
         self.meter.end_step()
         self.num_steps += 1
 
     def steps(self, count: int) -> Generator[None, None, list[Step]]:
-        """The next steps; their times can be read once the clock has settled."""
+        """Returns the next steps; their times can be read once the clock has settled."""
         passed = []
         for _ in range(count):
             yield
@@ -61,7 +63,7 @@ class Course:
     def round(
         self, caps_by_arm: Sequence[tuple[int, tuple[int, ...]]]
     ) -> Generator[None, None, dict[int, list[float]]]:
-        """One turn for each arm, in this order: seconds of its steps, the longest of all ranks."""
+        """Runs one turn for each arm, in this order. Returns the seconds of its steps, the longest of all ranks."""
         steps: list[Step] = []
         for _, caps in caps_by_arm:
             self.model.rewrap(caps)
@@ -71,8 +73,9 @@ class Course:
         return {arm: [next(seconds) for _ in range(KEPT_STEPS)] for arm, _ in caps_by_arm}
 
     def profile(self) -> Generator[None, None, Profile | None]:
-        """Of steps with the buckets that are in place. None where the ranks' gradients come in no common order, or
-        not once a step."""
+        """Profiles steps with the buckets that are in place. Returns None where the gradients have no common order on
+        all ranks, or are not produced once a step.
+        """
         self.meter.listen_to_all()
         steps = yield from self.steps(PROFILE_STEPS)
         self.meter.stop_listening()

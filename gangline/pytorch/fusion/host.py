@@ -1,4 +1,4 @@
-"""What a rank's machine says about how it reaches the other ranks: the kind and speed of its interface, its device."""
+"""Describes how a rank's machine reaches the other ranks: the kind and speed of its interface, its device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INTERFACE_KEYS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def describe_interface() -> str:
-    """As "ethernet 10000 Mbit": nothing that tells one machine from its twin. Empty when no interface is named."""
+    """Returns text like "ethernet 10000 Mbit", which is equal on equal machines. Empty when no interface is named."""
     name = next((os.environ[key] for key in _INTERFACE_KEYS if os.environ.get(key)), "")
     if not name:
         return ""
@@ -27,7 +27,7 @@ def describe_accelerator(device: torch.device) -> str:
 
 
 def backend_of(device: torch.device) -> str:
-    """The backend that exchanges this device's tensors, with its version where it has one of its own."""
+    """Returns the backend that exchanges this device's tensors, with its version where it has one of its own."""
     backend = str(dist.get_backend_config()) if dist.is_initialized() else "gloo"
     if device.type == "cuda" and "nccl" in backend:
         version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -36,7 +36,7 @@ def backend_of(device: torch.device) -> str:
 
 
 def has_room_for(num_bytes: int, device: torch.device) -> bool:
-    """Whether the device could hold so much more at once; of the CPU's memory nothing is asked."""
+    """Returns whether the device has this many bytes left; always true for the CPU, whose memory is not checked."""
     if device.type != "cuda":
         return True
     free = torch.cuda.mem_get_info(device)[0]

@@ -1,7 +1,7 @@
-"""Where records of tuning are kept: by the cluster, or off it in a folder of this user.
+"""Storage for records of tuning: the cluster, or off the cluster a folder of this user.
 
-Chief only; the others hear from the chief. A record that cannot be read or written is no reason to fail a training:
-it is as if there were none.
+Only the chief uses it, and sends the results to the other ranks. A record that cannot be read or written never fails a
+training: it counts as absent.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from gangline.domain.fusion import FusionRecord
 from gangline.wire import from_proto, to_proto
 
 FOLDER_KEY = "GANGLINE_FUSION_DIR"
-# The runner answers sooner, also when it finds no scheduler.
+# The runner answers sooner than this, even when it finds no scheduler.
 _ANSWER_SECONDS = 10.0
 _log = logging.getLogger("gangline")
 
 
 class FusionMemory(Protocol):
     def find(self, family: str) -> list[FusionRecord]:
-        """All records of a family; none when the memory does not answer."""
+        """Returns all records of a family; none when the memory does not answer."""
         ...
 
     def keep(self, record: FusionRecord) -> None:
-        """Replaces the one of the same key."""
+        """Stores the record, in place of one of the same key."""
         ...
 
     def forget(self, key: str) -> None: ...
 
 
 class FolderMemory:
-    """One file for each record; written as a whole, so that trials may share the folder."""
+    """Stores one file for each record. Invariant: a file is replaced as a whole, so trials may share the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class FolderMemory:
 
 
 class ClusterMemory:
-    """Kept by the scheduler, for all trials of the cluster; the trial runner passes everything on."""
+    """Stores records in the scheduler, for all trials of the cluster; the trial runner forwards every call."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -80,7 +80,7 @@ class ClusterMemory:
 
 
 def local_memory(environment: Mapping[str, str]) -> FolderMemory:
-    """At GANGLINE_FUSION_DIR, else in the user's cache."""
+    """Returns the memory at GANGLINE_FUSION_DIR, else in the user's cache."""
     if FOLDER_KEY in environment:
         return FolderMemory(Path(environment[FOLDER_KEY]))
     cache = environment.get("XDG_CACHE_HOME")
@@ -88,7 +88,7 @@ def local_memory(environment: Mapping[str, str]) -> FolderMemory:
 
 
 def record_from(values: Mapping[str, Any]) -> FusionRecord:
-    """From plain values, as asdict gives them. Raises TypeError for another version's."""
+    """Builds a record from plain values, as asdict returns them. Raises TypeError for another version's."""
     return FusionRecord(**{**values, "bucket_bytes": tuple(values["bucket_bytes"])})
 
 

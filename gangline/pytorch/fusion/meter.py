@@ -1,7 +1,7 @@
-"""Measures optimizer steps from the inside: when each began, when its gradients were there, when it was over.
+"""Measures optimizer steps from the inside: when each began, when its gradients were ready, when it was over.
 
 Owns the hooks on the model and its parameters. Validation, reports and checkpoints between steps are no part of them,
-nor is the wait for data before a step's first forward pass. Used by the tuner alone.
+nor is the wait for data before a step's first forward pass. Only the tuner uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from gangline.pytorch.fusion.clock import Clock
 
 @dataclass(slots=True)
 class Step:
-    """Marks of the clock, None for what did not happen. gradients: parameter index and moment, as they came."""
+    """Holds marks of the clock, None for events that did not happen. gradients: parameter index and mark, in order of
+    arrival.
+    """
 
     begin: Any = None
     last_gradient: Any = None
@@ -30,7 +32,8 @@ class Step:
 
 class Meter:
     """inner: the module that stays the same when its wrapper is replaced. parameters: those that are trained.
-    is_exchanging: whether gradients go out in the running backward pass."""
+    is_exchanging: whether gradients are sent in the running backward pass.
+    """
 
     def __init__(
         self, inner: nn.Module, parameters: Sequence[nn.Parameter], clock: Clock, is_exchanging: Callable[[], bool]
@@ -44,13 +47,13 @@ class Meter:
         self._last_handle: RemovableHandle | None = None
 
     def end_step(self) -> Step:
-        """The step that is over. Called once after each."""
+        """Returns the step that is over. Called once after each."""
         step, self._running = self._running, Step()
         step.end = self.clock.mark()
         return step
 
     def listen_to_all(self) -> None:
-        """From the next backward pass on every gradient is noted."""
+        """Records every gradient from the next backward pass on."""
         self._all_handles = [
             _on_gradient(parameter, self._noting(index)) for index, parameter in enumerate(self._parameters)
         ]
@@ -61,24 +64,24 @@ class Meter:
         self._all_handles = []
 
     def listen_to_last(self, index: int) -> None:
-        """index: of the parameter whose gradient comes last. Replaces an earlier one."""
+        """Records the gradient that is produced last. index: of its parameter. Replaces an earlier one."""
         if self._last_handle is not None:
             self._last_handle.remove()
         self._last_handle = _on_gradient(self._parameters[index], self._note_last)
 
     def close(self) -> None:
-        """Leaves no hook behind. May be called twice."""
+        """Removes all hooks. May be called twice."""
         self.stop_listening()
         self._begin_handle.remove()
         if self._last_handle is not None:
             self._last_handle.remove()
 
     def seconds(self, step: Step) -> float:
-        """NaN for a step without a forward pass."""
+        """Returns the time of the step; NaN for a step without a forward pass."""
         return self._between(step.begin, step.end)
 
     def exposed_seconds(self, step: Step) -> float:
-        """From the last gradient to the end of the step."""
+        """Returns the time from the last gradient to the end of the step."""
         return self._between(step.last_gradient, step.end)
 
     def compute_seconds(self, step: Step) -> float:

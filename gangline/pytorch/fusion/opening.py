@@ -1,5 +1,6 @@
-"""Begins the tuning of a trial, or says why there is none. Called by the training loop on every rank in step, once its
-models are wrapped and their state is restored; after that `on_step` is all that the loop calls."""
+"""Begins the tuning of a trial, or logs why there is none. The training loop calls it on every rank in step, once its
+models are wrapped and their state is restored; after that the loop calls only the methods of `Fusion`.
+"""
 
 from __future__ import annotations
 
@@ -26,35 +27,38 @@ from gangline.pytorch.fusion.situation import Recall, Situation, recall
 from gangline.pytorch.fusion.summary import line_of, metrics_of
 from gangline.pytorch.fusion.tuner import Terms, Tuner
 
+# Exchanges that each backend works on at a time.
 _GLOO_CHANNELS = 2
 _NCCL_CHANNELS = 1
-# What the chief tells the other ranks.
+# The chief broadcasts objects of these types to the other ranks.
 let_travel(FusionRecord, Recall)
 _log = logging.getLogger("gangline")
 
 
 class Fusion(Protocol):
-    """What the training loop holds."""
+    """The interface that the training loop uses."""
 
     def on_step(self) -> None:
-        """All ranks, after each optimizer step."""
+        """Called by all ranks after each optimizer step."""
         ...
 
     def rest(self, steps: int) -> None:
-        """All ranks in step: the next so many steps take longer for a reason that is none of the exchange's."""
+        """Pauses measuring. Called by all ranks in step: the next `steps` steps take longer for a reason other than the
+        exchange.
+        """
         ...
 
     def close(self) -> None:
-        """At the end of training. May be called twice."""
+        """Ends tuning at the end of training. May be called twice."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: plain values, empty as long as nothing is decided."""
+        """Returns the state for a checkpoint: plain values, empty until tuning has decided."""
         ...
 
 
 class Untuned:
-    """Buckets stay as the strategy makes them."""
+    """Leaves the buckets as the strategy makes them."""
 
     def on_step(self) -> None:
         pass
@@ -70,8 +74,9 @@ class Untuned:
 
 
 def open_fusion(context: PyTorchTrialContext, steps_left: int, batch_size: int, saved: Mapping[str, Any]) -> Fusion:
-    """steps_left: optimizer steps that this process has before it. batch_size: records of one batch of one rank, 0 when
-    unknown. saved: what a checkpoint kept, empty without one."""
+    """Returns the tuner, or `Untuned`. steps_left: optimizer steps that this process has before it. batch_size: records
+    of one batch of one rank, 0 when unknown. saved: the state in the checkpoint, empty without one.
+    """
     if not context.setting.optimizations.auto_tune_tensor_fusion or context.distributed.size == 1:
         return Untuned()
     model = context.strategy.bucketed()
@@ -101,7 +106,7 @@ def make_tuner(
 ) -> Tuner:
     distributed, device = context.distributed, context.device
     meter = Meter(model.inner, model.parameters, clock_of(device), lambda: model.is_exchanging)
-    # Until a profile says better: gradients of the first parameters usually come last.
+    # A guess until the profile knows the order: the gradient of the first parameter is usually produced last.
     meter.listen_to_last(0)
     course = Course(model, meter, distributed, device)
     situation = _situation(context, model, batch_size)
@@ -119,7 +124,7 @@ def make_tuner(
 
 
 def _situation(context: PyTorchTrialContext, model: BucketedModel, batch_size: int) -> Situation:
-    """Without the link, which is not known yet."""
+    """Returns the situation without the link, which is not known yet."""
     distributed, optimizations = context.distributed, context.setting.optimizations
     accelerators = sorted(set(distributed.allgather(host.describe_accelerator(context.device))))
     interfaces = sorted(set(distributed.allgather(host.describe_interface())))
@@ -145,7 +150,7 @@ def _situation(context: PyTorchTrialContext, model: BucketedModel, batch_size: i
 def _recall(
     context: PyTorchTrialContext, situation: Situation, memory: FusionMemory, saved: Mapping[str, Any]
 ) -> Recall:
-    """The same on all ranks. The link is felt only where there is something to compare it with."""
+    """Returns the recall, the same on all ranks. The link is measured only where a record can be compared with it."""
     distributed = context.distributed
     records = memory.find(situation.family) if distributed.is_chief else []
     if saved:
@@ -162,5 +167,5 @@ def _tell(context: PyTorchTrialContext, record: FusionRecord, num_buckets: int, 
     if not context.distributed.is_chief:
         return
     _log.info("%s", line_of(record, num_buckets, is_recalled))
-    # Not as a report of the trial: that would count as its first step.
+    # Not sent as a report of the trial, because that would count as its first step.
     context.core.link.send_metrics("fusion", context.position.batches, metrics_of(record, num_buckets, is_recalled))

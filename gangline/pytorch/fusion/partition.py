@@ -1,8 +1,8 @@
-"""PURE: how gradients are put into buckets, by the rule of DistributedDataParallel.
+"""PURE: the division of gradients into buckets, by the rule of DistributedDataParallel.
 
-Gradients are looked at in the order in which backward produces them. A bucket is closed as soon as it holds its cap,
-the next one has the next cap, and the last cap repeats. A gradient is never split, and a bucket holds one kind of it.
-So caps that are exact sums give any division of the row.
+Gradients are taken in the order in which backward produces them. A bucket is closed as soon as it reaches its cap, the
+next one has the next cap, and the last cap repeats. A gradient is never split, and a bucket contains one kind of
+gradient. So caps that are exact sums give any division of the row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 MIB = 2**20
-# What DistributedDataParallel does by itself: a small first bucket, so that the exchange starts early.
+# The default of DistributedDataParallel: a small first bucket, so that the exchange starts early.
 DEFAULT_CAPS = (1 * MIB, 25 * MIB)
 
 # The gradients of each bucket, as places in the order of production; buckets in the order in which they go out.
@@ -19,8 +19,10 @@ Partition = tuple[tuple[int, ...], ...]
 
 
 def partition_by_caps(num_bytes: Sequence[int], caps: Sequence[int], kinds: Sequence[int] | None = None) -> Partition:
-    """num_bytes: of each gradient, in the order of production. caps: bytes of the buckets, at least one; the last one
-    repeats. kinds: of each gradient, such as a number for its dtype and device; each kind has its own row of caps."""
+    """Returns the partition. num_bytes: of each gradient, in the order of production. caps: bytes of the buckets, at
+    least one; the last one repeats. kinds: of each gradient, such as a number for its dtype and device; each kind has
+    its own row of caps.
+    """
     kinds = kinds or [0] * len(num_bytes)
     closed: list[tuple[int, ...]] = []
     open_by_kind: dict[int, list[int]] = {}
@@ -40,18 +42,22 @@ def partition_by_caps(num_bytes: Sequence[int], caps: Sequence[int], kinds: Sequ
 
 
 def partition_by_ends(ends: Sequence[int]) -> Partition:
-    """ends: how many gradients lie before the end of each bucket, rising; the last one is the number of gradients."""
+    """Returns the partition. ends: how many gradients precede the end of each bucket, rising; the last one is the
+    number of gradients.
+    """
     return tuple(tuple(range(begin, end)) for begin, end in pairwise([0, *ends]))
 
 
 def caps_of(num_bytes: Sequence[int], partition: Partition) -> tuple[int, ...]:
-    """The caps that give this partition, where it holds one kind of gradients: the bytes of each bucket."""
+    """Returns the caps that give this partition, where it contains one kind of gradients: the bytes of each bucket."""
     return tuple(sum(num_bytes[place] for place in bucket) for bucket in partition)
 
 
 def split_last(num_bytes: Sequence[int], partition: Partition, tail_bytes: int) -> Partition:
-    """The same with a last bucket of at least tail_bytes, as small as whole gradients allow; unchanged when the last
-    bucket is no larger anyway. What goes out last is exposed in full, so it should be little."""
+    """Returns the partition with a last bucket of at least tail_bytes, as small as whole gradients allow; unchanged
+    when the last bucket is no larger anyway. Backward hides no part of the last exchange, so the last bucket should be
+    small.
+    """
     last, held = partition[-1], 0
     for index in range(len(last) - 1, 0, -1):
         held += num_bytes[last[index]]
@@ -61,7 +67,7 @@ def split_last(num_bytes: Sequence[int], partition: Partition, tail_bytes: int) 
 
 
 def merge_pairs(partition: Partition) -> Partition:
-    """Half as many buckets: each two neighbours make one."""
+    """Returns half as many buckets: each two neighbours make one."""
     return tuple(
         tuple(place for bucket in partition[index : index + 2] for place in bucket)
         for index in range(0, len(partition), 2)
@@ -69,7 +75,7 @@ def merge_pairs(partition: Partition) -> Partition:
 
 
 def split_halves(num_bytes: Sequence[int], partition: Partition) -> Partition:
-    """Up to twice as many buckets: each one of several gradients is cut where its bytes are halved best."""
+    """Returns up to twice as many buckets: each bucket of several gradients is cut where its bytes are halved best."""
     return tuple(half for bucket in partition for half in _halves(num_bytes, bucket))
 
 

@@ -1,7 +1,7 @@
 """Measures the link between the ranks with a few exchanges over the trial's own process group.
 
-All ranks call it in step. What goes over the link is of the trial's own kind: its device, its group. Times are the
-longest of all ranks, so every rank fits the same line.
+All ranks call it in step. The exchanged tensors are on the trial's own device, in its own group. Times are the longest
+of all ranks, so every rank fits the same line.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _REPETITIONS = 3
 def measure_link(
     distributed: DistributedContext, device: torch.device, budget_seconds: float, most_bytes: int
 ) -> LinkCost | None:
-    """Sizes rise while they fit into the budget, which is kept about, and the model; at least two are tried. None where
-    the times say nothing."""
+    """Measures rising sizes while they fit into the model and, approximately, into the budget; at least two are tried.
+    Returns None where the times give no line.
+    """
     samples: list[LinkSample] = []
     spent = 0.0
     for size in [size for size in _SIZES if size <= max(most_bytes, _SIZES[1])]:
@@ -42,7 +43,7 @@ def measure_link(
 
 
 def measure_link_quickly(distributed: DistributedContext, device: torch.device) -> LinkCost | None:
-    """Only to tell one link from another: two sizes, a few times the way of 1 MiB."""
+    """Measures two sizes, only to distinguish one link from another. It costs a few times the exchange of 1 MiB."""
     return fit_link([LinkSample(size, min(_time_exchanges(distributed, device, size, 2))) for size in _QUICK_SIZES])
 
 

@@ -13,20 +13,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+# The arm of torch's own buckets. Invariant: it is never dropped, because every gain is measured against it.
 DEFAULT = 0
 MOST_ROUNDS = 5
 _LEAST_ROUNDS = 2
+# By round: a challenger slower than the best arm by more than this is dropped. The limit falls, because a median of
+# more steps varies less.
 _DROP_RATIOS = (0.10, 0.05, 0.03)
+# Challengers this close to one another are equally good: more rounds could not separate them from noise.
 _INDIFFERENT_RATIO = 0.04
 _EQUAL_RATIO = 0.01
 _CLEAR_RATIO = 0.05
+# Invariant: a challenger replaces the default only with a median gain of 2 % or more over at least LEAST_PAIRS pairs.
 ACCEPT_RATIO = 0.98
 LEAST_PAIRS = 3
 _STILL_GOOD_RATIO = 1.02
 
 
 class Shuffler(Protocol):
-    """What is needed of random.Random."""
+    """The part of random.Random that a race needs."""
 
     def sample(self, population: Sequence[int], k: int) -> list[int]: ...
 
@@ -34,7 +39,8 @@ class Shuffler(Protocol):
 @dataclass(slots=True)
 class Race:
     """Arm 0 is the default, which stays to the end. num_buckets: of each arm, the default's too; among equals the one
-    of fewer buckets is taken. turn_steps: what one turn of an arm costs. steps: that may pass in all."""
+    of fewer buckets wins. turn_steps: the steps of one turn of an arm. steps: all steps that may pass.
+    """
 
     num_buckets: Sequence[int]
     turn_steps: int
@@ -49,11 +55,11 @@ class Race:
         self._seconds = {arm: [] for arm in self.live}
 
     def order(self, rng: Shuffler) -> list[int]:
-        """The arms of the next round, so shuffled that a drift of the machine favours none of them."""
+        """Returns the arms of the next round, shuffled so that a drift of the machine favours none of them."""
         return rng.sample(self.live, len(self.live))
 
     def take(self, seconds_by_arm: Mapping[int, Sequence[float]]) -> None:
-        """The steps of one round, of every live arm equally many; NaN counts as never."""
+        """Records the steps of one round, equally many of every live arm; NaN counts as infinite."""
         for arm in self.live:
             self._seconds[arm].append([_time(seconds) for seconds in seconds_by_arm[arm]])
         self.steps_used += len(self.live) * self.turn_steps
@@ -72,24 +78,28 @@ class Race:
 
     @property
     def best_challenger(self) -> int:
-        """Among those that are as good as the fastest the one of fewest buckets; the default where none is left."""
+        """Returns the arm of fewest buckets among those as good as the fastest; the default where no challenger is
+        left.
+        """
         challengers = [arm for arm in self.live if arm != DEFAULT]
         fastest = min((self.seconds(arm) for arm in challengers), default=0.0)
         equal = [arm for arm in challengers if self.seconds(arm) <= (1 + _EQUAL_RATIO) * fastest]
         return min(equal, key=lambda arm: (self.num_buckets[arm], self.seconds(arm)), default=DEFAULT)
 
     def winner(self) -> int:
-        """The best challenger when it is accepted, else the default."""
+        """Returns the best challenger when it is accepted, else the default."""
         best = self.best_challenger
         return best if best != DEFAULT and is_accepted(self.ratios(best)) else DEFAULT
 
     def seconds(self, arm: int) -> float:
-        """Of one step; the lower median, which one slow step in a round cannot move. Infinite without samples."""
+        """Returns the time of one step: the lower median, which one slow step in a round cannot move. Infinite without
+        samples.
+        """
         samples = [seconds for one_round in self._seconds[arm] for seconds in one_round]
         return statistics.median_low(samples) if samples else math.inf
 
     def ratios(self, arm: int) -> list[float]:
-        """This arm's steps over the default's of the same rounds, pair by pair."""
+        """Returns this arm's steps over the default's of the same rounds, pair by pair."""
         return [
             _ratio(ours, defaults)
             for own_round, default_round in zip(self._seconds[arm], self._seconds[DEFAULT], strict=False)
@@ -111,17 +121,19 @@ class Race:
         return self.steps_used + num_arms * self.turn_steps <= self.steps
 
     def _is_clear(self) -> bool:
-        """Whether the default and the one challenger are further apart than noise."""
+        """Returns whether the default and the one challenger differ by more than noise."""
         return abs(_ratio(self.seconds(DEFAULT), self.seconds(self.best_challenger)) - 1) > _CLEAR_RATIO
 
 
 def is_accepted(ratios: Sequence[float]) -> bool:
-    """ratios: a challenger's steps over the default's. Few pairs, or a gain within noise, keep the default."""
+    """Returns whether the gain is proven. ratios: a challenger's steps over the default's. Few pairs, or a gain within
+    noise, keep the default.
+    """
     return len(ratios) >= LEAST_PAIRS and statistics.median(ratios) <= ACCEPT_RATIO
 
 
 def is_still_good(ratios: Sequence[float]) -> bool:
-    """Whether buckets that were found elsewhere may stay: no clearly slower than the default."""
+    """Returns whether recalled buckets may stay: they are not clearly slower than the default."""
     return statistics.median(ratios) <= _STILL_GOOD_RATIO
 
 
@@ -130,5 +142,5 @@ def _time(seconds: float) -> float:
 
 
 def _ratio(ours: float, theirs: float) -> float:
-    """A time that is missing proves nothing in favour of either."""
+    """Returns the ratio; infinite where a time is missing, so that it proves nothing in favour of a challenger."""
     return ours / theirs if math.isfinite(ours) and math.isfinite(theirs) else math.inf

@@ -1,8 +1,8 @@
 """PURE: when the exchange of a partition ends, and the partition for which that is soonest.
 
-Time 0 is when backward has produced its first gradient. A bucket goes out when its last gradient is there and all
-buckets before it have gone out. gloo works on two exchanges at a time, whose fixed times overlap for the most
-part while they share the link; NCCL works on one.
+Time 0 is when backward has produced its first gradient. A bucket is sent when its last gradient is ready and all
+buckets before it have been sent. gloo works on two exchanges at a time, whose fixed times overlap for the most part
+while they share the link; NCCL works on one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gangline.pytorch.fusion.partition import Partition, partition_by_ends
 # neither none nor all of it puts the caps of every model and link into the right order.
 SHARED_RATIO = 0.2
 
-# The search for the optimum looks at every pair of cuts; neighbours that are small are taken together above this.
+# The search for the optimum examines every pair of cuts. Above this number of gradients, small neighbours are merged.
 _MOST_ATOMS = 320
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """In the order in which backward produces them.
+    """Holds the gradients in the order in which backward produces them.
 
-    num_bytes: as parameters hold them, which is what caps count. ready_seconds: when each is there, never falling.
-    kinds: a number for dtype and device, as buckets hold one kind; empty where all are of one. wire_ratio: what
-    compression leaves of the bytes.
+    num_bytes: as in the parameters, which caps count. ready_seconds: when each is ready, never falling. kinds: a number
+    for dtype and device, as buckets contain one kind; empty where all are of one. wire_ratio: the share of the bytes
+    that compression leaves.
     """
 
     num_bytes: tuple[int, ...]
@@ -42,12 +42,12 @@ class Gradients:
 
 
 def monotone(ready_seconds: Sequence[float]) -> tuple[float, ...]:
-    """No gradient before the one that precedes it: buckets go out in order anyway."""
+    """Returns ready times in which no gradient precedes an earlier one: buckets are sent in order anyway."""
     return tuple(accumulate(ready_seconds, max))
 
 
 def end_of_exchange(gradients: Gradients, partition: Partition, link: LinkCost, channels: int) -> float:
-    """channels: how many exchanges the backend works on at a time."""
+    """Returns when the last exchange ends. channels: how many exchanges the backend works on at a time."""
     free = [0.0] * channels
     ready = link_free = 0.0
     for bucket in partition:
@@ -60,20 +60,20 @@ def end_of_exchange(gradients: Gradients, partition: Partition, link: LinkCost, 
 
 
 def exposed_seconds(gradients: Gradients, partition: Partition, link: LinkCost, channels: int) -> float:
-    """The part of the exchange that backward does not hide."""
+    """Returns the part of the exchange that backward does not hide."""
     return end_of_exchange(gradients, partition, link, channels) - gradients.ready_seconds[-1]
 
 
 def busy_seconds(gradients: Gradients, partition: Partition, link: LinkCost) -> float:
-    """What all exchanges of a step take one after another."""
+    """Returns the time of all exchanges of a step, one after another."""
     return len(partition) * link.alpha_seconds + gradients.wire_ratio * gradients.total_bytes / link.bytes_per_second
 
 
 def find_optimum(gradients: Gradients, link: LinkCost) -> Partition:
-    """The division of the row whose exchange over one channel ends soonest; among equals one of few buckets.
+    """Returns the division of the row whose exchange over one channel ends soonest; among equals one of few buckets.
 
-    Exact for up to 320 gradients; above that, small neighbours are taken together first. By dynamic programming: the
-    soonest end of the first n gradients needs only the soonest ends of fewer ones, as an earlier end never hurts.
+    Exact for up to 320 gradients; above that, small neighbours are merged first. By dynamic programming: the soonest
+    end of the first n gradients needs only the soonest ends of fewer ones, as an earlier end never hurts.
     """
     cuts = _atoms(gradients.num_bytes)
     sums = [0, *accumulate(gradients.num_bytes)]
@@ -97,7 +97,7 @@ def _walk_back(cuts: Sequence[int], before: Sequence[int]) -> list[int]:
 
 
 def _atoms(num_bytes: Sequence[int]) -> list[int]:
-    """Where the row may be cut: everywhere, or in a row of very many gradients about evenly by bytes."""
+    """Returns where the row may be cut: everywhere, or in a row of very many gradients about evenly by bytes."""
     if len(num_bytes) <= _MOST_ATOMS:
         return list(range(len(num_bytes) + 1))
     least = sum(num_bytes) / _MOST_ATOMS

@@ -1,7 +1,7 @@
-"""PURE: which earlier record fits the trial at hand, and the key of the one that it writes.
+"""PURE: which earlier record fits the present trial, and the key of the one that it writes.
 
-What must be equal goes into the family: model, world, machines, backend. What is compared with a tolerance (batch size,
-link) is looked at here, so that a value at the edge of a class is no stranger to its neighbour.
+The family contains the values that must be equal: model, world, machines, backend. Values with a tolerance (batch size,
+link) are compared here, so that a value at the edge of a class still matches its neighbour.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BATCH_RATIO = 1.5
 _LARGE_RATIO = 2.0
 _SMALL_RATIO = 4.0
 _SMALL_BYTES = 64 * 1024
-# A link over which all gradients go within this part of a step is like any other such link.
+# Links that send all gradients within this part of a step count as equal: the exchange is then too short to matter.
 _UNFELT_RATIO = 0.03
 _HEX_DIGITS = 16
 
@@ -29,9 +29,8 @@ _HEX_DIGITS = 16
 @dataclass(frozen=True, slots=True)
 class Situation:
     """parameters: element count, dtype and requires_grad of each, in the model's order; neither names nor values.
-
-    fabric: the kinds and speeds of the ranks' interfaces. flags: as FusionRecord. link: as felt at the start, by a few
-    exchanges; None where that failed.
+    fabric: the kinds and speeds of the ranks' interfaces. flags: as FusionRecord. link: as measured at the start, by a
+    few exchanges; None where that failed.
     """
 
     parameters: tuple[tuple[int, str, bool], ...]
@@ -59,21 +58,21 @@ class Situation:
 
     @property
     def summary(self) -> str:
-        """For a person who reads the list of records."""
+        """Returns a description for users who read the list of records."""
         count = sum(number for number, _, is_trained in self.parameters if is_trained)
         return f"{count / 1e6:.1f} M parameters, {self.world_size} ranks, {self.backend}, {self.accelerator}"
 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """exact: to train with from the first step. related: of the same family, worth a place in the race."""
+    """exact: the record to train with from the first step. related: of the same family, worth a place in the race."""
 
     exact: FusionRecord | None = None
     related: tuple[FusionRecord, ...] = ()
 
 
 def recall(situation: Situation, records: Sequence[FusionRecord], now: float) -> Recall:
-    """records: of this family, perhaps also others. The newest one that fits."""
+    """Returns the newest record that fits. records: of this family, perhaps also others."""
     family = f"{situation.family}-"
     fresh = [record for record in records if record.key.startswith(family) and not is_expired(record, now)]
     fresh.sort(key=lambda record: (-record.created_at, record.key))

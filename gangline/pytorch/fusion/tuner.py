@@ -1,8 +1,8 @@
 """Finds the buckets with which a trial's steps are shortest, while it trains, and remembers them.
 
-The course of it is one generator on every rank, which goes on at each optimizer step: recall, else profile, link, race;
-then watch. All ranks run it in step and decide from the same numbers; a decision falls at a step, never at a time. What
-is decided stands in the pure modules beside this one.
+Tuning is one generator on every rank, which resumes at each optimizer step: recall, else profile, link, race; then
+watch. All ranks run it in step and decide from the same numbers. A decision is made at a step number, never at a time.
+The decisions themselves are in the pure modules beside this one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from gangline.pytorch.fusion.situation import Recall, Situation
 from gangline.pytorch.fusion.watch import Watch
 
 _GUARD_AFTER_STEPS = 20
+# Steps between two all-reduces in which the ranks agree whether to tune again.
 _WATCH_STEPS = 100
 _MODEL_OFF_RATIO = 1.10
 # One round of three arms, and one of the default and the best.
@@ -50,7 +51,8 @@ _log = logging.getLogger("gangline")
 @dataclass(frozen=True, slots=True)
 class Terms:
     """steps_left: optimizer steps that this process has before it. channels: exchanges that the backend works on at a
-    time. tell: called on the chief with what was found, the bucket count, and whether it was recalled."""
+    time. tell: called on the chief with the record, the bucket count, and whether it was recalled.
+    """
 
     steps_left: int
     aggregation_frequency: int
@@ -60,7 +62,7 @@ class Terms:
 
 
 class Tuner:
-    """One for each rank. record: what the buckets in place come from; None as long as tuning has not decided."""
+    """Tunes on one rank. record: the source of the buckets in place; None until tuning has decided."""
 
     def __init__(
         self, course: Course, situation: Situation, recall: Recall, memory: FusionMemory, terms: Terms
@@ -76,7 +78,7 @@ class Tuner:
         self._go_on()
 
     def on_step(self) -> None:
-        """All ranks, after each optimizer step, before the next forward pass."""
+        """Continues tuning. Called by all ranks after each optimizer step, before the next forward pass."""
         if self._course.model.is_outdated:
             self.close()
         if self._steps_to_rest:
@@ -87,16 +89,17 @@ class Tuner:
         self._go_on()
 
     def rest(self, steps: int) -> None:
-        """All ranks in step: so many steps are not looked at, and the buckets stay as they are. A rest that is under
-        way never gets shorter."""
+        """Pauses measuring for so many steps, in which the buckets stay as they are. Called by all ranks in step. A
+        running rest never gets shorter.
+        """
         self._steps_to_rest = max(self._steps_to_rest, steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: plain values, empty as long as nothing is decided."""
+        """Returns the state for a checkpoint: plain values, empty until tuning has decided."""
         return {**asdict(self.record), "bucket_bytes": list(self.record.bucket_bytes)} if self.record else {}
 
     def close(self) -> None:
-        """Leaves training as it is, without hooks. May be called twice."""
+        """Ends tuning without changing the training, and removes all hooks. May be called twice."""
         self._story = repeat(None)
         self._course.meter.close()
 
@@ -106,7 +109,7 @@ class Tuner:
         except StopIteration:
             self.close()
 
-    # The story, one yield a step.
+    # The phases of tuning. Invariant: one yield is one optimizer step, on every rank alike.
 
     def _run(self) -> Iterator[None]:
         budget = budget_of(self._terms.steps_left)
@@ -135,7 +138,9 @@ class Tuner:
         self._terms.tell(record, self._num_buckets(record), True)
 
     def _guard(self, record: FusionRecord) -> Generator[None, None, bool]:
-        """Compares a recalled partition once with the default; False where it is worse here, and forgotten."""
+        """Compares a recalled partition once with the default. Returns False, and forgets the record, where it is
+        slower here.
+        """
         if record.is_default:
             return True
         yield from self._course.steps(_GUARD_AFTER_STEPS)
@@ -154,7 +159,7 @@ class Tuner:
         return False
 
     def _tune(self, budget: Budget) -> Generator[None, None, None]:
-        """With the default in place. Sets the record, unless the gradients cannot be tuned."""
+        """Tunes with the default in place. Sets the record, unless the gradients cannot be tuned."""
         course, began = self._course, self._course.num_steps
         profile = yield from course.profile()
         if profile is None:
@@ -176,10 +181,10 @@ class Tuner:
     def _race_and_refine(
         self, model: Model, arms: Sequence[Candidate], budget: Budget
     ) -> Generator[None, None, tuple[Candidate, Race]]:
-        """What was chosen, and the race that chose it. The first of the arms is the default.
+        """Returns the chosen candidate, and the race that chose it. The first of the arms is the default.
 
-        A second race, with a neighbour of a winner that nobody expected, takes the steps that the first one leaves. It
-        counts when it proves something.
+        A second race, with a neighbour of an unexpected winner, uses the steps that the first one leaves. It counts
+        only when its winner is accepted.
         """
         race = yield from self._race(arms, budget.race_steps)
         winner = agree_on_choice(self._course.distributed, race.winner())
@@ -205,7 +210,7 @@ class Tuner:
         return race
 
     def _watch(self) -> Generator[None, None, None]:
-        """Returns when exchanges have changed their cost for good."""
+        """Returns when the cost of exchanges has changed permanently."""
         watch, waiting = Watch(), deque[Step]()
         meter = self._course.meter
         while True:
@@ -218,7 +223,7 @@ class Tuner:
                 _log.info("fusion: exchanges take another time than when the buckets were chosen; tuning again")
                 return
 
-    # What its parts are made of.
+    # The parts of the phases.
 
     def _model(self, profile: Profile) -> Model | None:
         course = self._course
@@ -236,7 +241,7 @@ class Tuner:
         )
 
     def _arms(self, model: Model, budget: Budget) -> list[Candidate]:
-        """The default alone where no race can pay."""
+        """Returns the default and its challengers; the default alone where no race can pay."""
         default = model.default()
         busy = busy_seconds(model.gradients, default.partition, model.link)
         proposals = propose(model, [record.bucket_bytes for record in self._recall.related])
@@ -283,5 +288,5 @@ class Tuner:
         return len(partition_by_caps(self._course.model.num_bytes[::-1], caps, self._course.model.kinds[::-1]))
 
     def _rng(self) -> Random:
-        """The same on all ranks."""
+        """Returns a generator of random numbers that is the same on all ranks."""
         return Random(f"{self._situation.family}/{self._course.num_steps}")  # noqa: S311  an order, no secret

@@ -1,7 +1,8 @@
-"""PURE: notices that exchanges have come to cost something else than when the partition was chosen.
+"""PURE: detects that the cost of exchanges has changed since the partition was chosen.
 
-It compares the part of a step that backward does not hide with what it was, step after step. When the computing itself
-changed too, the trial does (other batches, another phase of training), and nothing says that the link did.
+It compares the part of a step that backward does not hide with its earlier value, step after step. When the compute
+time changed too, the trial itself changed (other batches, another phase of training), which is no evidence of a changed
+link.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 LEAST_STEPS_BETWEEN = 2000
 _BASELINE_STEPS = 50
+# Invariant: only a shift in this many steps in a row counts, so that a short disturbance never restarts tuning.
 _LASTING_STEPS = 30
 _SHIFT_RATIO = 0.25
 _SAME_COMPUTE_RATIO = 0.10
@@ -20,7 +22,7 @@ _WEIGHT = 0.1
 
 @dataclass(slots=True)
 class _Average:
-    """The plain mean of the first steps, then an exponentially weighted one."""
+    """Keeps the plain mean of the first steps, then an exponentially weighted one."""
 
     value: float = 0.0
     count: int = 0
@@ -41,7 +43,7 @@ class Watch:
     _shifted_steps: int = 0
 
     def update(self, exposed_seconds: float, compute_seconds: float) -> None:
-        """One step. A time that is missing (NaN) says nothing."""
+        """Records one step. A missing time (NaN) is ignored."""
         self.steps += 1
         if not (math.isfinite(exposed_seconds) and math.isfinite(compute_seconds)):
             return
@@ -55,7 +57,7 @@ class Watch:
 
     @property
     def is_due(self) -> bool:
-        """Whether tuning should begin again."""
+        """Returns whether tuning should begin again."""
         return self.steps >= LEAST_STEPS_BETWEEN and self._shifted_steps >= _LASTING_STEPS
 
     def _is_off(self, exposed: float, compute: float) -> bool:

@@ -1,2 +1,1 @@
-"""What the scheduler serves over gRPC: one module for each service of the protos. They map messages; they decide
-nothing."""
+"""The scheduler's gRPC services: one module for each service of the protos. They map messages; they decide nothing."""

@@ -1,4 +1,6 @@
-"""Who may call what. Gateways and agents hold the cluster's token, a trial runner the token of its allocation."""
+"""Checks which caller may call which method. Gateways and agents have the cluster's token, a trial runner the token of
+its allocation.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from services.common.server import Authenticate, Principal, current_principal
 
 
 def authenticator(cluster_token: str) -> Authenticate:
-    """Says who calls; what that caller may do is checked by `require_cluster` and `require_allocation`."""
+    """Identifies the caller; `require_cluster` and `require_allocation` check its permissions."""
 
     async def authenticate(_method: str, token: str | None) -> Principal:
         if token is None:
@@ -30,7 +32,7 @@ def require_cluster() -> None:
 
 
 def require_allocation(allocation_id: str) -> None:
-    """A runner speaks for its own allocation only."""
+    """Allows a runner to call for its own allocation only."""
     caller = current_principal()
     if caller.kind != "allocation" or caller.name != allocation_id:
         raise GanglineError(

@@ -109,12 +109,12 @@ async def _read_greeting(requests: Requests) -> agent_pb2.ConnectRequest:
 
 
 def _names_of(agent: Any) -> list[str]:
-    """Those that an operator has chosen."""
+    """Returns the agent's names, which an operator has chosen."""
     return [agent.id, agent.pool, *agent.labels, *agent.labels.values()]
 
 
 def _with_state(agent: Any) -> Any:
-    """An agent says nothing about its state; the scheduler knows it."""
+    """Fills in the state, which an agent does not send because the scheduler keeps it."""
     filled = type(agent)()
     filled.CopyFrom(agent)
     filled.state = 1
@@ -165,8 +165,9 @@ async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requ
 
 
 class Statuses:
-    """Takes in the statuses of one stream. Those of one allocation are taken one after another, in their order; those
-    of several at the same time, so that jobs which end together are written in one transaction."""
+    """Applies the statuses of one stream. Statuses of one allocation are applied one after another, in order. Statuses
+    of several allocations are applied concurrently, so that jobs that end together are written in one transaction.
+    """
 
     def __init__(
         self, group: asyncio.TaskGroup, take: Callable[[agent_pb2.AllocationStatus], Coroutine[Any, Any, None]]
@@ -200,7 +201,7 @@ class Statuses:
 
 
 async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) -> None:
-    """Sets right what differs between the agent's journal and the records."""
+    """Corrects the differences between the agent's journal and the records."""
     journal = [_reported(session, status) for status in hello.allocations]
     expected = unended_on(term.state, session.agent_id)
     difference = compare(session.agent_id, journal, expected, time.time())
@@ -263,7 +264,7 @@ async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationS
 def _take_undelivered(
     term: Term, agent_id: str, status: agent_pb2.AllocationStatus
 ) -> list[Coroutine[None, None, None]]:
-    """Reports of this agent's runner, which ended before it could send them, oldest first."""
+    """Takes the reports of this agent's runner, which ended before it could send them, oldest first."""
     allocation = term.state.find(Allocation, status.allocation_id)
     members = allocation.members if allocation else ()
     ranks = [member.node_rank for member in members if member.agent_id == agent_id]
@@ -274,7 +275,9 @@ def _take_undelivered(
 
 
 async def _take(term: Term, allocation_id: str, node_rank: int, report: runner_pb2.TrialReport) -> None:
-    """What nobody will ever take is dropped, as its runner would have done: the agent would tell it again for ever."""
+    """Drops a status that can never be accepted, as its runner would have done: otherwise the agent would send it again
+    for ever.
+    """
     try:
         await term.intake.report(allocation_id, node_rank, report)
     except GanglineError as error:

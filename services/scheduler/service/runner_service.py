@@ -150,7 +150,7 @@ def _attend(term: Term, hello: runner_pb2.GangHello) -> Attendance:
 
 
 async def _read(hall: Hall, attendance: Attendance, requests: Requests) -> None:
-    """Takes probes in. A member that has closed its side still hears the end of the rendezvous."""
+    """Receives probes. A member that has closed its side still receives the end of the rendezvous."""
     async for request in requests:
         if request.HasField("probe"):
             hall.probed(attendance, probes_of(request.probe))

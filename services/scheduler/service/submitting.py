@@ -67,7 +67,7 @@ async def submit_one(
 async def submit_group(
     term: Term, requests: Sequence[scheduler_pb2.SubmitExperimentRequest], rng: Random
 ) -> list[scheduler_pb2.SubmitResult]:
-    """One result for each request, in their order.
+    """Returns one result for each request, in their order.
 
     Raises GanglineError when one of them cannot be written now: then the caller repeats the whole group, and request
     ids find the submits that were written.
@@ -99,7 +99,7 @@ async def _attempt(
 
 
 def _may_pass(error: GanglineError) -> bool:
-    """Whether the same submit may succeed a moment later, here or with the next leader."""
+    """Returns whether the same submit may succeed a moment later, here or with the next leader."""
     return error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT) or error.code == NOT_LEADER_CODE
 
 

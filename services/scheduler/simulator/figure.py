@@ -28,8 +28,9 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class EtaError:
-    """Describes the answers that were given at one age. median: distance between the ETA and the start, relative to the
-    wait that was left; None without an answer. unanswered: questions without an ETA."""
+    """Holds the errors of the ETAs given at one age. median: distance between the ETA and the start, relative to the
+    remaining wait; None without an ETA. unanswered: requests that had no ETA.
+    """
 
     age_seconds: float
     count: int
@@ -39,8 +40,9 @@ class EtaError:
 
 @dataclass(frozen=True, slots=True)
 class HeadFigures:
-    """Counts requests that held the reservation and started. moved: those that backfill delayed; moved_seconds: the
-    longest such delay. late: those that started after their first promise, for any cause."""
+    """Counts requests that held the reservation and started. moved: requests that backfill delayed; moved_seconds: the
+    longest such delay. late: requests that started after their first promise, for any cause.
+    """
 
     count: int
     moved: int

@@ -1,4 +1,4 @@
-"""What `gangline up` leaves open to another account of the same machine: nothing that answers without a token."""
+"""The access that `gangline up` leaves to another account of the same machine: nothing that answers without a token."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ async def test_corrupted_record_keeps_the_trial_running(scheduler: StandInSchedu
 
 
 async def test_nothing_readable_means_nothing_runs(scheduler: StandInScheduler, agent: AgentProcess) -> None:
-    """Without record and spec nobody knows the slots of a living runner, so it has to go."""
+    """Without record and spec the slots of a living runner are unknown, so it has to end."""
     await agent.start()
     pid = await _start(scheduler, agent)
     agent.end(signal.SIGKILL)

@@ -92,7 +92,7 @@ def test_samples(nvml: StandInNvml) -> None:
 
 
 def test_readings(nvml: StandInNvml) -> None:
-    """What a GPU cannot tell is no fault: GPU 0 counts no errors, GPU 2 with its MIG devices no rows."""
+    """A reading that a GPU does not support is no fault: GPU 0 counts no errors, GPU 2 with its MIG devices no rows."""
     nvml.break_queries(
         [(0, "ecc=7"), (1, "ecc=3"), (1, "pending=1"), (2, "pending=1"), (3, "failed=1"), (4, "recovery=2")]
     )

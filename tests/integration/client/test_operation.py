@@ -1,4 +1,4 @@
-"""What the client sends and returns when a queue and its agents are looked at and changed."""
+"""The client's calls and results when a user inspects and changes a queue and its agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client does while etcd is away, and afterwards: nothing lost, nothing twice."""
+"""The etcd client during an outage of etcd, and afterwards: nothing lost, nothing twice."""
 
 from __future__ import annotations
 

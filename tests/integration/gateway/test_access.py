@@ -1,4 +1,4 @@
-"""Who gets in: every route and every call, with and without tokens; and what is open to all."""
+"""Access control: every route and every call, with and without tokens, and the routes that are open to all."""
 
 from __future__ import annotations
 

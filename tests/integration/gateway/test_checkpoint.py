@@ -119,7 +119,9 @@ async def test_what_is_being_deleted_is_not_handed_out(client: Client, etcd: Etc
 async def test_killed_gateway_resumes(
     etcd: EtcdClient, etcd_settings: EtcdSettings, leader: StandInLeader, tmp_path: Path
 ) -> None:
-    """It has deleted files and told nobody; and what an attempt left that ended meanwhile goes as well."""
+    """The gateway has deleted files and not reported it. Files left by an attempt that ended meanwhile are deleted as
+    well.
+    """
     await add_user(etcd)
     await leader.resign()
     gateway = GatewayProcess(tmp_path, etcd_settings.endpoints[0])

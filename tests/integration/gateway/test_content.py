@@ -1,5 +1,4 @@
-"""What trials stored or deliver does not break what other users read: HTTP answers stay valid JSON, whatever is in etcd
-and in the history."""
+"""Stored content of one trial never breaks the answers to other users: HTTP answers stay valid JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runners of attempts that are over may deliver and fetch."""
+"""The deliveries and fetches that runners of superseded attempts may still make."""
 
 from __future__ import annotations
 

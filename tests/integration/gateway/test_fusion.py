@@ -1,4 +1,4 @@
-"""What is remembered of tensor fusion, through both surfaces of a gateway."""
+"""The records of tensor fusion, through both surfaces of a gateway."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest_asyncio.fixture(scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    """Of an administrator. Experiment 1 waits for slots, and its code is stored."""
+    """An administrator's client. Experiment 1 waits for slots, and its code is stored."""
     folder = tmp_path_factory.mktemp("hostile")
     etcd = EtcdServer(folder / "etcd")
     scheduler = SchedulerProcess(folder / "scheduler", etcd.settings)
@@ -176,7 +176,7 @@ async def test_what_is_within_the_limits_is_taken(client: Client) -> None:
 
 
 def noise(size: int) -> bytes:
-    """What gzip cannot pack."""
+    """Returns bytes that gzip cannot compress."""
     return b"".join(sha256(str(number).encode()).encode() for number in range(size // 64))
 
 

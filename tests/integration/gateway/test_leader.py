@@ -1,4 +1,4 @@
-"""The gateway's calls to whoever leads: while leadership moves, and when nobody does."""
+"""The gateway's calls to the leader: while leadership moves, and while there is no leader."""
 
 from __future__ import annotations
 

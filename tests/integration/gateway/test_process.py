@@ -50,7 +50,7 @@ async def put_experiment(etcd: EtcdClient) -> None:
 
 
 class Spool:
-    """What a runner keeps: records until they are acknowledged. It sends those from the first one that is not."""
+    """A runner's spool: it keeps records until they are acknowledged, and sends from the first unacknowledged one."""
 
     def __init__(self, spool_id: str) -> None:
         self.spool_id = spool_id

@@ -1,4 +1,6 @@
-"""A burst of submits through a gateway: fewer calls than submits, and one experiment for each, whoever leads."""
+"""A burst of submits through a gateway: fewer calls than submits, and one experiment for each, whichever scheduler
+leads.
+"""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_it_has_one_thread_and_says_what_it_could_not_load(server: WarmProcess) 
 
 
 def test_torch_leaves_one_thread_behind() -> None:
-    """Without this a fork could inherit a lock that nobody will ever release."""
+    """Without this a fork could inherit a lock that no thread will ever release."""
     with tempfile.TemporaryDirectory(prefix="gl-") as folder:
         made = WarmProcess(Path(folder) / "warm.sock", "torch,torch._dynamo,gangline.pytorch,gangline.core")
         assert made.description == {"pid": made.pid, "threads": 1, "failed": {}}

@@ -68,7 +68,7 @@ async def test_best_and_latest_stay_while_it_trains_and_when_it_has_ended(bench:
 
 
 async def test_script_deletes_what_its_trial_does_not_need(bench: Bench) -> None:
-    """What it may not delete stays, and what it reports next is taken."""
+    """A checkpoint that it may not delete stays, and the scheduler accepts its next report."""
     await bench.scheduler()
     agent = await bench.agent("a1")
     for _ in range(2):

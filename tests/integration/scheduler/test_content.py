@@ -150,7 +150,7 @@ async def test_new_leader_plans_with_what_an_earlier_version_stored(bench: Bench
 
 
 async def test_names_that_act_on_a_terminal_are_refused(bench: Bench) -> None:
-    """Of an experiment at its submit, of an agent with its hello; others are not kept from working."""
+    """An experiment's names are refused at its submit, an agent's with its hello; others continue to work."""
     scheduler = await bench.scheduler()
     with pytest.raises(GanglineError, match="name: has the control character") as failure:
         await bench.caller.submit(config_json(name="digits\nexperiment 8"))

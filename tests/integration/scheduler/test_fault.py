@@ -1,4 +1,4 @@
-"""What survives: a killed scheduler, a paused leader, an agent that goes away and comes back."""
+"""Work survives a killed scheduler, a paused leader, and an agent that goes away and comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a standby follows is what etcd holds, also when the history that it needs is compacted."""
+"""A standby's state equals the content of etcd, even when the history that it needs is compacted."""
 
 from __future__ import annotations
 

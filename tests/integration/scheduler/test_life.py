@@ -78,7 +78,7 @@ async def test_submit_is_idempotent(bench: Bench) -> None:
 
 
 async def test_a_request_id_that_made_something_else_is_refused(bench: Bench) -> None:
-    """What users change of an experiment later does not make its own retry something else."""
+    """A user's later change to an experiment does not make its own retry a different submit."""
     await bench.scheduler()
     made = await bench.caller.submit(config_json(), request_id="r1")
     await bench.caller.set_resources(made.experiment.id, priority=7)

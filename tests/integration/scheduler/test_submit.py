@@ -37,7 +37,7 @@ def _request(config: str | None = None, request_id: str | None = None, owner: st
 
 
 async def _stored(bench: Bench) -> dict[str, tuple[Experiment, int]]:
-    """What etcd holds, by request id: each experiment and the revision that wrote it."""
+    """Returns the content of etcd by request id: each experiment and the revision that wrote it."""
     listing = await bench.etcd.list(keys.EXPERIMENTS)
     found = [(wire.decode(Experiment, item.value), item.create_revision) for item in listing.items]
     assert len({experiment.request_id for experiment, _ in found}) == len(found)
@@ -181,7 +181,7 @@ async def test_a_burst_into_a_full_pool_does_not_plan_for_each_submit(bench: Ben
 
 
 async def test_a_request_for_which_a_slot_is_free_starts_though_others_wait(bench: Bench) -> None:
-    """A gang that does not fit waits. What fits beside it is planned at once, not with the next lazy cycle."""
+    """A gang that does not fit waits. A request that fits beside it is planned at once, not in the next lazy cycle."""
     await bench.scheduler()
     agent = await bench.agent("a1", slots=2)
     await bench.caller.submit(config_json(slots=1))

@@ -41,7 +41,7 @@ def _run(directory: Path, trial: Trial) -> RunningTrial:
 
 
 def _records(running: RunningTrial, size: int) -> list[int]:
-    """Of all ranks and batches."""
+    """Returns the records of all ranks and batches."""
     lines = [line.split(maxsplit=3) for rank in range(size) for line in running.output(rank).splitlines()]
     return [record for line in lines if line[0] == "records" for record in ast.literal_eval(line[3])]
 

@@ -35,13 +35,15 @@ def _run(directory: Path, size: int, records: list[types_pb2.FusionRecord] | Non
 
 
 def _num_buckets(running: RunningTrial, size: int) -> list[int]:
-    """Of each rank in the last step."""
+    """Returns each rank's number of buckets in the last step."""
     found = [re.findall(rf"step {_STEPS - 1} buckets (.+)", running.output(rank))[-1] for rank in range(size)]
     return [len(sizes.split(",")) for sizes in found]
 
 
 def _check_record(record: types_pb2.FusionRecord) -> None:
-    """Of the link the cost of all gradients is sure; how it divides into a fixed part and a rate varies more."""
+    """Checks the link's cost for all gradients, which is reliable; its division into a fixed part and a rate varies
+    more.
+    """
     expected = _ALPHA_SECONDS + _MODEL_BYTES / _BYTES_PER_SECOND
     assert 0.7 * expected < record.alpha_seconds + _MODEL_BYTES / record.bytes_per_second < 3 * expected
     assert 0.3 * _ALPHA_SECONDS < record.alpha_seconds < 8 * _ALPHA_SECONDS

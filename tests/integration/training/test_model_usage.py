@@ -247,7 +247,7 @@ def test_aggregation_over_batches(tmp_path: Path) -> None:
 
 
 def test_second_backward_pass_that_reaches_fewer_parameters(tmp_path: Path) -> None:
-    """Of a whole model, whose gradients go out in buckets: a bucket with a missing gradient would stay here."""
+    """Uses a whole model, whose gradients are sent in buckets: a bucket with a missing gradient would never be sent."""
     text = (
         "pytorch.unused_parameters: some parameters took no part in the last loss, so their gradients never came; "
         "freeze them, add losses up for one context.backward, or set parallelism: {strategy: STRATEGY, "

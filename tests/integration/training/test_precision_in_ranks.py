@@ -1,4 +1,4 @@
-"""Mixed precision on two ranks: all of them skip a step or none, whoever holds the gradients."""
+"""Mixed precision on two ranks: all ranks skip a step or none does, whichever rank owns the gradients."""
 
 from __future__ import annotations
 

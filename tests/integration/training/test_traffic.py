@@ -1,4 +1,4 @@
-"""What the profile says of the exchange between ranks: all of it in every strategy, and nothing else."""
+"""The profile's account of the exchange between ranks: all of it in every strategy, and nothing else."""
 
 from __future__ import annotations
 

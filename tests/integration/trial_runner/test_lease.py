@@ -1,4 +1,4 @@
-"""What a runner does when its attempt is over, and when nobody renews the lease of its attempt."""
+"""A runner's actions when its attempt is over, and when the lease of its attempt is not renewed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves a runner goes on leaving it, whatever the disk says meanwhile."""
+"""A runner continues to deliver its records, whatever errors the disk returns meanwhile."""
 
 from __future__ import annotations
 

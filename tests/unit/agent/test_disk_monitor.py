@@ -13,7 +13,7 @@ from services.agent.disk_monitor import DiskMonitor
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the next checks find, the first one first; well without any."""
+    """The findings of the next checks, the first one first; no finding means that the disk is well."""
     found: list[str] = []
     monkeypatch.setattr(disk_monitor, "check_folder", lambda _: found.pop(0) if found else "")
     return found

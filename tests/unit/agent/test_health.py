@@ -146,7 +146,7 @@ def test_failed_remap() -> None:
 
 @pytest.mark.parametrize("codes", [(48, 63, 94, 45), (94, 48, 171), (63, 48, 172, 94)])
 def test_contained_error_in_any_order(codes: tuple[int, ...]) -> None:
-    """gpu-operator#1065: applications go on until somebody resets the GPU."""
+    """gpu-operator#1065: applications continue until an operator resets the GPU."""
     gpu = Gpu().check()
     for code in codes:
         gpu.xid(code, after=0.01)

@@ -24,7 +24,7 @@ DEVICES = tuple(Device(index, f"GPU-{index}", "a model", 1 << 30, bus_id=f"bus-{
 
 
 class Driver:
-    """What look_at_gpu does for each GPU: answers, or hangs until the test is over."""
+    """The behaviour of look_at_gpu for each GPU: answers, or hangs until the test is over."""
 
     def __init__(self) -> None:
         self.is_over = threading.Event()

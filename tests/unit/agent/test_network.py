@@ -1,4 +1,4 @@
-"""What the agent says of the machine's interfaces and name."""
+"""The agent's report of the machine's interfaces and name."""
 
 from __future__ import annotations
 

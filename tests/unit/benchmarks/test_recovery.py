@@ -1,4 +1,4 @@
-"""What the recovery benchmark reads out of the ranks' own records."""
+"""The figures that the recovery benchmark reads from the ranks' own records."""
 
 from __future__ import annotations
 

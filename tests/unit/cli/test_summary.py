@@ -1,4 +1,4 @@
-"""What a person reads of an experiment while it waits, trains and after it has ended."""
+"""The summary of an experiment while it waits, while it trains and after it has ended."""
 
 from __future__ import annotations
 

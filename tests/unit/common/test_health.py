@@ -1,4 +1,4 @@
-"""What is said of an etcd that cannot be written to, and since when."""
+"""The message about an etcd that cannot be written to, and since when."""
 
 from __future__ import annotations
 

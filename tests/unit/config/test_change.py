@@ -1,4 +1,4 @@
-"""What may be changed of an experiment's resources while it lives, and one line for what may not."""
+"""The changes that a live experiment's resources allow, and one line for each change that they do not allow."""
 
 from __future__ import annotations
 

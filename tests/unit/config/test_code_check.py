@@ -1,4 +1,4 @@
-"""What an entrypoint names is looked for before anything is uploaded; every message in full."""
+"""The names in an entrypoint are checked before any upload; every message in full."""
 
 from __future__ import annotations
 

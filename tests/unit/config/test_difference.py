@@ -1,4 +1,4 @@
-"""What a person sees of a configuration: what was written, without hundreds of defaults."""
+"""The displayed configuration contains the user's own values, without hundreds of defaults."""
 
 from __future__ import annotations
 

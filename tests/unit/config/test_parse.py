@@ -1,4 +1,4 @@
-"""What a good configuration becomes: Determined's defaults, its short forms, and the way through the cluster's JSON."""
+"""The result of parsing a valid configuration: Determined's defaults, its short forms, and the cluster's JSON."""
 
 from __future__ import annotations
 

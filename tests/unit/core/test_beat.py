@@ -1,4 +1,4 @@
-"""What a rank writes into its beat file is what the runner reads there."""
+"""A rank's beat file: the runner reads the same values that the rank writes."""
 
 from __future__ import annotations
 

@@ -148,14 +148,14 @@ def test_damage_of_the_trials_latest_checkpoint_has_a_code_of_its_own(url: str, 
 
 
 def _latest_context(url: str, latest: str) -> CheckpointContext:
-    """Of an attempt that the cluster wants to go on from `latest`."""
+    """Returns the context of an attempt that the cluster wants to resume from `latest`."""
     info = CheckpointInfo(latest, f"{url}/checkpoints/{latest}", 4)
     cluster = ClusterInfo("c1", "7.1.2", 2, "a1", 0, 1, [], url, "", TrialInfo("7.1", 7, 1, {}, {}), info)
     return CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), cluster)
 
 
 def _code_of(context: CheckpointContext, storage_id: str, folder: Path) -> set[str]:
-    """Of the error of each way to read it."""
+    """Returns the code of the error of each way to read it."""
     codes = set()
     with pytest.raises(GanglineError) as caught, context.restore_path(storage_id):
         pass

@@ -1,4 +1,4 @@
-"""What ranks may exchange, how it arrives, and that foreign bytes run nothing."""
+"""Objects that ranks may exchange, how they arrive, and that foreign bytes execute nothing."""
 
 from __future__ import annotations
 

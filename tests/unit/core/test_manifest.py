@@ -1,4 +1,4 @@
-"""What is written into a checkpoint's metadata.json and what is believed of it."""
+"""The content of a checkpoint's metadata.json, and which of it a reader accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/simulator.md shows is what the program prints."""
+"""The output in docs/simulator.md is the output of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not exist is told in one line, with the command that lists what does."""
+"""Messages about absent objects: one line, with the command that lists the existing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the way of a job, with each id told, and the ids that it can be asked by."""
+"""The explanation of why a job waits, with each id named, and the ids by which it can be asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial may say of times and counts, and which documents and URLs of its are taken."""
+"""The times and counts that a trial may report, and which of its documents and URLs are accepted."""
 
 from __future__ import annotations
 

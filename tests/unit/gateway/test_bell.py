@@ -1,4 +1,4 @@
-"""Bells wake whoever listens, and nobody misses a ring between reading and waiting."""
+"""Bells wake every listener, and no listener misses a ring between reading and waiting."""
 
 from __future__ import annotations
 

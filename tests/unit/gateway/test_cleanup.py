@@ -1,4 +1,4 @@
-"""Files that the scheduler has no use for go, whoever is in the way; files that it names stay, whatever happens."""
+"""Files that the scheduler does not need are deleted, despite any obstacle; files that it names stay in any case."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_storage_that_fails_is_tried_again_and_holds_nobody_up(
 async def test_storage_that_hangs_keeps_only_what_it_hangs_on(
     tmp_path: Path, mirror: StandInMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More calls hang than there are threads. What hung is tried again, and is deleted once the storage answers."""
+    """More calls hang than there are threads. A call that hung is tried again, and deletes once the storage answers."""
     monkeypatch.setattr(cleanup, "DELETE_SECONDS", 0.1)
     monkeypatch.setattr(cleanup, "LONGEST_BACKOFF_SECONDS", 0.2)
     storage = Storage(str(tmp_path / "storage"))

@@ -1,4 +1,4 @@
-"""What Prometheus is told to scrape."""
+"""The targets that Prometheus is told to scrape."""
 
 from __future__ import annotations
 

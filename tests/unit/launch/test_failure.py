@@ -1,4 +1,4 @@
-"""What is said of an exception that ended a rank."""
+"""The message about an exception that ended a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an exception that nobody catches is told."""
+"""The message about an exception that no code catches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline.launch import refusal
 
 @pytest.fixture
 def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """What the hook that was there before gets to see."""
+    """Returns the arguments that the earlier hook receives."""
     seen: list[BaseException] = []
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

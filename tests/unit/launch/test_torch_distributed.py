@@ -1,4 +1,4 @@
-"""What the launch commands take, and what they say where there is nothing to run."""
+"""The arguments of the launch commands, and their message where there is nothing to run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def torchrun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What torchrun is called with, after our own options."""
+    """Returns the arguments of the call of torchrun, after our own options."""
     calls: list[list[str]] = []
     monkeypatch.setattr(run, "main", lambda words: calls.append(words[2:]))
     return calls

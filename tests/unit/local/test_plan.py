@@ -1,4 +1,4 @@
-"""What `up` may be asked for, which ports and command lines come of it, and whose the data directory is."""
+"""The options of `up`, the ports and command lines that follow from them, and the owner of the data directory."""
 
 from __future__ import annotations
 

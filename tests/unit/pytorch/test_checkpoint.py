@@ -256,7 +256,7 @@ def test_callbacks_may_keep_what_numpy_and_pathlib_have() -> None:
 
 
 class _Odd:
-    """Of no kind that a checkpoint can give back."""
+    """An object of no kind that a checkpoint can restore."""
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ _NONE = (
 
 
 class _Batch:
-    """Of a trial with a few models, as the strategy and the context play together."""
+    """A batch of a trial with a few models, with the calls that the strategy and the context make."""
 
     def __init__(self, count: int) -> None:
         self.forwards = FreshForwards()

@@ -37,7 +37,7 @@ class _OrderingLink(LocalLink):
 
 
 class _RestedFusion(Untuned):
-    """What the loop tells of steps that say nothing of the buckets."""
+    """Records the rests that the loop requests for steps that say nothing about the buckets."""
 
     def __init__(self) -> None:
         self.rests: list[int] = []
@@ -71,7 +71,7 @@ def fusion(monkeypatch: pytest.MonkeyPatch) -> _RestedFusion:
 
 
 def _traces() -> list[list[str]]:
-    """Of each trace, in the order of the times in their names, the batches that it holds."""
+    """Returns the batches of each trace, in the order of the times in their names."""
     found = []
     for path in sorted(Path("tensorboard").glob("*.pt.trace.json"), key=lambda path: path.name.split(".")[-4]):
         events = json.loads(path.read_text())["traceEvents"]
@@ -186,7 +186,7 @@ def test_a_profiler_of_the_trials_own_that_begins_meanwhile_ends_the_ordered_one
 
 
 def test_a_batch_in_which_a_trace_gives_way_may_take_long() -> None:
-    """What there is gets written in the midst of it, and a rank that rests is not taken for one that hangs."""
+    """The trace so far is written in the middle of the batch, and a rank that rests does not count as hung."""
     own = torch.profiler.profile(activities=CPU)
     seen: list[bool] = []
 

@@ -1,4 +1,6 @@
-"""What strategies decide without other ranks: who owns what, what is gathered together, the mesh, what is refused."""
+"""Decisions of strategies without other ranks: who owns which tensors, what is gathered together, the mesh, the
+refusals.
+"""
 
 from __future__ import annotations
 

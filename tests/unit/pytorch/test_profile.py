@@ -1,4 +1,4 @@
-"""What a step costs: phases that add up, the range of batches, and the traces of torch's profiler."""
+"""The cost of a step: phases that add up, the range of batches, and the traces of torch's profiler."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class _Told(_Counted):
 def test_rounds_divide_the_last_step_of_an_epoch_as_the_full_gang_does(
     monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
-    """Of 12 records the second step has 4: in four rounds two of them repeat records, which count nothing."""
+    """The second step has 4 of 12 records: in four rounds two of them repeat records, which count nothing."""
     init = {"hparams": {"global_batch_size": 8}, "exp_conf": {"scheduling_unit": 1}}
     whole = _in_rounds(monkeypatch, 1, _Told, init=init)
     part = _in_rounds(monkeypatch, rounds, _Told, init=init)

@@ -1,4 +1,4 @@
-"""What a submit is refused for, and what it is given."""
+"""The refusals of a submit, and the defaults that an admitted one gets."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def _work(number: int, agent: str, priority: int = 42, **fields: object) -> Runn
 
 
 def _plan(config: PoolConfig, requests: list[PendingRequest], running: list[Running], places: int = 1) -> Plan:
-    """Agents a and b with so many places each, and two busy slots that are nobody's business."""
+    """Plans for agents a and b with so many places each, and two busy slots that do not matter here."""
     slotted = Running("90.1.1", "90.1", "90", "default", {"a": 2}, 99, started_at=900.0)
     agents = tuple(
         AgentRoom(

@@ -1,4 +1,4 @@
-"""What an operator says of agents and slots, and what becomes of the work there."""
+"""An operator's settings of agents and slots, and their effect on the work there."""
 
 from __future__ import annotations
 

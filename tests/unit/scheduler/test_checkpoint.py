@@ -1,4 +1,4 @@
-"""What a user may have deleted, what is refused with which words, and what a gateway's word removes."""
+"""Deletions of checkpoints: the allowed ones, the refused ones with their messages, and a gateway's confirmation."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_only_what_is_marked_goes_by_a_gateways_word() -> None:
 
 
 def test_report_of_one_that_is_being_deleted_does_not_make_it_the_latest() -> None:
-    """Of two after the same batch the later one counts; the report of the first comes again."""
+    """Two checkpoints have the same batch, and the later one counts; the report of the first arrives again."""
     first, second = _ALL[0], replace(_ALL[1], batches_completed=1)
     known = _known(replace(_ENDED, state=State.RUNNING, outcome=None, latest_checkpoint_id=""))
     for checkpoint in (first, second, first):

@@ -1,4 +1,4 @@
-"""What the leader learns of how long trials run."""
+"""The run times that the leader learns from ended trials."""
 
 from __future__ import annotations
 

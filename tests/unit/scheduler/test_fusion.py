@@ -1,4 +1,4 @@
-"""What the scheduler keeps of tensor fusion."""
+"""The scheduler's records of tensor fusion."""
 
 from __future__ import annotations
 

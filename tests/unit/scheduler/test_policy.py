@@ -188,7 +188,7 @@ def test_who_is_on_call_is_stopped_at_the_first_instant_at_which_that_helps() ->
 def test_nobody_else_of_its_priority_is_stopped(
     request_fields: dict[str, object], work_fields: dict[str, object]
 ) -> None:
-    """Who came first, is more urgent, started in its turn or cannot be stopped."""
+    """Not preempted: work that came first, is more urgent, started in its turn or cannot be stopped."""
     request, work = _request(1, 4, **request_fields), replace(_on_call(11, "a", 4), **work_fields)  # type: ignore[arg-type]  # any field
     assert _stopped(_plan(ON_CALL, {"a": 4}, [request], [work])) == []
     assert _stopped(_plan(ON_CALL, {"a": 4}, [_request(1, 4)], [_on_call(11, "a", 4)])) == ["11.1.1"]
@@ -274,8 +274,9 @@ def test_fair_share_takes_back_only_what_is_beyond_a_share() -> None:
 
 
 def test_slots_that_drain_count_as_held_and_as_shared() -> None:
-    """x finishes on agent b and on a slot of c, which come back to nobody, and holds the whole of a besides: of the 8
-    slots in use each group may have 4, so y gets all of a."""
+    """x finishes on agent b and on a slot of c, which are not given out again, and holds the whole of a besides. Each
+    group may have 4 of the 8 slots in use, so y gets all of a.
+    """
     config = replace(PREEMPTIVE, policy="fair_share")
     running = [_work(10 + n, "a", 1, group="x", started_at=500.0 + n) for n in range(4)]
     running += [_work(20 + n, "b", 1, group="x", started_at=900.0 + n) for n in range(3)]
@@ -291,7 +292,7 @@ def test_slots_that_drain_count_as_held_and_as_shared() -> None:
 
 
 def test_what_drains_is_not_taken_for_what_is_beyond_a_share() -> None:
-    """The newest work goes first, but to stop it on a draining agent would give nobody a slot."""
+    """The newest work is preempted first, but preempting it on a draining agent would free no usable slot."""
     config = replace(PREEMPTIVE, policy="fair_share")
     running = [_work(10, "a", 2, group="x", started_at=500.0), _work(11, "b", 2, group="x", started_at=900.0)]
     agents = (AgentRoom("a", "default", 2, 2), AgentRoom("b", "default", 2, 2, is_usable=False, problem="draining"))

@@ -56,7 +56,7 @@ def test_what_somebody_goes_on_from_stays() -> None:
 
 
 def test_the_latest_is_the_one_of_most_batches_whatever_the_clocks_said() -> None:
-    """Of equally many batches, as of two attempts, the newer one."""
+    """Among checkpoints of equally many batches, as of two attempts, the newer one counts."""
     early_clock = [replace(one, created_at=100.0 - one.batches_completed) for one in _ALL[:4]]
     only_latest = replace(_RETENTION, trial_best=0)
     assert "".join(one.id for one in find_superfluous(early_clock, only_latest)) == "abc"

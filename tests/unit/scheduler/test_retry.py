@@ -1,4 +1,4 @@
-"""What becomes of a trial when its allocation has ended."""
+"""The next state of a trial when its allocation has ended."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_drained_agent_that_is_away_says_both() -> None:
 
 
 def test_a_dump_is_planned_alike_when_work_runs_on_an_agent_that_has_left_its_pool() -> None:
-    """Its slots come back to nobody; what is planned is the same, and why."""
+    """Its slots are not given out again; the plan and its reasons are the same."""
     model = _model()
     model.connect("a2", 2)
     for number in range(4):

@@ -1,5 +1,7 @@
-"""What may start beside a reservation: nothing that could delay its holder, in whatever order running work ends; and on
-call, also in the place of less urgent work."""
+"""Work that may start beside a reservation: nothing that could delay its holder, in whatever order running work ends.
+
+On call, work may also start in the place of less urgent work.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def test_known_ends_keep_the_agents_of_the_reservation_alone() -> None:
 
 
 def test_guesses_may_end_between_known_ends() -> None:
-    """Of 9 slots 2 are free and 5 are wanted. One guess alone gives the head 5 after both of the known ends."""
+    """2 of 9 slots are free and 5 are wanted. One guess alone gives the head 5 after both of the known ends."""
     known = [_work(9 + n, "a", 1, estimated_end_at=NOW + 100 * n, is_bounded=True) for n in (1, 2)]
     guesses = [_work(20, "a", 1), _work(21, "a", 4)]
     requests = [_request(1, 5), _request(2, 1)]

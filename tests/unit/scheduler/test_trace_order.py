@@ -35,7 +35,7 @@ def checkpoint(sequence: int) -> runner_pb2.TrialReport:
 
 
 class _Desk:
-    """What one trial's runner and its user do."""
+    """The actions of one trial's runner and its user."""
 
     def __init__(self, *, has_reported: bool = True) -> None:
         self.orders = TraceOrders("file:///storage/")

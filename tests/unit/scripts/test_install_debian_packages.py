@@ -35,7 +35,7 @@ def test_without_apt_it_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_without_root_and_sudo_it_says_what_to_type() -> None:
-    """As the user nobody, with an apt-get that must not be reached."""
+    """Runs as an account without rights, with an apt-get that must not be reached."""
     setpriv = shutil.which("setpriv")
     if not setpriv or os.geteuid() != 0:
         pytest.skip("only root can become another user")

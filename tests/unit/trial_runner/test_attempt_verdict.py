@@ -1,4 +1,4 @@
-"""What schedulers that do not renew a lease say about who leads."""
+"""The answers about the leader from schedulers that do not renew a lease."""
 
 from __future__ import annotations
 

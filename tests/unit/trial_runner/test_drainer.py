@@ -1,4 +1,4 @@
-"""What the drainer takes over, and when it leaves."""
+"""The records that the drainer takes over, and when it exits."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_the_cluster_info_says_where_and_what() -> None:
 
 
 def test_a_rank_has_its_slots_part_of_the_cores() -> None:
-    """A trial on one of eight slots leaves the cores of the other seven to whoever runs there."""
+    """A trial on one of eight slots leaves the cores of the other seven to the work that runs there."""
     one = make_spec([("a1", 1)], 0, "model:Trial")
     assert threads_per_rank(one, find_place(one), 64) == 64, "nothing is known of other slots"
     one.num_agent_slots = 8

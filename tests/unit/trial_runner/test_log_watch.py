@@ -1,4 +1,4 @@
-"""What log policies find in a trial's lines."""
+"""The matches of log policies in a trial's lines."""
 
 from __future__ import annotations
 

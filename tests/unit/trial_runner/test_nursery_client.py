@@ -1,4 +1,4 @@
-"""What the machine cannot do for the runner just now is no fault of the experiment's, so another attempt may do."""
+"""A temporary failure of the machine is no fault of the experiment's, so another attempt may succeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is lost on the way to the disk is told in the trial's log, as soon as the disk takes it."""
+"""Records lost on the way to the disk are reported in the trial's log, as soon as the disk can be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a runner tells the scheduler of what its ranks say, and how often."""
+"""The reports that a runner sends to the scheduler from its ranks' messages, and how often."""
 
 from __future__ import annotations
 

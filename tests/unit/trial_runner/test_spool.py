@@ -18,7 +18,7 @@ def lines(*texts: str) -> list[ingest_pb2.IngestRecord]:
 
 
 def texts(spool: Spool, after: int = 0) -> list[str]:
-    """Of the records that were appended; those that stand for damaged ones are left out."""
+    """Returns the texts of the appended records, without those that replace damaged ones."""
     found: list[str] = []
     while records := spool.read(after, max_records=3):
         found += [record.log.text for record in records if record.log.stream != "runner"]

@@ -1,4 +1,4 @@
-"""What of a dump of all threads goes into a failure's last lines."""
+"""The parts of a dump of all threads that go into a failure's last lines."""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ def test_slow_link_wants_small_buckets_and_a_far_one_large_ones() -> None:
     ("link", "last_buckets"), [(LinkCost(0.01, math.inf), (47, 1)), (LinkCost(0.05, 1.2e8), (28, 6))]
 )
 def test_the_best_is_tried_with_a_small_last_bucket_too(link: LinkCost, last_buckets: tuple[int, int]) -> None:
-    """Of 1 MiB where the link is not felt, else of what it carries in the fixed time of an exchange: 6 MB."""
+    """1 MiB where the link's time is not measurable, else the bytes that it sends in the fixed time of an exchange: 6
+    MB.
+    """
     found = [tuple(len(bucket) for bucket in one.partition[-2:]) for one in propose(_model(link))]
     assert last_buckets in found
 
