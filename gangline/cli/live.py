@@ -21,6 +21,7 @@ from gangline.cli.summary import (
     current_trial,
     place_of,
     progress_ratio,
+    restart_line,
     status_line,
     status_word,
     training_figures,
@@ -136,7 +137,7 @@ def _details(trial: TrialView) -> list[Text | Table]:
     if place := place_of(trial):
         details.append(_text(f"  on {place}", style="dim"))
     if trial.trial.restarts:
-        details.append(_text(f"  restart {trial.trial.restarts}: {trial.trial.reason}", style="yellow"))
+        details.append(_text(f"  {restart_line(trial)}", style="yellow"))
     if trial.progress is not None:
         details.append(_bar(trial))
     if trial.validation is not None:

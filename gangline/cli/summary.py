@@ -126,10 +126,20 @@ def trial_lines(view: TrialView) -> list[str]:
     lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
     if trial.state is not State.TERMINAL:
         lines += [f"  not on {one.agent_id}: {describe_exclusion(one)}" for one in trial.exclusions]
+    if trial.state is not State.TERMINAL and trial.restarts and trial.last_failure is not None:
+        lines.append(f"  {restart_line(view)}")
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
         lines.append(f"  failed first: {_blame(trial.last_failure)}")
         lines += [f"    {line}" for line in trial.last_failure.last_lines[-_MOST_LAST_LINES:]]
     return lines
+
+
+def restart_line(view: TrialView) -> str:
+    """Returns the number of restarts and the failure that caused the last one. The trial's own reason is gone once its
+    next attempt is placed."""
+    trial = view.trial
+    why = _blame(trial.last_failure) if trial.last_failure is not None else trial.reason
+    return f"restart {trial.restarts}: {why}"
 
 
 def size_lines(view: TrialView) -> list[str]:

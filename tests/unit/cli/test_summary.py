@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from gangline.cli.live import _follow_lines, _panel
-from gangline.cli.summary import final_lines, status_line
+from gangline.cli.summary import final_lines, status_line, trial_lines
 from gangline.cli.text import format_age, format_bytes, format_duration, format_metrics, format_table, to_json
 from gangline.client import ExperimentView
 from gangline.client.view import experiment_view
@@ -46,6 +46,16 @@ def test_waiting_after_a_failure_says_what_failed() -> None:
         "experiment 1 digits: QUEUED, restart 1, waits 1.0 s more after a failure; starts if that time is over; "
         "failed first: rank 3 on a2: ValueError: bad batch"
     )
+
+
+def test_a_trial_that_runs_again_names_the_failure_before() -> None:
+    """Placing the next attempt clears the trial's reason, so only the failure is left to read."""
+    trial = RUNNING.trials[0]
+    again = replace(
+        trial, trial=replace(trial.trial, restarts=1, reason="", last_failure=failed().trials[0].trial.last_failure)
+    )
+    assert "  restart 1: rank 3 on a2: ValueError: bad batch" in trial_lines(again)
+    assert not any("restart" in line for line in trial_lines(trial))
 
 
 def test_running_says_where_how_far_and_how_well() -> None:
