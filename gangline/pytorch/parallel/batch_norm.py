@@ -114,4 +114,4 @@ def _run_on_cpu(layer: nn.SyncBatchNorm) -> None:
             f"{type(layer).__name__} derives from torch.nn.SyncBatchNorm, which torch runs on GPUs only; use "
             "torch.nn.SyncBatchNorm itself, or GroupNorm",
         )
-    layer.__class__ = CpuSyncBatchNorm  # type: ignore[assignment]  # type: ignore[assignment]  # both have the same attributes
+    layer.__class__ = CpuSyncBatchNorm  # type: ignore[assignment]  # both have the same attributes

@@ -141,7 +141,7 @@ def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
         if isinstance(recipe, str):
             return recipe
         make, arguments, *rest = recipe
-        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # type: ignore[attr-defined]  # the maker in the default recipe
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # the maker of the default recipe
             # pickle insists that its default recipe makes an instance of the object's own class.
             make = original.__new__
         return (make, tuple(original if part is type(self) else part for part in arguments), *rest)
