@@ -34,7 +34,7 @@ from gangline.pytorch.unit import Position
 
 # Least time between two progress messages, so that short batches do not flood the link.
 _PROGRESS_SECONDS = 1.0
-# Index of the trace order in the numbers that the ranks agree on at a look (_ask).
+# Index of the trace order in the numbers that the ranks agree on (_ask).
 _TRACE = 2
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _log = logging.getLogger("gangline")

@@ -1,4 +1,4 @@
-"""PURE: after how many batches the ranks check together whether they should stop.
+"""PURE: computes after how many batches the ranks check together whether they should stop.
 
 A check costs one small exchange between all ranks, so it must be rare for short batches, and soon enough for long ones.
 The distance is counted in batches and agreed by the ranks. A rank must not time it alone, because all ranks must check
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Cap on the batches between two checks, so that batches that become slower are noticed.
+# Cap on the batches between two checks. It bounds the wait for a stop when batches become slower.
 _MOST_BATCHES = 10_000
 
 

@@ -98,7 +98,7 @@ class Reducers:
 
     @property
     def is_shared(self) -> bool:
-        """Whether a reducer serves training and validation, so that a validation erases its training data."""
+        """Returns whether a reducer serves training and validation, so that a validation erases its training data."""
         return any(wrapped.for_training and wrapped.for_validation for wrapped in self._wrapped)
 
     def has_any(self, is_training: bool) -> bool:

@@ -1,4 +1,4 @@
-"""PURE: what the loop has to do after a batch, from the periods that the user gave. It uses no clock and no rank."""
+"""PURE: derives the tasks of the loop after a batch from the user's periods. It uses no clock and no rank."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class TrialSetting:
 
     @property
     def may_shrink(self) -> bool:
-        """Whether an attempt of the trial may have fewer slots than slots_per_trial."""
+        """Returns whether an attempt of the trial may have fewer slots than slots_per_trial."""
         resources = self.config.get("resources") or {}
         fewest = resources.get("min_slots_per_trial")
         return fewest is not None and fewest < (resources.get("slots_per_trial") or 1)

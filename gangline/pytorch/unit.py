@@ -39,7 +39,7 @@ class Position:
 
     @property
     def is_epoch_end(self) -> bool:
-        """Whether the running batch is the last of its epoch."""
+        """Returns whether the running batch is the last of its epoch."""
         return self.offset == self.epoch_length - 1
 
     def go_on(self, epoch: int, offset: int, shift: int) -> None:
