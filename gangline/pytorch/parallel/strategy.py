@@ -77,7 +77,7 @@ class Strategy(ABC):
         parts."""
         return nullcontext()
 
-    def share_buffers(self, models: Iterable[nn.Module]) -> None:  # noqa: B027  one rank has nobody to share with
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:  # noqa: B027  a single rank shares with no other
         """Gives all ranks the chief's buffers, as running statistics, before a validation or a save uses them."""
 
     def before_step(self, optimizer: Optimizer) -> None:
