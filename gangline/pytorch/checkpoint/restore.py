@@ -191,7 +191,7 @@ def _keys_by_parameter(
 
 
 def _room_for(described: Mapping[str, Described], parameter: nn.Parameter, is_whole: bool) -> dict[str, torch.Tensor]:
-    """Returns tensors to fill with a parameter's state. Those of the parameter's shape are divided as the parameter,
+    """Returns tensors to fill with a parameter's state. A tensor of the parameter's shape is divided as the parameter,
     unless the state is whole."""
     return {
         name: torch.empty_like(parameter, dtype=one.dtype, requires_grad=False)
