@@ -1,4 +1,4 @@
-"""The training library: a trial class, its context and loader, and the trainer that runs it on one rank or many.
+"""Training library: a trial class, its context and loader, and the trainer that runs it on one rank or many.
 
 Importing it loads torch, but starts no thread and touches no GPU, so that ranks can be forked from a process that has
 imported it.

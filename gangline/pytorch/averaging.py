@@ -1,7 +1,7 @@
-"""Training metrics of all ranks become one mean, report after report.
+"""Averages training metrics over all ranks, report after report.
 
-Owns what the ranks have agreed on: the names that all of them report. While these stay as they are, a report costs one
-small reduction; a rank that reports something else makes all ranks tell their names anew. The training loop calls it.
+Owns the agreement of the ranks on the names that all of them report. While the names stay the same, a report costs one
+small reduction. A rank that reports other names makes all ranks exchange their names again. The training loop calls it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ Totals = Mapping[str, tuple[float, float]]
 
 
 class Averaging:
-    """Of one trial; all ranks make theirs at the same time."""
+    """Averages the metrics of one trial; all ranks make theirs at the same time."""
 
     def __init__(self, distributed: DistributedContext) -> None:
         self._distributed = distributed
         self._names: tuple[str, ...] = ()
 
     def average_later(self, own: Totals) -> Callable[[], dict[str, float]]:
-        """own: by name, the sum and the count of this rank's batches. What is returned gives the mean over all batches
-        of all ranks; only that waits for the others. All ranks call both in step, and the second one once."""
+        """Begins to average. own: by name, the sum and the count of this rank's batches. Returns a function that
+        returns the mean over all batches of all ranks; only that function waits for the others. All ranks call both in
+        step, and the second one once."""
         if self._distributed.size == 1:
             return lambda: metric.average([own])
         if not self._names:
@@ -34,7 +35,7 @@ class Averaging:
 
         def finish() -> dict[str, float]:
             num_others, *totals = wait()
-            # Somewhere there are other names now.
+            # A rank with other names sets this number, and all ranks agree again.
             return self._agree(own) if num_others else self._means(totals)
 
         return finish
@@ -45,6 +46,6 @@ class Averaging:
     def _agree(self, own: Totals) -> dict[str, float]:
         by_rank = self._distributed.allgather(own)
         is_same = all(found.keys() == by_rank[0].keys() for found in by_rank)
-        # In the chief's order, in which all ranks pack their numbers.
+        # The chief's order, in which all ranks pack their numbers.
         self._names = tuple(by_rank[0]) if is_same else ()
         return metric.average(by_rank)

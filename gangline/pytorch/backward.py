@@ -1,4 +1,4 @@
-"""What context.backward takes, and how a backward pass that goes past it is noticed. Used by the context."""
+"""Checks the arguments of context.backward, and notices a backward pass that bypasses it. Used by the context."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline.errors import GanglineError, invalid
 
 
 def check_loss(loss: Any, gradient: Any) -> None:
-    """Raises GanglineError `pytorch.loss` for what has no gradient."""
+    """Raises GanglineError `pytorch.loss` for a loss without a gradient."""
     if not isinstance(loss, torch.Tensor):
         raise invalid(
             "pytorch.loss",
@@ -35,8 +35,8 @@ def check_loss(loss: Any, gradient: Any) -> None:
 
 
 def watch_gradients(model: nn.Module, on_gradient: Callable[[], None]) -> None:
-    """on_gradient: called when a backward pass has made gradients of this model. The first and the last parameter that
-    are trained stand for all, because a hook on each would cost time in every pass."""
+    """Adds hooks to a model. on_gradient: called when a backward pass has made gradients of this model. Only the first
+    and the last trained parameter get a hook, because a hook on each would cost time in every pass."""
     trained = [one for one in model.parameters() if one.requires_grad and not is_lazy(one)]
     for parameter in {id(one): one for one in (*trained[:1], *trained[-1:])}.values():
         parameter.register_post_accumulate_grad_hook(lambda _: on_gradient())  # type: ignore[no-untyped-call]  # torch leaves it untyped

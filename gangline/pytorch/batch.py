@@ -1,4 +1,4 @@
-"""What can be done with a batch of unknown shape: move it to a device, count its records."""
+"""Handles batches of unknown shape: moves them to a device, counts their records."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The same nest of mappings, lists and tuples with its tensors on the device; arrays of numbers become tensors.
-    What is neither stays."""
+    """Returns the same nest of mappings, lists and tuples with its tensors on the device. Arrays of numbers become
+    tensors; other values stay as they are."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
-    # Asked early, as most batches are lists and asking for an abstract class is slow.
+    # Checked early: most batches are lists, and a check against an abstract class is slow.
     is_list = type(batch) is list
     if not is_list and hasattr(batch, "to"):
         return batch.to(device)
@@ -35,7 +35,7 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def count_records(batch: Any) -> int:
-    """The first dimension of the first tensor or array found; 0 when there is none."""
+    """Returns the first dimension of the first tensor or array found; 0 when there is none."""
     if isinstance(batch, _ARRAYS):
         return int(batch.shape[0]) if batch.ndim else 1
     values = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()

@@ -1,4 +1,4 @@
-"""Checksums of tensors, which any change of a value changes. For comparisons between ranks."""
+"""Checksums of tensors that any change of a value changes. Used for comparisons between ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def sum_of_bits(values: torch.Tensor) -> torch.Tensor:
-    """A sum of the values themselves would miss changes that add up to zero."""
+    """Returns the sum of the values' bit patterns as integers. A sum of the values themselves would miss changes that
+    add up to zero."""
     if values.is_complex():
         values = torch.view_as_real(values)
     kind = _INTEGERS[values.element_size()]
-    # In the integer's own type, where it may overflow: a wider one takes seventy times as long.
+    # In the integer's own type, which may overflow: a wider one takes seventy times as long.
     return values.view(kind).sum(dtype=kind)

@@ -1,4 +1,4 @@
-"""The hooks that a trial may put between the trainer's steps. The trainer calls them; none does anything by itself."""
+"""PyTorchCallback: hooks that the trainer calls between its steps. By default each hook does nothing."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _log = logging.getLogger("gangline")
 
 
 class PyTorchCallback:
-    """Subclass it, override hooks, return instances from PyTorchTrial.build_callbacks().
+    """Base class of callbacks. Subclass it, override hooks, return instances from PyTorchTrial.build_callbacks().
 
-    All hooks run on all ranks, except those that name the chief. Hooks must not change what they are given, except
+    All hooks run on all ranks, except those that name the chief. Hooks must not change their arguments, except
     on_checkpoint_save_start and on_checkpoint_load_start, whose argument is the state itself.
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Before all others, before loaders are built and before a checkpoint's state is loaded. first_batch_idx: 0, or
-        where training goes on. checkpoint_uuid: None for a new trial."""
+        """Called before all others, before loaders are built and before a checkpoint's state is loaded.
+        first_batch_idx: 0, or the batch at which training continues. checkpoint_uuid: None for a new trial."""
 
     def on_trial_shutdown(self) -> None:
-        """After everything else, also when training failed; only where on_trial_startup went well."""
+        """Called after everything else, also when training failed; only where on_trial_startup succeeded."""
 
     def on_training_start(self) -> None:
-        """Before the first batch of this process."""
+        """Called before the first batch of this process."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
-        """epoch_idx counts from 0."""
+        """Called before the first batch of an epoch. epoch_idx counts from 0."""
 
     def on_training_epoch_end(self, epoch_idx: int) -> None: ...
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        """At each report. avg_metrics: over all ranks. batch_metrics: this rank's, one entry a batch."""
+        """Called at each report. avg_metrics: over all ranks. batch_metrics: this rank's, one entry a batch."""
 
     def on_validation_start(self) -> None:
         self.on_validation_step_start()
@@ -43,26 +43,27 @@ class PyTorchCallback:
     def on_validation_epoch_start(self) -> None: ...
 
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        """outputs: what evaluate_batch returned on this rank, batch by batch."""
+        """Called after the last validation batch. outputs: results of evaluate_batch on this rank, batch by batch."""
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        """metrics: reduced over all ranks."""
+        """Called at the end of a validation. metrics: reduced over all ranks."""
         self.on_validation_step_end(metrics)
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Chief only: the state about to be saved; add what belongs to it."""
+        """Called on the chief only, with the state about to be saved. May add entries to it."""
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any] | None) -> None:
-        """The state about to be restored."""
+        """Called with the state about to be restored."""
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """Chief only: the files are written, but not yet in storage. More files may be put into the folder."""
+        """Called on the chief only, when the files are written but not yet in storage. More files may be put into the
+        folder."""
         self.on_checkpoint_end(checkpoint_dir)
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """Chief only: the checkpoint is in storage."""
+        """Called on the chief only, when the checkpoint is in storage."""
 
-    # Earlier names of hooks above, which call them unless they are overridden themselves.
+    # Earlier names of the hooks above, which call them unless they are overridden themselves.
 
     def on_validation_step_start(self) -> None: ...
 
@@ -71,14 +72,14 @@ class PyTorchCallback:
     def on_checkpoint_end(self, checkpoint_dir: str) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the checkpoint shall keep: tensors, numbers, strings, lists and dictionaries of them."""
+        """Returns the state for checkpoints: tensors, numbers, strings, lists and dictionaries of them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 def call_all(callbacks: Collection[PyTorchCallback], beat: Beat, hook: Callable[[PyTorchCallback], None]) -> None:
-    """A hook of every callback. It may take long, so the rank rests meanwhile."""
+    """Calls a hook of every callback. The heartbeat rests meanwhile, because a hook may take long."""
     if not callbacks:
         return
     beat.rest(CALLBACK)
@@ -91,8 +92,8 @@ def call_all(callbacks: Collection[PyTorchCallback], beat: Beat, hook: Callable[
 def trial_open(
     callbacks: Mapping[str, PyTorchCallback], first_batch_idx: int, checkpoint_uuid: str | None
 ) -> Iterator[None]:
-    """Between on_trial_startup and on_trial_shutdown. The latter runs on every callback that was started; where one
-    fails, the error of the block goes first, and what is not raised is logged."""
+    """Calls on_trial_startup at the beginning and on_trial_shutdown at the end. The latter runs on every callback that
+    was started. If one fails, the error of the block takes precedence, and errors that are not raised are logged."""
     started: dict[str, PyTorchCallback] = {}
     try:
         for name, callback in callbacks.items():
@@ -111,12 +112,12 @@ def trial_open(
 
 
 def _shut_down(callbacks: Mapping[str, PyTorchCallback]) -> list[tuple[str, Exception]]:
-    """What failed, by the callback's name."""
+    """Shuts down every callback. Returns the errors by the callback's name."""
     failures = []
     for name, callback in callbacks.items():
         try:
             callback.on_trial_shutdown()
-        except Exception as error:  # noqa: BLE001  whatever it is, the others have things to close
+        except Exception as error:  # noqa: BLE001  any error, as the other callbacks must close as well
             failures.append((name, error))
     return failures
 

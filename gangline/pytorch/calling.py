@@ -1,7 +1,7 @@
-"""How the trial's methods for one batch are called: by the names of their arguments, in whatever order they stand.
+"""Calls the trial's methods for one batch by the names of their arguments, in any order.
 
-Decided once before training, as looking at a signature for every batch would cost more than many a batch. Called by the
-training loop and the evaluation.
+The way is decided once before training: inspecting a signature takes longer than many a batch. Called by the training
+loop and the evaluation.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from typing import Any
 from gangline.errors import invalid
 from gangline.pytorch.trial import PyTorchTrial
 
+# Positions of the arguments in train_batch(batch, epoch_idx, batch_idx).
 _PLACES = {"epoch_idx": 1, "batch_idx": 2}
 
 
 def train_call(trial: PyTorchTrial) -> Callable[[Any, int, int], Any]:
-    """A function of batch, epoch_idx and batch_idx. Raises GanglineError where train_batch does not take them."""
+    """Returns a function of batch, epoch_idx and batch_idx. Raises GanglineError where train_batch does not take
+    them."""
     method: Callable[..., Any] = trial.train_batch
     signature = inspect.signature(method)
     if _takes(signature, batch=0, epoch_idx=0, batch_idx=0):
         return lambda batch, epoch, index: method(batch=batch, epoch_idx=epoch, batch_idx=index)
     if _takes(signature, 0, epoch_idx=0, batch_idx=0):
         return lambda batch, epoch, index: method(batch, epoch_idx=epoch, batch_idx=index)
-    # By order, unless a name says that it is another one.
+    # Pass by order, unless an argument's name shows another order.
     names = list(signature.parameters)
     is_in_order = all(name not in names or names.index(name) == place for name, place in _PLACES.items())
     if is_in_order and _takes(signature, 0, 0, 0):
@@ -33,8 +35,8 @@ def train_call(trial: PyTorchTrial) -> Callable[[Any, int, int], Any]:
 
 
 def evaluate_call(trial: PyTorchTrial) -> Callable[[Any, int], Any]:
-    """A function of batch and batch_idx, which is passed on only where evaluate_batch names it, or needs it. Raises
-    GanglineError where evaluate_batch takes neither one of the two nor both."""
+    """Returns a function of batch and batch_idx, which is passed on only where evaluate_batch names it, or needs it.
+    Raises GanglineError where evaluate_batch takes neither one of the two nor both."""
     method: Callable[..., Any] = trial.evaluate_batch
     signature = inspect.signature(method)
     if "batch_idx" in signature.parameters:

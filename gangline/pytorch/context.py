@@ -1,7 +1,7 @@
-"""What a trial may ask of the trainer, and what it hands over to it: models, optimizers, schedulers, reducers.
+"""PyTorchTrialContext: the trial's interface to the trainer. The trial passes models, optimizers, schedulers and
+reducers to it.
 
-Knows where training stands, but never moves it: that is the loop's business. How gradients become a step is told in
-gangline.pytorch.update.
+Knows the position of training, but only the loop changes it. gangline.pytorch.update turns gradients into a step.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _log = logging.getLogger("gangline")
 
 
 class PyTorchTrialContext(Lacking):
-    """Made by gangline.pytorch.init or by the cluster; one for each rank.
+    """Context of a trial, one for each rank. Made by gangline.pytorch.init or by the cluster.
 
-    models, optimizers, lr_schedulers, scalers: what was wrapped, in that order. experimental: the switches that
-    Determined keeps there.
+    models, optimizers, lr_schedulers, scalers: the wrapped ones, in the order of wrapping. experimental: the switches
+    that Determined keeps there.
     """
 
     lacks = ("autocast_forward_pass", "from_config", "profiler")
@@ -58,7 +58,7 @@ class PyTorchTrialContext(Lacking):
         writes_tensorboard: bool = True,
     ) -> None:
         self.core = core
-        # Batches that this rank trains for one batch of each rank of the full gang; more than 1 on fewer slots.
+        # Batches that this rank trains for one batch of each rank of the full gang. More than 1 on fewer slots.
         self.rounds = _rounds_of(core)
         self.device = device
         self.setting = setting
@@ -86,14 +86,14 @@ class PyTorchTrialContext(Lacking):
 
     @property
     def n_gpus(self) -> int:
-        """GPUs of this machine that the trial trains on."""
+        """Number of this machine's GPUs that the trial trains on."""
         return self.distributed.local_size if self.device.type == "cuda" else 0
 
     @property
     def scalers(self) -> list[Any]:
         return self.update.scalers
 
-    # What the experiment says.
+    # The experiment's configuration.
 
     def get_hparams(self) -> dict[str, Any]:
         return dict(self.setting.hparams)
@@ -108,35 +108,35 @@ class PyTorchTrialContext(Lacking):
         return dict(self.setting.config)
 
     def get_data_config(self) -> dict[str, Any]:
-        """The configuration's section `data`."""
+        """Returns the configuration's section `data`."""
         return dict(self.setting.config.get("data") or {})
 
     def get_trial_seed(self) -> int:
         return self.setting.trial_seed
 
     def get_experiment_id(self) -> int:
-        """0 off the cluster."""
+        """Returns the experiment's id; 0 off the cluster."""
         return self.core.info.trial.experiment_id if self.core.info else 0
 
     def get_trial_id(self) -> str:
-        """Empty off the cluster."""
+        """Returns the trial's id; empty off the cluster."""
         return self.core.info.trial.trial_id if self.core.info else ""
 
     def get_global_batch_size(self) -> int:
-        """Records of one batch over all ranks: global_batch_size without what slots_per_trial does not divide. The same
-        in an attempt on fewer slots."""
+        """Returns the records of one batch over all ranks: global_batch_size without the remainder by slots_per_trial.
+        The same in an attempt on fewer slots."""
         return self._split_batch().effective
 
     def get_per_slot_batch_size(self) -> int:
-        """Records of one batch of one rank: what a DataLoader's batch_size should be. On fewer slots than
+        """Returns the records of one batch of one rank, for a DataLoader's batch_size. On fewer slots than
         slots_per_trial it is the same, and train_batch is called several times for one batch."""
         return self._split_batch().per_slot
 
-    # What the trial hands over.
+    # Wrapping of the trial's objects.
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Moves the model to the device and spreads it over the ranks. Returns the module to train; its state_dict
-        has the names of the model given."""
+        """Moves the model to the device and prepares it for all ranks. Returns the module to train; its state_dict has
+        the names of the model given."""
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise invalid(
                 "pytorch.meta_model",
@@ -155,13 +155,14 @@ class PyTorchTrialContext(Lacking):
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> Optimizer:
-        """After the models whose parameters it holds.
+        """Registers an optimizer. Called after wrap_model of the models whose parameters it has. Returns the optimizer
+        to step.
 
-        backward_passes_per_step: accepted, no effect. Several backward passes may come before a step.
-        fp16_compression: the ranks exchange the gradients of its models in fp16, as with
-        optimizations.gradient_compression: true; what the experiment names there counts, and optimizers of one model
-        may not say True and False. average_aggregated_gradients: for all optimizers, in the place of what optimizations
-        say; None leaves that.
+        backward_passes_per_step: accepted, no effect. Several backward passes may come before a step. fp16_compression:
+        whether the ranks exchange the gradients of its models in fp16, as with optimizations.gradient_compression:
+        true. A compression that the experiment names takes precedence, and optimizers of one model may not pass True
+        and False. average_aggregated_gradients: applies to all optimizers and replaces the value in optimizations; None
+        keeps that value.
         """
         if average_aggregated_gradients is not None:
             self._average_gradients(average_aggregated_gradients)
@@ -171,7 +172,7 @@ class PyTorchTrialContext(Lacking):
         return wrapped
 
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
-        """The trainer steps it from then on, unless step_mode is MANUAL_STEP."""
+        """Registers a scheduler. The trainer steps it from then on, unless step_mode is MANUAL_STEP."""
         is_by_metric = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if is_by_metric and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
             raise invalid(
@@ -184,8 +185,9 @@ class PyTorchTrialContext(Lacking):
         return lr_scheduler
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """A torch.amp.GradScaler of the trial's own, whose state is kept in checkpoints; pass it to step_optimizer.
-        The trial scales the loss with it before context.backward. mixed_precision fp16 does all this by itself."""
+        """Registers a torch.amp.GradScaler of the trial's own; checkpoints keep its state. The trial scales the loss
+        with it before context.backward, and passes it to step_optimizer. mixed_precision fp16 does all this by itself.
+        """
         check_one_scaler(self.update.own_scaler is not None, has_wrapped=True)
         self.scalers.append(scaler)
         return scaler
@@ -197,51 +199,53 @@ class PyTorchTrialContext(Lacking):
         for_training: bool = True,
         for_validation: bool = True,
     ) -> MetricReducer:
-        """Adds metrics that are computed from what all ranks saw. In __init__, on all ranks alike.
+        """Adds metrics that are computed from the data of all ranks. Called in __init__, on all ranks alike.
 
-        reducer: a MetricReducer, or a function of the list of all values that any rank passes to the returned
-        reducer's update(value). name: of the one metric that it returns; without a name it returns a dictionary of
-        metrics. for_training, for_validation: which reports it takes part in.
+        reducer: a MetricReducer, or a function. The function gets the list of all values that any rank passes to the
+        returned reducer's update(value). name: of the one metric that it returns; without a name it returns a
+        dictionary of metrics. for_training, for_validation: the reports that it takes part in.
         """
         return self.reducers.wrap(reducer, name, for_training, for_validation)
 
     def reset_reducers(self) -> None:
-        """Forgets what all reducers were told."""
+        """Resets all reducers."""
         for is_training in (True, False):
             self.reducers.reset(is_training)
 
     def reduce_metrics(self, for_training: bool) -> dict[str, float]:
-        """The metrics of the reducers that take part in training reports, or in validations, over all ranks; those
-        reducers begin anew. All ranks call it in step. The trainer does so at each report by itself."""
+        """Returns the metrics over all ranks of the reducers that take part in training reports, or in validations.
+        Resets those reducers. All ranks call it in step. The trainer itself does so at each report."""
         return self.reducers.reduce(for_training)
 
     def configure_apex_amp(
         self, models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", **_options: Any
     ) -> Any:
-        """For trials written for apex: turns fp16 autocast on, unless opt_level is O0. Returns what it was given."""
+        """Turns fp16 autocast on, unless opt_level is O0, for trials written for apex. Returns its arguments."""
         if enabled and opt_level != "O0":
             self.use_amp()
             _log.info("configure_apex_amp: apex is not used; %s becomes torch.autocast with fp16", opt_level)
         return models if optimizers is None else (models, optimizers)
 
     def use_amp(self) -> None:
-        """As optimizations.mixed_precision fp16. In __init__."""
+        """Turns on mixed precision as optimizations.mixed_precision fp16 does. Called in __init__."""
         if self.precision.kind is None:
             check_one_scaler(True, has_wrapped=bool(self.scalers))
             self._set_precision("fp16")
 
     def set_profiler(self, *arguments: Any, **options: Any) -> None:
-        """Arguments of torch.profiler.profile. The trainer steps it after every batch; its traces go to TensorBoard."""
+        """Configures torch's profiler with the arguments of torch.profiler.profile. The trainer steps it after every
+        batch; its traces go to TensorBoard."""
         self.trace.configure(*arguments, **options)
 
-    # What train_batch calls.
+    # Methods that train_batch calls.
 
     def backward(
         self, loss: torch.Tensor, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
-        """As loss.backward, for a loss of one number. Where gradients are aggregated over several batches they become a
-        mean, unless optimizations.average_aggregated_gradients is off. create_graph: on one slot only."""
-        # Tells a rank that waits for the others here from one that has not come so far.
+        """Runs the backward pass like loss.backward, for a loss of one number. Gradients that are aggregated over
+        several batches become a mean, unless optimizations.average_aggregated_gradients is off. create_graph: on one
+        slot only."""
+        # Lets the hang watchdog distinguish a rank that waits for the others here from one that has not got here.
         self.core.beat.enter(BACKWARD)
         self.update.backward(loss, gradient, retain_graph, create_graph)
         self.core.beat.stay(TRAIN_BATCH)
@@ -256,9 +260,9 @@ class PyTorchTrialContext(Lacking):
     ) -> None:
         """Updates the parameters and clears their gradients, once in aggregation_frequency batches.
 
-        clip_grads: called with the optimizer's parameters before the update. auto_zero_grads: False leaves clearing
-        the gradients to the caller. scaler: a wrapped GradScaler; it is updated at the end of the batch, unless the
-        trial does so itself.
+        clip_grads: called with the optimizer's parameters before the update. auto_zero_grads: False leaves clearing the
+        gradients to the caller. scaler: a wrapped GradScaler; it is updated at the end of the batch, unless the trial
+        does so itself.
         """
         self.core.beat.enter(OPTIMIZER)
         self.update.step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
@@ -267,50 +271,50 @@ class PyTorchTrialContext(Lacking):
     def clip_grad_norm(
         self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
-        """As torch.nn.utils.clip_grad_norm_, for step_optimizer's clip_grads: clip_grads=lambda parameters:
-        context.clip_grad_norm(parameters, 1.0). Returns the norm over all ranks' parts as a plain tensor, whatever the
-        strategy. All ranks call it in step."""
+        """Clips gradients like torch.nn.utils.clip_grad_norm_, for step_optimizer's clip_grads: clip_grads=lambda
+        parameters: context.clip_grad_norm(parameters, 1.0). Returns the norm over all ranks' parts as a plain tensor
+        with every strategy. All ranks call it in step."""
         return self.strategy.clip_gradients(parameters, max_norm, norm_type)
 
     def get_full_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """A wrapped model's state_dict, whole and on the CPU, also where ranks hold parts of it. It fits the bare
+        """Returns a wrapped model's whole state_dict on the CPU, also where ranks have parts of it. It fits the bare
         model. All ranks call it in step; each gets all of it."""
         return self.strategy.full_model_state(model)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The region of mixed_precision, for forward passes outside of train_batch and evaluate_batch; without mixed
-        precision it does nothing."""
+        """Returns the context of mixed_precision, for forward passes outside of train_batch and evaluate_batch. Without
+        mixed precision it does nothing."""
         return self.precision.autocast()
 
     def to_device(self, data: Any, warned_types: Any = None) -> Any:
-        """The same data with its tensors and arrays on this rank's device. Batches that the trainer passes are there
-        already. warned_types: accepted, no effect."""
+        """Returns the same data with its tensors and arrays on this rank's device. Batches that the trainer passes are
+        there already. warned_types: accepted, no effect."""
         return batches.move(data, self.device)
 
-    # Where training stands.
+    # Position of training.
 
     def is_epoch_start(self) -> bool:
-        """Whether the running batch is the first of its epoch."""
+        """Returns whether the running batch is the first of its epoch."""
         return self.position.is_epoch_start
 
     def is_epoch_end(self) -> bool:
-        """Whether the running batch is the last of its epoch."""
+        """Returns whether the running batch is the last of its epoch."""
         return self.position.is_epoch_end
 
     def current_train_epoch(self) -> int:
         return self.position.epoch
 
     def current_train_batch(self) -> int:
-        """Counts all batches of the trial."""
+        """Returns the number of completed batches, counted over the whole trial."""
         return self.position.batches
 
     def get_initial_batch(self) -> int:
-        """Batches of this rank that lie behind when this process begins; for loaders that skip by themselves. On fewer
-        slots than slots_per_trial these are several for each batch of the trial."""
+        """Returns the batches that this rank had completed when this process began, for loaders that skip by
+        themselves. On fewer slots than slots_per_trial these are several for each batch of the trial."""
         return self.initial_batch * self.rounds
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Ends training early and in order, with a checkpoint, as soon as all ranks have noticed. Any rank may ask."""
+        """Ends training early with a checkpoint, as soon as all ranks have noticed. Any rank may call it."""
         if not isinstance(stop_requested, bool):
             raise invalid("pytorch.stop_requested", f"set_stop_requested({stop_requested!r}): expected True or False")
         self._stop_requested = stop_requested
@@ -321,11 +325,12 @@ class PyTorchTrialContext(Lacking):
     # TensorBoard.
 
     def get_tensorboard_path(self) -> Path:
-        """A folder of this rank; what is written there goes to the trial's storage."""
+        """Returns a folder of this rank; its files are uploaded to the trial's storage."""
         return self.core.train.get_tensorboard_path()
 
     def get_tensorboard_writer(self) -> Any:
-        """A SummaryWriter on that folder, the same at each call. The chief's own metrics are written with it too."""
+        """Returns a SummaryWriter on that folder, the same at each call. The chief's own metrics are written with it
+        too."""
         if self._writer is None:
             self._writer = make_writer(self.get_tensorboard_path())
         return self._writer
@@ -334,33 +339,33 @@ class PyTorchTrialContext(Lacking):
         return self.writes_tensorboard
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Whether the trainer writes the metrics that it reports to TensorBoard as well."""
+        """Sets whether the trainer also writes the metrics that it reports to TensorBoard."""
         self.writes_tensorboard = enable_tensorboard_logging
 
     def log_to_tensorboard(self, group: str, steps_completed: int, metrics: dict[str, float]) -> None:
-        """Chief only; the trainer calls it with what it reports."""
+        """Writes metrics to TensorBoard. Chief only; the trainer calls it with each report."""
         if self.writes_tensorboard:
             self._scalars.add({f"{group}/{name}": value for name, value in metrics.items()}, steps_completed)
 
     def flush_writer(self) -> None:
-        """The trainer calls it at the end of training."""
+        """Writes pending scalars and flushes the writer. The trainer calls it at the end of training."""
         self._scalars.write()
         if self._writer is not None:
             self._writer.flush()
 
     def close_writer(self) -> None:
-        """gangline.pytorch.init calls it at the end of its block."""
+        """Writes pending scalars and closes the writer. gangline.pytorch.init calls it at the end of its block."""
         self._scalars.write()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def _on_gradient(self) -> None:
-        # Not the method of today's update, as use_amp makes another one.
+        # Not bound to the present update, because use_amp replaces it.
         self.update.on_gradient()
 
     def _average_gradients(self, is_on: bool) -> None:
-        # Both, as use_amp makes the updates anew from the setting.
+        # Changes the setting as well, because use_amp makes a new update from it.
         optimizations = self.setting.optimizations.model_copy(update={"average_aggregated_gradients": is_on})
         self.setting = replace(self.setting, optimizations=optimizations)
         self.update.averages(is_on)
@@ -404,6 +409,7 @@ class PyTorchTrialContext(Lacking):
 
 
 def _rounds_of(core: Context) -> int:
-    """1 where a launcher of the script's own runs another number of workers than the trial has slots."""
+    """Returns the rounds of this rank in one step. 1 where the script's own launcher runs another number of workers
+    than the trial has slots."""
     info = core.info
     return info.rounds if info is not None and info.world_size == core.distributed.size else 1

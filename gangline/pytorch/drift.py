@@ -1,8 +1,8 @@
-"""Checks that all ranks hold the same parameters, for strategies in which each rank updates the whole model by itself.
+"""Checks that all ranks have the same parameters, for strategies in which each rank updates the whole model by itself.
 
-Owns the checksums, when they are due, and what is done where they differ. Ranks of one kind of GPU agree bit by bit:
-the exchanged gradients are the same, and so are the steps. Other kinds round differently, which is told apart by size.
-The training reports call it on all ranks in step.
+Owns the checksums, the moments of the checks, and the reaction to a difference. Ranks of one kind of GPU agree bit by
+bit, because the exchanged gradients and the steps are the same. Other kinds of GPU round differently, and only such
+small differences are allowed. The training reports call it on all ranks in step.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from gangline.errors import invalid
 from gangline.pytorch.bits import sum_of_bits
 from gangline.pytorch.context import PyTorchTrialContext
 
-# Of the time of a batch, on average: after a check that took longer the next reports go without.
+# Ratio of the checks' time to the time of training, on average. After an expensive check the next reports go without
+# one.
 _COST_RATIO = 0.001
-# Of a parameter's largest value. Rounding makes less of it, a gradient that was not exchanged soon more.
+# Relative to a parameter's largest value. Rounding stays below it; a gradient that was not exchanged soon exceeds it.
 _TOLERANCE = 1e-3
+# Keeps the sum of checksums and its negative within the int64 of the reduction.
 _MODULUS = 1 << 62
 _log = logging.getLogger("gangline")
 
 
 class DriftCheck:
-    """A check is begun with a report and ended one batch later, as the report itself, so that no rank waits for it."""
+    """Checks one trial for drift. A check begins with a report and ends one batch later, like the report itself, so
+    that no rank waits for it."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self._distributed = context.distributed
@@ -43,7 +46,7 @@ class DriftCheck:
         self._newest = (batches, time.perf_counter())
 
     def begin(self, batches: int, is_wanted: bool = False) -> None:
-        """is_wanted: also where it would come too early for its cost, as before a checkpoint."""
+        """Begins a check. is_wanted: also where it comes too early for its cost, as before a checkpoint."""
         if self._distributed.size == 1 or (batches < self._due and not is_wanted):
             return
         parameters = self._strategy.replicated()
@@ -59,8 +62,9 @@ class DriftCheck:
         self._answer = self._distributed.maximum_later([own, -own, due])
 
     def end(self, batches: int, describe_newest: Callable[[], str]) -> None:
-        """batches: of the check that was begun, if any. describe_newest: the checkpoint that training can go on from,
-        as a clause. Raises GanglineError `training.drift` where a parameter is another one on another rank."""
+        """Ends the check that was begun, if any. batches: of that check. describe_newest: returns the checkpoint that
+        training can continue from, as a clause. Raises GanglineError `training.drift` where a parameter differs between
+        ranks."""
         if self._answer is None:
             return
         largest, smallest, self._due = self._answer()
@@ -79,7 +83,8 @@ class DriftCheck:
         )
 
     def _find(self) -> tuple[str, float]:
-        """The parameter that differs most, now: in the batch since then each rank has gone on alike."""
+        """Returns the parameter that differs most, and by how much. Compares present values: in the batch since the
+        check began each rank has trained on in the same way."""
         parameters = list(self._strategy.replicated().items())
         count = len(self._sums)
         found = self._distributed.maximum([*self._sums, *(-value for value in self._sums)])
@@ -93,13 +98,14 @@ class DriftCheck:
 
     @staticmethod
     def _compare(parameter: torch.Tensor) -> float:
-        """With the chief's. What is no number is infinitely far away."""
+        """Returns the difference to the chief's parameter, relative to its largest value. A value that is not finite
+        counts as an infinite difference."""
         own = parameter.detach()
         chief = own.clone()
         dist.broadcast(chief, src=0)
         scale = max(float(chief.abs().max()), float(own.abs().max()))
         difference = float((own - chief).abs().max())
-        # A type of few digits rounds to steps of its own.
+        # A type of few digits rounds in steps that are larger than the tolerance, so its differences count less.
         coarse = 4 * torch.finfo(own.dtype).eps / _TOLERANCE if own.dtype.is_floating_point else 1.0
         if not math.isfinite(difference) or not math.isfinite(scale):
             return math.inf
@@ -116,15 +122,15 @@ class DriftCheck:
 
 @torch.no_grad()
 def checksums(parameters: Mapping[str, torch.Tensor]) -> list[int]:
-    """Of each parameter, as whole numbers."""
+    """Returns the checksum of each parameter, as whole numbers."""
     sums = [sum_of_bits(parameter.detach()) for parameter in parameters.values()]
-    # One transfer from the device for all.
+    # One transfer from the device for all parameters.
     found: list[int] = torch.stack([one.to(sums[0].device, torch.int64) for one in sums]).tolist()
     return found
 
 
 def next_distance(cost_seconds: float, batch_seconds: float) -> int:
-    """Batches until the next check, so that checks cost no more than their ratio."""
+    """Returns the batches until the next check, so that checks cost no more than their ratio."""
     if batch_seconds <= 0:
         return 1
     return max(1, math.ceil(cost_seconds / batch_seconds / _COST_RATIO))

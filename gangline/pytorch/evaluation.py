@@ -1,6 +1,6 @@
-"""One validation of the model: batch by batch on all ranks, or over the whole data on the chief.
+"""Validates the model: batch by batch on all ranks, or over the whole data on the chief.
 
-Owns the passage through the validation data and the reduction of its metrics. When to validate is the loop's business.
+Owns the pass over the validation data and the reduction of its metrics. The loop decides when to validate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gangline.pytorch.trial import PyTorchTrial
 
 
 class Evaluation:
-    """max_batches: of each rank; None for all of the data."""
+    """Runs the validations of one trial. max_batches: of each rank; None for all of the data."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Evaluation:
             self._call_evaluate = evaluate_call(trial)
 
     def run(self) -> dict[str, float]:
-        """The metrics over all ranks' data, the same on every rank. All ranks call it in step."""
+        """Returns the metrics over all ranks' data, the same on every rank. All ranks call it in step."""
         self._beat.enter(VALIDATION)
         self._call(lambda callback: callback.on_validation_start())
         for model in self._context.models:
@@ -84,7 +84,7 @@ class Evaluation:
             outputs = self._evaluate_all(loader, found)
         self._beat.resume()
         self._call(lambda callback: callback.on_validation_epoch_end(outputs))
-        # Ranks may have different numbers of batches: this one has none left.
+        # Ranks may have different numbers of batches, so this one may wait here for the others.
         self._beat.enter(EXCHANGE)
         by_rank = distributed.allgather((len(outputs), found.totals()))
         if not any(count for count, _ in by_rank):
@@ -92,11 +92,11 @@ class Evaluation:
         return found.combine(totals for _, totals in by_rank)
 
     def _evaluate_all(self, loader: Any, found: ValidationMetrics) -> list[dict[str, Any]]:
-        """What evaluate_batch returned, which is added to `found`."""
+        """Returns the results of evaluate_batch and adds them to `found`."""
         outputs: list[dict[str, Any]] = []
         self._beat.leave_step()
         if not self._has_run:
-            # The first batch may compile the model anew.
+            # The first batch may compile the model again, which takes longer than the hang watchdog allows.
             self._beat.rest(VALIDATION)
             self._has_run = True
         for index, batch in enumerate(loader):
@@ -108,12 +108,12 @@ class Evaluation:
         return outputs
 
     def _make_up_for(self, loader: Any) -> None:
-        """Evaluates a batch in advance for each that another rank has more, as all ranks run the model as often. What
-        that finds is forgotten."""
+        """Evaluates extra batches in advance, as many as another rank has more than this one, because all ranks must
+        run the model equally often. Discards their results."""
         own = len(loader) if self._max_batches is None else min(len(loader), self._max_batches)
         (most,) = self._context.distributed.maximum([own])
         for _ in range(most - own):
-            # Of this rank's data, or of anybody's where it has none.
+            # A rank without data takes a batch of the whole data.
             self._evaluate(next(iter(loader if own else self._loader.get_data_loader())), 0)
         self._context.reducers.reset(is_training=False)
 

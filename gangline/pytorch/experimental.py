@@ -1,4 +1,5 @@
-"""The switches that Determined keeps in context.experimental, for trials that bring their own way of loading data."""
+"""PyTorchExperimentalContext: the switches of Determined's context.experimental, for trials with their own data
+loading."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PyTorchExperimentalContext(Lacking):
-    """takes_any_loader, moves_batches: what was switched, for the trainer."""
+    """Keeps the experimental switches. takes_any_loader, moves_batches: their state, for the trainer."""
 
     lacks = ("reduce_metrics", "wrap_reducer")
 
@@ -26,13 +27,13 @@ class PyTorchExperimentalContext(Lacking):
         self.takes_any_loader = True
 
     def disable_auto_to_device(self) -> None:
-        """Leaves batches where the loader put them; the trial calls context.to_device."""
+        """Leaves batches on the loader's device; the trial calls context.to_device."""
         self.moves_batches = False
 
     def use_amp(self) -> None:
-        """As optimizations.mixed_precision fp16. In __init__."""
+        """Turns on mixed precision as optimizations.mixed_precision fp16 does. Called in __init__."""
         self._context.use_amp()
 
     def reset_reducers(self) -> None:
-        """As context.reset_reducers."""
+        """Resets all reducers, as context.reset_reducers does."""
         self._context.reset_reducers()

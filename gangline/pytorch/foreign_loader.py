@@ -1,6 +1,6 @@
-"""A torch DataLoader in the place of ours, for trials that divide, shuffle and skip their data by themselves.
+"""Wraps a torch DataLoader for trials that divide, shuffle and skip their data by themselves.
 
-Owns its repetition and the question how long an epoch is. Used after
+Owns its repetition and the length of an epoch. Used after
 context.experimental.disable_dataset_reproducibility_checks().
 """
 
@@ -15,15 +15,16 @@ from gangline.errors import invalid
 
 
 class ForeignLoader:
-    """Each rank has its own. An epoch is once through it; where its sampler repeats without an end, its len()."""
+    """Wraps a loader that each rank makes for itself. An epoch is one pass through it; where its sampler repeats
+    without an end, its len()."""
 
     def __init__(self, loader: data.DataLoader[Any]) -> None:
         self.loader = loader
         self.batch_size = loader.batch_size
 
     def steps_per_epoch(self, num_replicas: int, rounds: int = 1) -> int:
-        """Steps of `rounds` batches each; the loader holds this rank's part already. Raises GanglineError where it has
-        no length, or too few batches."""
+        """Returns the steps of `rounds` batches each; the loader has this rank's part already. Raises GanglineError
+        where it has no length, or too few batches."""
         try:
             steps = len(self.loader) // rounds
         except TypeError:
@@ -37,18 +38,20 @@ class ForeignLoader:
         return steps
 
     def describe_last_step(self, num_replicas: int) -> None:
-        """Nothing is known of it."""
+        """Returns None, because the records of a foreign loader are unknown."""
 
     def place_after(self, entries: int, num_replicas: int) -> tuple[int, int]:
-        """At the begin of the batch that the next record is in. entries: records, or batches without a batch_size."""
+        """Returns the beginning of the batch with the next record. entries: records, or batches without a
+        batch_size."""
         return entries // ((self.batch_size or 1) * num_replicas), 0
 
     def get_data_loader(self, repeat: bool = False, **_place: Any) -> Any:
-        """An iterable of this rank's batches; endless with repeat."""
+        """Returns an iterable of this rank's batches; endless with repeat."""
         return _repeat(self.loader) if repeat else self.loader
 
     def training_batches(self, **_place: Any) -> Iterator[tuple[Any, float]]:
-        """As of a DataLoader; how many records the other ranks have is not known, so all batches count alike."""
+        """Returns batches with weights, like DataLoader. The other ranks' numbers of records are unknown, so all
+        batches have weight 1."""
         return ((batch, 1.0) for batch in _repeat(self.loader))
 
 

@@ -1,7 +1,7 @@
-"""This rank's device and process group: made before the trial, taken down after it.
+"""Makes this rank's device and process group before the trial, and destroys the group after it.
 
-Owns the choice of the backend (NCCL on GPUs, gloo on CPUs) and a teardown that ends: gloo ranks were seen to hang on
-exit after finished training, which must not change their outcome.
+Owns the choice of the backend (NCCL on GPUs, gloo on CPUs) and a teardown that always ends. gloo ranks were seen to
+hang on exit after finished training, which must not change their outcome.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+# A teardown that takes longer counts as hanging, and the process ends without it.
 TEARDOWN_SECONDS = 5.0
 _at_exit: Callable[[], None] | None = None
 
 
 def choose_device() -> torch.device:
-    """The GPU of this local rank, else the CPU."""
+    """Returns the GPU of this local rank, else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -30,19 +31,19 @@ def choose_device() -> torch.device:
 
 
 def open_group(device: torch.device, timeout: timedelta | None = None) -> bool:
-    """Joins the default process group where the environment names more than one rank. True when it was made here, now
-    or in an earlier call. timeout: of its collectives; None for torch's own."""
+    """Joins the default process group where the environment names more than one rank. Returns True when it was made
+    here, now or in an earlier call. timeout: of its collectives; None for torch's own."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return False
     if dist.is_initialized():
         return _keep_at_exit()
-    # gloo beside NCCL carries what is no training data: metrics, objects, the question whether to stop.
+    # Beside NCCL, gloo carries all data that is no training data: metrics, objects, the agreement whether to stop.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     return True
 
 
 def close_group(seconds: float = TEARDOWN_SECONDS) -> None:
-    """Leaves the process group, or gives up on it in time. May be called when there is none."""
+    """Leaves the process group, and gives up after `seconds`. May be called when there is none."""
     if not dist.is_available() or not dist.is_initialized():
         return
     thread = threading.Thread(target=_destroy, name="gangline-teardown", daemon=True)
@@ -51,12 +52,12 @@ def close_group(seconds: float = TEARDOWN_SECONDS) -> None:
 
 
 def close_group_at_exit(seconds: float = TEARDOWN_SECONDS) -> None:
-    """Leaves the process group when the process ends, as close_group. Not before: ranks cannot make a second one, as
-    the addresses of the first lie in the store. May be called twice."""
+    """Leaves the process group when the process ends, like close_group. Not earlier: ranks cannot make a second group,
+    because the addresses of the first one are in the store. May be called twice."""
     global _at_exit  # noqa: PLW0603  the process group is one of the whole process, too
     if _at_exit is None:
         is_ending = threading.Event()
-        # Started now, as newer Pythons start no thread when they end.
+        # Started now, because newer Pythons start no thread while they end.
         thread = threading.Thread(target=_destroy_after, args=(is_ending,), name="gangline-teardown", daemon=True)
         thread.start()
 
@@ -74,7 +75,8 @@ def _destroy_after(is_ending: threading.Event) -> None:
 
 
 def _keep_at_exit() -> bool:
-    """Whether the group was to be left at the end. Now it is not, until the block that begins has ended well."""
+    """Cancels leaving the group at the end of the process, until the block that begins has ended well. Returns whether
+    it was planned."""
     if _at_exit is None:
         return False
     atexit.unregister(_at_exit)
@@ -82,6 +84,6 @@ def _keep_at_exit() -> bool:
 
 
 def _destroy() -> None:
-    # A peer that is gone already makes it fail; there is nobody left to tell.
+    # It fails where a peer has ended already, and there is no one left to report that to.
     with suppress(RuntimeError, ValueError):
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""A trained trial from a checkpoint's folder, in a process of its own: for evaluation, inference, a look at a model.
+"""Loads a trained trial from a checkpoint's folder in a separate process, for evaluation, inference or inspection.
 
-It needs no cluster and no other rank, whatever wrote the checkpoint. Checkpoints hold no code, so the caller names the
-trial class; that is what differs from Determined's function of the same name.
+It needs no cluster and no other rank, whatever strategy wrote the checkpoint. Checkpoints have no code, so the caller
+names the trial class; Determined's function of the same name does without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline.pytorch.setup import make_setting
 from gangline.pytorch.trial import PyTorchTrial
 
 T = TypeVar("T", bound=PyTorchTrial)
-# Determined once took torch.load's options by name; code that still passes them shall run.
+# Determined once took torch.load's options by name. Code that still passes them must run.
 _TORCH_LOAD_OPTIONS = ("map_location", "pickle_module", "weights_only", "mmap")
 
 
@@ -34,16 +34,16 @@ def load_trial_from_checkpoint_path(
     exp_conf: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> T:
-    """A trial made with the checkpoint's hyperparameters, its models, optimizers, schedulers and scalers as they were
-    saved. Every file is compared with the manifest first.
+    """Returns a trial made with the checkpoint's hyperparameters, with the saved states of its models, optimizers,
+    schedulers and scalers. Every file is compared with the manifest first.
 
     path: a checkpoint's folder, as `gangline checkpoint download` writes it. trial_class: required. trial_kwargs: its
-    arguments after the context. exp_conf: as much of the experiment's configuration as the trial reads, as checkpoints
-    do not hold it; also `optimizations` with mixed_precision fp16, whose scaler is part of the state.
-    torch_load_kwargs, and torch.load's options by name: accepted, no effect; nothing is unpickled but tensors and plain
-    values, and models come to this process's GPU where it has one. Callbacks are not made.
+    arguments after the context. exp_conf: the part of the experiment's configuration that the trial reads, because
+    checkpoints do not have it. It includes `optimizations` with mixed_precision fp16, whose scaler is part of the
+    state. torch_load_kwargs, and torch.load's options by name: accepted, no effect. Only tensors and plain values are
+    unpickled, and models are loaded to this process's GPU where it has one. Callbacks are not made.
 
-    Raises GanglineError `checkpoint.no_code` without a trial class, and what reading a checkpoint raises:
+    Raises GanglineError `checkpoint.no_code` without a trial class, and the errors of reading a checkpoint:
     `checkpoint.not_found`, `corrupt`, `newer_format`, `other_trial`, `other_model`.
     """
     _check_options(options)

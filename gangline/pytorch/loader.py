@@ -1,8 +1,8 @@
-"""The data loader of the trial API: torch's, with the order of the data in Gangline's hands.
+"""DataLoader of the trial API: torch's loader, with an order of the data that Gangline determines.
 
-Owns the seeded order of an epoch, which depends on seed and epoch alone (not on ranks or worker processes), its
-division over the ranks, and the start in the middle of an epoch at the exact record. A sampler of the user's draws
-under the same rule. Reading records, workers and collation stay with torch.utils.data.
+Owns the seeded order of an epoch, which depends on seed and epoch alone (not on ranks or worker processes). Also owns
+the division of this order over the ranks, and the start in the middle of an epoch at the exact record. A user's sampler
+draws under the same rule. Reading records, workers and collation stay with torch.utils.data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Read = Callable[[int, int], list[Any]]
 
 
 class Order(Protocol):
-    """The entries of any epoch, in the order in which they are trained on."""
+    """Order of the entries of any epoch, in which they are trained on."""
 
     def __len__(self) -> int: ...
 
@@ -33,7 +33,7 @@ class Order(Protocol):
 
 
 class _RecordOrder:
-    """Record numbers, as they are or shuffled."""
+    """Order of record numbers, unchanged or shuffled."""
 
     def __init__(self, length: int, shuffle: bool) -> None:
         self._length = length
@@ -45,14 +45,14 @@ class _RecordOrder:
     def open(self, epoch: int, seed: int) -> Read:
         if not self._shuffle:
             return lambda first, last: list(range(first, last))
-        # As an array: taking a few numbers out of a tensor costs more, and a list of all would take far more memory.
+        # An array: taking a few numbers out of a tensor costs more, and a list of all would take far more memory.
         order = torch.randperm(self._length, generator=_generator(seed, epoch)).numpy()
         return lambda first, last: order[first:last].tolist()
 
 
 class _SampledOrder:
-    """What a sampler or batch sampler of the user's gives. It draws from random streams of (seed, epoch), so all ranks
-    see one order, and draws no further ahead than training needs."""
+    """Order of a user's sampler or batch sampler. The sampler draws from random streams of (seed, epoch), so all ranks
+    see one order, and it draws no further ahead than training needs."""
 
     def __init__(self, sampler: Any) -> None:
         if not isinstance(sampler, Sized):
@@ -90,12 +90,12 @@ class _SampledOrder:
 
 
 class _ShardSampler(data.Sampler[Any]):
-    """This rank's batches, for torch's DataLoader. first_step: None for one pass that leaves out nothing. shift: of the
-    first epoch. rounds: batches of this rank in one step of training. has_batches: whether the order's entries are
-    batches.
+    """Yields this rank's batches for torch's DataLoader. first_step: None for one pass that leaves out nothing. shift:
+    of the first epoch. rounds: batches of this rank in one step of training. has_batches: whether the order's entries
+    are batches.
 
-    weights: takes the weight of each batch that torch's loader asks for. torch asks ahead, and returns batches in the
-    order in which it asked. None where the weights are not wanted.
+    weights: receives the weight of each batch that torch's loader asks for. torch asks ahead, and returns batches in
+    the order in which it asked. None where the weights are not wanted.
     """
 
     def __init__(  # noqa: PLR0917  all of them by name
@@ -148,11 +148,11 @@ class _ShardSampler(data.Sampler[Any]):
             shift = 0
 
     def _take(self, read: Read, parts: list[Part]) -> list[tuple[Any, float]]:
-        """This rank's batches of one step, and what the mean of each counts."""
+        """Returns this rank's batches of one step, and the weight of the mean of each."""
         size = self._in_rounds[0].size
         step = parts[0].step
         if not self._has_batches:
-            # Read at once: a spare part lies before the parts of earlier rounds, and positions never fall.
+            # One read for all parts: a spare part is before the parts of earlier rounds, and positions never fall.
             first, last = min(part.entries.start for part in parts), max(part.entries.stop for part in parts)
             records = read(first, last)
             return [
@@ -163,7 +163,7 @@ class _ShardSampler(data.Sampler[Any]):
                 for part in parts
             ]
         batches = read(step.start, step.stop)
-        # Other things than lists of records have no number of records that is known here.
+        # A batch that is no list has an unknown number of records and counts as one.
         counts = [len(batch) if isinstance(batch, list) else 1 for batch in batches]
         places = [part.entries.start - step.start for part in parts]
         return [
@@ -173,11 +173,12 @@ class _ShardSampler(data.Sampler[Any]):
 
 
 class DataLoader:
-    """Takes the arguments of torch.utils.data.DataLoader. The trainer makes each rank's loader from it.
+    """Loads data for a trial. Takes the arguments of torch.utils.data.DataLoader; the trainer makes each rank's loader
+    from it.
 
     batch_size counts records of one rank: context.get_per_slot_batch_size(). The dataset has a length. Shuffling
-    follows the trial's seed, and so does a sampler's random order. The records that are left for the last step of an
-    epoch are divided over the ranks, and count by their number, unless drop_last leaves them out.
+    follows the trial's seed, and so does a sampler's random order. The remaining records in the last step of an epoch
+    are divided over the ranks, and weighted by their number, unless drop_last leaves them out.
     """
 
     def __init__(  # noqa: PLR0917  the order of torch's arguments
@@ -205,15 +206,15 @@ class DataLoader:
             else _SampledOrder(sampler if sampler is not None else batch_sampler)
         )
         self._options = {"num_workers": num_workers, "collate_fn": collate_fn, "pin_memory": pin_memory, **options}
-        # A sampler of the user's may give other things than numbers.
+        # A user's sampler may yield other values than numbers.
         self._may_be_batched = sampler is None and batch_sampler is None and collate_fn is None
 
     def __len__(self) -> int:
-        """Batches of one pass over all data, before it is divided over the ranks."""
+        """Returns the number of batches of one pass over all data, before it is divided over the ranks."""
         return self._row().num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over all data, in the order of epoch 0 with seed 0."""
+        """Returns one pass over all data, in the order of epoch 0 with seed 0."""
         return iter(self.get_data_loader())
 
     def get_data_loader(
@@ -227,18 +228,18 @@ class DataLoader:
         shift: int = 0,
         rounds: int = 1,
     ) -> data.DataLoader[Any]:
-        """torch's loader for one rank of num_replicas.
+        """Returns torch's loader for one rank of num_replicas.
 
-        repeat: epoch after epoch without an end, for training, beginning skip steps after the start and, in that
-        epoch, shift entries later. rounds: batches of this rank in one step; 1 in a gang of full size. Where the last
-        step of an epoch has too few records for all ranks, some repeat others' records; `training_batches` tells which.
-        Without repeat: one pass that leaves out nothing.
+        repeat: epoch after epoch without an end, for training. It begins skip steps after the start and, in that epoch,
+        shift entries later. rounds: batches of this rank in one step; 1 in a gang of full size. Where the last step of
+        an epoch has too few records for all ranks, some repeat others' records; `training_batches` shows which. Without
+        repeat: one pass that leaves out nothing.
         """
         first_step = skip if repeat else None
         shard = Shard(rank, num_replicas)
         sampler = _ShardSampler(self._order, self._row, shard, rounds, first_step, seed, shift, self._has_batches)
-        # Workers draw their seeds from it. After a resume no rank may repeat what a rank drew at the start, also where
-        # there are more or fewer ranks now.
+        # Workers draw their seeds from this generator. After a resume no rank may repeat the draws of a rank at the
+        # start, also with more or fewer ranks now.
         options: dict[str, Any] = {"generator": _generator(seed, rank, num_replicas, skip), **self._options}
         whole = batched(self.dataset) if self._may_be_batched else None
         if whole is not None:
@@ -248,21 +249,21 @@ class DataLoader:
     def training_batches(
         self, *, skip: int, shift: int, num_replicas: int, rank: int, seed: int, rounds: int = 1
     ) -> Iterator[tuple[Any, float]]:
-        """A rank's endless stream as of get_data_loader, each batch with its weight: what the mean over its records
-        counts in the mean over all ranks and rounds. 0 for a batch of records that another rank trains on."""
+        """Yields a rank's endless stream as from get_data_loader, each batch with its weight: the weight of its mean in
+        the mean over all ranks and rounds. 0 for a batch of records that another rank trains on."""
         loader = self.get_data_loader(True, skip, num_replicas, rank, seed, shift=shift, rounds=rounds)
         weights = cast("_ShardSampler", loader.batch_sampler).weights = deque[float]()
         for batch in loader:
             yield batch, weights.popleft()
 
     def place_after(self, entries: int, num_replicas: int) -> tuple[int, int]:
-        """Where an epoch goes on of which so many records are done: steps, and shift, for `skip` and
-        `shift` above. entries: batches where a batch sampler makes them. num_replicas: of the full
-        gang."""
+        """Returns the place at which an epoch continues after so many entries: steps, and shift, for `skip` and `shift`
+        above. entries: batches where a batch sampler makes them. num_replicas: of the full gang."""
         return Shard(0, num_replicas).place_after(self._row(), entries)
 
     def steps_per_epoch(self, num_replicas: int, rounds: int = 1) -> int:
-        """Steps of each rank in one epoch, of `rounds` batches each. Raises GanglineError when there is none."""
+        """Returns the steps of each rank in one epoch, of `rounds` batches each. Raises GanglineError when there is
+        none."""
         steps = Shard(0, num_replicas * rounds).steps_per_epoch(self._row())
         if steps < 1:
             records = len(cast("Sized", self.dataset))
@@ -274,7 +275,7 @@ class DataLoader:
         return steps
 
     def describe_last_step(self, num_replicas: int) -> str | None:
-        """What is special about the last step of each epoch on so many slots; None where it is as all others."""
+        """Describes the last step of each epoch on so many slots; None where it is like all others."""
         row, shard = self._row(), Shard(0, num_replicas)
         whole = row.batch_size * num_replicas
         left = row.length % whole
@@ -288,7 +289,7 @@ class DataLoader:
         )
 
     def _row(self) -> Row:
-        """Asked again at each epoch, as a sampler may change its length."""
+        """Returns the entries of an epoch. Called again at each epoch, because a sampler may change its length."""
         return Row(len(self._order), self.batch_size or 1, self._drop_last)
 
 
@@ -297,7 +298,7 @@ def _generator(seed: int, *numbers: int) -> torch.Generator:
 
 
 def _parts_of(sampler: Any, found: list[Any] | None = None) -> list[Any]:
-    """The sampler itself, and samplers that it or one of these holds as an attribute."""
+    """Returns the sampler, and samplers among its attributes and theirs."""
     found = [] if found is None else found
     found.append(sampler)
     for value in getattr(sampler, "__dict__", {}).values():

@@ -1,7 +1,8 @@
-"""The training loop: batch after batch until the schedule is over, somebody asks to stop, or the slots are needed.
+"""Training loop: trains batch after batch until the schedule is over, a stop is requested, or the trial is preempted.
 
-Owns the position in the data, when to report, validate and save, and the agreement of all ranks on when to look for a
-stop. It calls the user's trial and callbacks; what a batch does to the model is theirs. Made and run by the Trainer.
+Owns the position in the data, the moments to report, validate and save, and the agreement of all ranks on when to check
+for a stop. It calls the user's trial and callbacks, which decide how a batch changes the model. Made and run by the
+Trainer.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ from gangline.pytorch.torch_error import explain
 from gangline.pytorch.trial import PyTorchTrial
 from gangline.pytorch.unit import Position
 
+# Least time between two progress messages, so that short batches do not flood the link.
 _PROGRESS_SECONDS = 1.0
-# The place in what the ranks agree on at a look.
+# Index of the trace order in the numbers that the ranks agree on (_ask).
 _TRACE = 2
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _log = logging.getLogger("gangline")
 
 
 class TrainingLoop:
-    """All ranks run it in step. is_preempted: whether it ended because the slots are needed."""
+    """Trains one trial. All ranks run it in step. is_preempted: whether it ended because the slots are needed."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class TrainingLoop:
         self._next_event = 0
         self._pace = Pace()
         self._question: Callable[[], list[int]] | None = None
-        # What all ranks know: whether the slots are needed, whether one of them wants to end.
+        # Agreed by all ranks: whether the slots are needed, and whether one rank wants to end.
         self._stop: tuple[bool, bool] | None = None
         self._looked_at = self._told_at = (0, 0.0)
         self._records = 0
@@ -86,7 +88,7 @@ class TrainingLoop:
         self._newest_metrics: dict[str, float] = {}
         self._has_its_validation = False
         self._rounds = context.rounds
-        # Ranks of the full gang: positions and batches are counted as it would make them.
+        # Ranks of the full gang. Positions and batches are counted as the full gang would make them.
         self._full_size = self._distributed.size * self._rounds
         self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size, self._rounds)
         note = loader.describe_last_step(self._full_size)
@@ -96,8 +98,8 @@ class TrainingLoop:
         context.position = self._position
 
     def restore(self, source: Source) -> None:
-        """Goes on where a checkpoint was saved; from one of another trial it takes all but the position. All ranks call
-        it in step, before `run`."""
+        """Continues where a checkpoint was saved. From a checkpoint of another trial it takes everything but the
+        position. All ranks call it in step, before `run`."""
         if not self._keeper.restore(source):
             return
         progress = source.trainer["progress"]
@@ -110,7 +112,8 @@ class TrainingLoop:
         self._has_its_validation = self._newest_validation == position.batches
 
     def run(self, source: Source | None = None, validate_first: bool = False) -> None:
-        """source: what was restored, for its random numbers; they start when everything else is in place."""
+        """Trains to the end. source: the restored checkpoint, for its random numbers, which are restored when
+        everything else is in place. validate_first: validate before the first batch of a new trial."""
         self._beat.begin(self._position.batches)
         self._call(lambda callback: callback.on_training_start())
         for model in self._context.models:
@@ -134,7 +137,7 @@ class TrainingLoop:
         self._end()
 
     def settle(self) -> None:
-        """When training has failed: the save under way may yet become a checkpoint."""
+        """Waits for the save under way after training has failed, as it may still become a checkpoint."""
         self._keeper.settle()
 
     def _train(self) -> None:
@@ -155,8 +158,8 @@ class TrainingLoop:
                 return
 
     def _batches(self) -> Iterator[tuple[Any, float]]:
-        """This rank's endless stream of batches with their weights, from where training stands. Each step
-        takes as many as it has rounds."""
+        """Returns this rank's endless stream of batches with their weights, from the present position on. Each step
+        takes one batch for each round."""
         return self._loader.training_batches(
             skip=self._position.loader_step,
             shift=self._position.shift,
@@ -167,7 +170,8 @@ class TrainingLoop:
         )
 
     def _train_batch(self, batches: Iterator[tuple[Any, float]]) -> None:
-        """One batch of each rank of the full gang, whose gradients this rank gathers in one round or several."""
+        """Trains one batch of each rank of the full gang. This rank trains its part in one or several rounds and
+        aggregates their gradients."""
         position = self._position
         is_step = (position.batches + 1) % self._aggregation_frequency == 0
         records = 0
@@ -177,7 +181,7 @@ class TrainingLoop:
                 batch, weight = next(batches)
             if position.is_epoch_start and number == 1:
                 self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
-            # Reducers must not learn of records that another rank or round trains on.
+            # A batch of weight 0 belongs to another rank or round, so reducers must not see its records.
             with _NOTHING if weight else self._context.reducers.unchanged():
                 result = self._update_model(batch, weight, is_step and number == self._rounds)
             self._reports.add(result, weight)
@@ -186,7 +190,7 @@ class TrainingLoop:
         if self._is_profiled:
             self._profile.end_batch(records, is_step)
         if self._trace.is_on:
-            # Now and then it writes a trace, for which there is no bound.
+            # A call may write a trace, whose duration has no bound, so the hang watchdog must not count it.
             self._beat.rest(TRACE)
             self._trace.step()
             self._beat.resume()
@@ -195,7 +199,7 @@ class TrainingLoop:
             self._link.send_first_step()
 
     def _update_model(self, batch: Any, weight: float, is_step: bool) -> Any:
-        """What train_batch returns."""
+        """Calls train_batch and returns its result. Raises a GanglineError with advice for a known error of torch."""
         context, position = self._context, self._position
         self._beat.enter(FORWARD)
         context.update.begin_batch(is_step, weight)
@@ -226,7 +230,7 @@ class TrainingLoop:
         if position.batches < self._next_event:
             return
         if self._schedule.has_report(position):
-            # Where batches are long, one batch later is late.
+            # Where batches are long, one batch later is too late for a report.
             self._reports.begin(position.batches, may_wait=self._pace.distance > 1)
         if self._schedule.has_validation(position) and not self._schedule.is_over(position):
             self._validate()
@@ -245,7 +249,8 @@ class TrainingLoop:
                 wrapped.scheduler.step()
 
     def _should_stop(self) -> bool:
-        """Whether a rank wants to, once no gathered gradients would be lost."""
+        """Returns whether training stops here, because a rank wants to or the slots are needed. Waits until no
+        aggregated gradients would be lost."""
         if self._stop is None:
             self._look()
         if self._stop is None:
@@ -258,8 +263,8 @@ class TrainingLoop:
         return self.is_preempted or is_stopped
 
     def _look(self) -> None:
-        """Asks all ranks at once, at the same batch on all of them. Where batches are short the answer is awaited one
-        batch later, so that no rank stands still for it."""
+        """Asks all ranks about a stop, at the same batch on all of them. Where batches are short the answer is awaited
+        one batch later, so that no rank waits for it."""
         batches = self._position.batches
         self._keeper.poll()
         if self._question is None:
@@ -291,15 +296,15 @@ class TrainingLoop:
         return self._distributed.maximum_later(wishes)
 
     def _begin_trace(self, batches: int) -> None:
-        """All ranks, after the same batch. The chief traces; what the ranks measure of these steps, and of the one that
-        waits until the trace is written, says nothing of their buckets."""
+        """Begins an ordered trace after the same batch on all ranks; the chief traces. Tensor fusion ignores these
+        steps, and the one that waits until the trace is written, because tracing distorts their times."""
         self._fusion.rest(-(-(1 + batches) // self._aggregation_frequency) + 1)
         if not self._distributed.is_chief:
             return
         if self._stop is not None:
             self._trace.refuse("training stops")
             return
-        # CUPTI takes a second or more to start.
+        # CUPTI takes a second or more to start, so the hang watchdog pauses.
         self._beat.rest(TRACE)
         self._trace.order(batches, self._position.batches, self._context.core.tensorboard, self._rest_for_trace)
         self._beat.resume()
@@ -308,14 +313,15 @@ class TrainingLoop:
         self._beat.rest(TRACE)
 
     def _cut_trace(self, why: str) -> None:
-        """An ordered one holds training alone: a validation of many batches would make a file that nothing opens."""
+        """Ends an ordered trace, which covers training alone. A validation of many batches would make a file too large
+        to open."""
         if self._trace.is_on:
             self._beat.rest(TRACE)
             self._trace.cut(why)
             self._beat.resume()
 
     def _end_traces(self) -> None:
-        """One that is under way is written; whoever ordered one that comes too late is told so."""
+        """Writes a trace that is under way, and refuses an order that comes too late."""
         self._cut_trace("training stops")
         asked = self._question()[_TRACE] if self._question is not None else 0
         self._question = None
@@ -335,7 +341,8 @@ class TrainingLoop:
         self._records, self._told_at = 0, (batches, now)
 
     def _check_finite(self, found: tuple[str, float] | None, batches: int) -> None:
-        """A model whose loss is no number any more does not recover, and would take the place of a good checkpoint."""
+        """Raises GanglineError `training.nonfinite_loss` for a loss that is not finite. Such a model does not recover,
+        and its checkpoint would replace a good one."""
         if found is None or self._context.setting.optimizations.nonfinite_loss == "ignore":
             return
         name, value = found
@@ -361,7 +368,8 @@ class TrainingLoop:
             self._save()
 
     def _warn_of_metric(self, metrics: Mapping[str, Any]) -> None:
-        """Once. No error, because the first validation may be the last one, after days of training."""
+        """Warns once that the validation lacks the searcher's metric. It is no error, because the first validation may
+        be the last one, after days of training."""
         wanted = self._best.metric
         if wanted is None or wanted in metrics or self._has_warned_of_metric or not self._distributed.is_chief:
             return
@@ -375,7 +383,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         is_validated = self._newest_validation == self._position.batches
-        # One that was saved before its validation is saved again: without its metrics it would be nobody's best.
+        # A checkpoint saved before its validation is saved again: without metrics it could never be the best one.
         if self._newest_checkpoint == self._position.batches and (self._has_its_validation or not is_validated):
             return
         self._reports.check(self._position.batches)
@@ -401,7 +409,7 @@ class TrainingLoop:
         return batches // self._aggregation_frequency
 
     def _end(self) -> None:
-        """The last report and checkpoint, and unless the slots are needed the last validation."""
+        """Sends the last report and saves the last checkpoint. Validates before that, unless the slots are needed."""
         self._end_traces()
         self._send_progress()
         if self._reports.newest != self._position.batches:
@@ -414,10 +422,10 @@ class TrainingLoop:
 
 
 def _place_here(progress: Mapping[str, Any], loader: DataLoader | ForeignLoader, size: int) -> tuple[int, int]:
-    """Offset and shift that come after the records that were done when the state was saved, also where batches have
+    """Returns the offset and the shift behind the records that were trained when the state was saved. Batches may have
     another size now."""
     batches = progress["offset"] * progress["world_size"]
     if (loader.batch_size is None) != (progress["batch_size"] is None):
         return int(batches // size), 0
-    # Earlier versions went on at the begin of a batch and kept no shift.
+    # Earlier versions continued at the beginning of a batch and saved no shift.
     return loader.place_after(batches * (progress["batch_size"] or 1) + progress.get("shift", 0), size)

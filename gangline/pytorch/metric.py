@@ -1,6 +1,6 @@
-"""Metrics of one rank, and how those of all ranks become one number.
+"""Gathers metrics of one rank, and reduces those of all ranks to one number.
 
-Owns the sums that grow without waiting for the device, and the reduction over ranks: training metrics weigh every
+Owns the sums, which grow without waiting for the device, and the reduction over ranks. Training metrics weigh every
 batch alike, validation metrics every record. Called by the training loop and the evaluation.
 """
 
@@ -17,7 +17,7 @@ from gangline.errors import invalid
 
 
 class Reducer(Enum):
-    """How a validation metric's values of several batches become one. AVG weighs each batch by its records."""
+    """Names how a validation metric's values of several batches become one. AVG weighs each batch by its records."""
 
     AVG = "avg"
     SUM = "sum"
@@ -30,25 +30,25 @@ MetricReduction = Reducer | Callable[[list[float]], Any]
 
 
 class MetricSums:
-    """Sums of named numbers. Tensors are added on their device, so adding never waits for a GPU."""
+    """Sums named numbers. Tensors are added on their device, so adding never waits for a GPU."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, float] = {}
 
     def add(self, result: Any, method: str, weight: float = 1) -> None:
-        """result: what the trial's method returned. weight: how much it counts; 0 leaves nothing but the names. Raises
+        """Adds a batch. result: of the trial's method. weight: of this batch; with 0 only the names count. Raises
         GanglineError `pytorch.metrics`."""
         sums, counts = self._sums, self._counts
         if not isinstance(result, dict):
             result = check_metrics(result, method)
         if weight != 1:
-            # Not multiplied by 0, which leaves what is no finite number as it is.
+            # Not multiplied by 0, because infinity and NaN would not become 0.
             result = {name: weight * value if weight else 0.0 for name, value in check_metrics(result, method).items()}
         for name, value in result.items():
             known = sums.get(name)
             if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
-                # This runs after every batch, so what fits is not looked at. Only one number fits into a sum.
+                # Runs after every batch, so a value that fits is not checked: only a single number fits into a sum.
                 try:
                     known.add_(value.detach())
                 except RuntimeError:
@@ -58,28 +58,29 @@ class MetricSums:
             counts[name] = counts.get(name, 0) + weight
 
     def _add_other(self, name: str, value: Any, method: str) -> None:
-        """The first of its name, or one that does not fit into the sum as it is."""
+        """Adds the first value of a name, or one that does not fit into the sum as it is."""
         check_metrics({name: value}, method)
         number = value.detach() if isinstance(value, torch.Tensor) else value
         self._sums[name] = self._sums[name] + number if name in self._sums else _start_of_sum(number)
 
     def __bool__(self) -> bool:
-        """Whether anything was added since the last `take`."""
+        """Returns whether any value was added since the last `take`."""
         return bool(self._sums)
 
     def nonfinite_loss(self) -> tuple[str, float] | None:
-        """The first loss whose sum is no finite number. Waits for the device."""
+        """Returns the first loss whose sum is not finite. Waits for the device."""
         return find_nonfinite_loss({name: float(total) for name, total in self._sums.items() if _is_loss(name)})
 
     def take(self) -> dict[str, tuple[float, float]]:
-        """Name -> sum and count since the last call."""
+        """Returns name -> sum and count since the last call."""
         found = {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
         return found
 
 
 def _start_of_sum(number: Any) -> Any:
-    """A copy, as the trial may go on with its own tensor; wide enough for the sum of many halves or counts."""
+    """Returns a copy, because the trial may change its own tensor. Its type is wide enough for the sum of many halves
+    or counts."""
     if not isinstance(number, torch.Tensor):
         return number
     is_whole = not number.is_floating_point()
@@ -87,7 +88,7 @@ def _start_of_sum(number: Any) -> Any:
 
 
 def average(by_rank: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
-    """The mean over all batches of all ranks. A metric without any weight has none."""
+    """Returns the mean over all batches of all ranks. Leaves out a metric without any weight."""
     sums: dict[str, tuple[float, float]] = {}
     for metrics in by_rank:
         for name, (total, count) in metrics.items():
@@ -97,7 +98,8 @@ def average(by_rank: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, f
 
 
 def find_nonfinite_loss(metrics: Mapping[str, float]) -> tuple[str, float] | None:
-    """Metrics are losses by their names; others may well be undefined, as a precision without positives."""
+    """Returns the first loss that is not finite. A metric is a loss by its name; others may well be undefined, as a
+    precision without positives."""
     return next(((name, value) for name, value in metrics.items() if _is_loss(name) and not math.isfinite(value)), None)
 
 
@@ -106,10 +108,11 @@ def _is_loss(name: str) -> bool:
 
 
 def check_metrics(result: Any, method: str) -> dict[str, Any]:
-    """What train_batch or evaluate_batch returned, as a mapping of single numbers."""
+    """Returns the result of train_batch or evaluate_batch as a mapping of single numbers. Raises GanglineError
+    `pytorch.metrics`."""
     if isinstance(result, torch.Tensor):
         result = {"loss": result}
-    # A dictionary is asked for first: asking for an abstract class is slow, and this runs after every batch.
+    # The check for a dictionary is first: one against an abstract class is slow, and this runs after every batch.
     if not isinstance(result, dict) and not isinstance(result, Mapping):
         raise invalid(
             "pytorch.metrics",
@@ -128,7 +131,8 @@ def _is_number(value: Any) -> bool:
 
 
 class ValidationMetrics:
-    """Values of one rank's validation batches, each with its records; `combine` makes one of all ranks' totals."""
+    """Collects values of one rank's validation batches, each with its records. `combine` reduces all ranks' totals to
+    one."""
 
     def __init__(self, reducer: MetricReduction | Mapping[str, MetricReduction]) -> None:
         _check_reducer(reducer)
@@ -137,8 +141,8 @@ class ValidationMetrics:
         self._num_batches = 0
 
     def add(self, metrics: Mapping[str, Any], records: int) -> None:
-        """Raises GanglineError `pytorch.metrics` where a batch has other metrics than those before it: their means
-        would be of different records."""
+        """Adds a batch. Raises GanglineError `pytorch.metrics` where a batch has other metrics than those before it:
+        their means would be of different records."""
         if self._num_batches and metrics.keys() != self._totals.keys():
             raise invalid("pytorch.metrics", _other_names(self._num_batches, metrics, self._totals))
         self._num_batches += 1
@@ -150,11 +154,11 @@ class ValidationMetrics:
             self._totals[name] = entry if known is None else _join(reducer, known, entry)
 
     def totals(self) -> dict[str, tuple[Any, int]]:
-        """Plain numbers, or lists of them where a function reduces."""
+        """Returns plain numbers, or lists of them where a function reduces."""
         return {name: (_plain(value), records) for name, (value, records) in self._totals.items()}
 
     def combine(self, by_rank: Iterable[Mapping[str, tuple[Any, int]]]) -> dict[str, float]:
-        """A rank without any batch adds nothing."""
+        """Reduces the totals of all ranks. A rank without any batch adds nothing."""
         merged: dict[str, tuple[Any, int]] = {}
         for totals in by_rank:
             for name, entry in totals.items():

@@ -18,27 +18,30 @@ _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Precision:
-    """kind: fp16, bf16, or None for what the model has."""
+    """Makes the contexts of one trial's precision. kind: fp16, bf16, or None for the model's own type."""
 
     def __init__(self, device: torch.device, kind: str | None) -> None:
         self._device = device
         self.kind = kind
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Around a forward pass; nothing without mixed precision."""
+        """Returns the context of a forward pass, which does nothing without mixed precision."""
         return _NOTHING if self.kind is None else torch.autocast(self._device.type, dtype=_TYPES[self.kind])
 
     def without_autocast(self) -> AbstractContextManager[Any]:
-        """Around what runs inside a forward pass's region but must not be cast: backward passes and updates."""
+        """Returns a context for code inside a forward pass's region that must not be cast: backward passes and
+        updates."""
         return _NOTHING if self.kind is None else torch.autocast(self._device.type, enabled=False)
 
     def make_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
-        """What keeps the small gradients of fp16 from vanishing; bf16 has the range of full precision."""
+        """Returns a scaler for fp16, which keeps small gradients from vanishing; else None. bf16 has the range of full
+        precision."""
         return torch.amp.GradScaler(self._device.type, **options) if self.kind == "fp16" else None
 
 
 def check_one_scaler(has_own: bool, has_wrapped: bool) -> None:
-    """has_own: the context made one for fp16. has_wrapped: the trial brought one."""
+    """Raises GanglineError `pytorch.two_scalers`. has_own: the context made one for fp16. has_wrapped: the trial
+    wrapped one."""
     if has_own and has_wrapped:
         raise invalid(
             "pytorch.two_scalers",

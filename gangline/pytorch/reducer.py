@@ -1,7 +1,7 @@
-"""Metric reducers: metrics that a trial computes from what all ranks saw, where a mean over batches says the wrong
-thing (a confusion matrix, an AUC).
+"""Metric reducers: metrics that a trial computes from the data of all ranks, where a mean over batches would be wrong
+(a confusion matrix, an AUC).
 
-Owns the interface, what was wrapped, and the reduction over ranks. The loop and the evaluation say when.
+Owns the interface, the wrapped reducers, and the reduction over ranks. The loop and the evaluation decide when.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from gangline.pytorch import batch as batches
 from gangline.pytorch.metric import check_metrics
 
 _CPU = torch.device("cpu")
+# Types of attributes that `unchanged` copies and restores.
 _PLAIN = (int, float, complex, str, bytes, list, tuple, set, dict, deque, np.ndarray, torch.Tensor, type(None))
 
 
 class MetricReducer(ABC):
-    """Subclass it and give it to context.wrap_reducer. The trial tells it what it saw, in a method of its own."""
+    """Base class of reducers. Subclass it and pass it to context.wrap_reducer. The trial passes data to it in a method
+    of the subclass."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Forgets everything: before the first batch of a training report or of a validation."""
+        """Forgets all data. Called before the first batch of a training report or of a validation."""
 
     @abstractmethod
     def per_slot_reduce(self) -> Any:
-        """On every rank: what the chief needs of this one, as plain data (gangline.core.encoding)."""
+        """Returns the part of this rank for the chief, as plain data (gangline.core.encoding). Called on every rank."""
 
     @abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """On the chief: one metric, or a dictionary of them where the reducer was wrapped without a name.
-        per_slot_metrics: what per_slot_reduce returned, by rank."""
+        """Returns one metric, or a dictionary of them where the reducer was wrapped without a name. Called on the
+        chief. per_slot_metrics: results of per_slot_reduce, by rank."""
 
 
 class FunctionReducer(MetricReducer):
@@ -72,7 +74,7 @@ class _Wrapped:
 
 
 class Reducers:
-    """Those of one trial. All ranks wrap the same ones in the same order, and reduce them in step."""
+    """Keeps the reducers of one trial. All ranks wrap the same ones in the same order, and reduce them in step."""
 
     def __init__(self, distributed: DistributedContext) -> None:
         self._distributed = distributed
@@ -96,7 +98,7 @@ class Reducers:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one of them serves training and validation, so that a validation forgets what training told it."""
+        """Returns whether a reducer serves training and validation, so that a validation erases its training data."""
         return any(wrapped.for_training and wrapped.for_validation for wrapped in self._wrapped)
 
     def has_any(self, is_training: bool) -> bool:
@@ -107,7 +109,7 @@ class Reducers:
             wrapped.reducer.reset()
 
     def reduce(self, is_training: bool) -> dict[str, float]:
-        """The metrics over all ranks, on every rank; the reducers are reset."""
+        """Returns the metrics over all ranks, on every rank, and resets the reducers."""
         chosen = self._of(is_training)
         if not chosen:
             return {}
@@ -124,7 +126,8 @@ class Reducers:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """What they are told meanwhile is forgotten. A trial's own class gets back the plain data in its attributes."""
+        """Restores the reducers at the end of the block. A trial's own class gets back the plain data in its
+        attributes."""
         before = [(wrapped.reducer, _plain_content(wrapped.reducer)) for wrapped in self._wrapped]
         yield
         for reducer, content in before:
@@ -137,12 +140,12 @@ class Reducers:
 
 
 def _plain_content(reducer: MetricReducer) -> dict[str, Any]:
-    """A copy of the numbers, collections, arrays and tensors among its attributes."""
+    """Returns a copy of the numbers, collections, arrays and tensors among a reducer's attributes."""
     return {name: _copy(value) for name, value in vars(reducer).items() if isinstance(value, _PLAIN)}
 
 
 def _copy(value: Any) -> Any:
-    """Not copy.deepcopy, which refuses the tensors of a graph."""
+    """Copies nested data. copy.deepcopy would refuse the tensors of a graph."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, list):
@@ -168,7 +171,7 @@ def _named(found: Any, wrapped: _Wrapped) -> dict[str, float]:
 
 
 def join(metrics: dict[str, float], more: Mapping[str, float], method: str) -> dict[str, float]:
-    """Both together. Raises GanglineError where a reducer and a batch name the same metric."""
+    """Merges two sets of metrics. Raises GanglineError where a reducer and a batch name the same metric."""
     both = metrics.keys() & more.keys()
     if both:
         raise invalid(

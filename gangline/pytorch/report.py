@@ -1,7 +1,7 @@
-"""What training reports of itself now and then: the metrics of its batches, averaged over all ranks, and the profile.
+"""Sends training reports: the metrics of batches, averaged over all ranks, and the profile.
 
-Owns the sums since the last report and the way from them to the core context, TensorBoard and callbacks. When a report
-is due is the training loop's to say, which drives it.
+Owns the sums since the last report and their path to the core context, TensorBoard and callbacks. The training loop
+drives it and decides when a report is due.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ CheckFinite = Callable[[tuple[str, float] | None, int], None]
 
 
 class TrainingReports:
-    """All ranks call everything but `add` in step. newest: the batches completed at the newest report, begun or
-    ended. describe_newest: which checkpoint training can go on from, as a clause of a message."""
+    """Gathers and sends the reports of one trial. All ranks call everything but `add` in step.
+
+    newest: the batches completed at the newest report, begun or ended. describe_newest: the checkpoint that training
+    can continue from, as a clause of a message.
+    """
 
     def __init__(
         self,
@@ -49,38 +52,40 @@ class TrainingReports:
         self._average: Callable[[], dict[str, float]] | None = None
 
     def start(self, batches: int) -> None:
-        """batches: completed before the first `add`. Raises GanglineError `training.drift` where ranks begin with
-        different parameters, as after a load on one rank alone: a step with zero1 would mix them."""
+        """Starts the reports. batches: completed before the first `add`. Raises GanglineError `training.drift` where
+        ranks begin with different parameters, as after a load on one rank alone: a step with zero1 would mix them."""
         self.newest = batches
         self._drift.start(batches)
         self._drift.begin(batches, is_wanted=True)
         self._drift.end(batches, self._describe_newest)
         self._drift.start(batches)
         self._context.reducers.reset(is_training=True)
-        # What a reducer gathers, a callback looks at or the profile measures is of the moment at which a report is due.
+        # Reducers, callbacks for batch metrics and the profile need values of the moment at which a report is due.
         at_once = self._keeps_batch_metrics or self._is_profiled or self._context.reducers.has_any(is_training=True)
-        # Where one rank waits all wait, as they have to exchange in the same order.
+        # If one rank waits, all ranks wait, because they must exchange in the same order.
         self._ends_at_once = bool(self._context.distributed.maximum([int(at_once)])[0])
 
     def add(self, result: Any, weight: float = 1.0) -> None:
-        """result: what train_batch returned. weight: what it counts, beside other ranks' results of the same batch.
+        """Adds a batch. result: of train_batch. weight: of this result beside other ranks' results of the same batch.
         Raises GanglineError `pytorch.metrics`."""
         self._sums.add(result, "train_batch", weight)
         if self._keeps_batch_metrics and weight:
             self._batch_metrics.append(metric.check_metrics(result, "train_batch"))
 
     def check(self, batches: int) -> None:
-        """That the losses so far are finite, reported or not, and the ranks' parameters the same. Waits for the
-        device."""
+        """Checks that all losses so far are finite, reported or not, and that the ranks' parameters are the same. Waits
+        for the device."""
         self.end()
         self._drift.begin(batches, is_wanted=True)
         self._drift.end(batches, self._describe_newest)
         self._check_finite(self._sums.nonfinite_loss(), batches)
 
     def begin(self, batches: int, may_wait: bool) -> None:
-        """The mean over the batches since the last report. may_wait: the caller calls `end` one batch later; where
-        nobody looks at the report at once it is ended there, so that no rank stands still for the others' numbers. Only
-        when none is under way."""
+        """Begins a report of the mean over the batches since the last report. Called only when no report is under way.
+
+        may_wait: whether the caller calls `end` one batch later, so that no rank waits for the others' numbers. If
+        reducers, callbacks or the profile need the report at once, it ends here anyway.
+        """
         assert self._average is None
         self.newest = batches
         own = self._sums.take()
@@ -91,7 +96,7 @@ class TrainingReports:
             self.end()
 
     def end(self) -> None:
-        """Sends off the report that was begun, if any."""
+        """Sends the report that was begun, if any."""
         if self._average is None:
             return
         beat = self._context.core.beat

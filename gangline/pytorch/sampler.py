@@ -1,8 +1,7 @@
 """Samplers to build a row of batches by hand: shuffle, repeat, divide, skip, in this order.
 
 For trials that return a torch DataLoader; gangline.pytorch.DataLoader does all of it by itself. Each class takes a
-sampler, or a batch sampler where its name says so, and passes on what that yields. Determined calls this module
-`samplers`.
+sampler, or a batch sampler where its name says so, and passes on its entries. Determined calls this module `samplers`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class RepeatSampler(Sampler[Any]):
 
 
 class DistributedSampler(Sampler[Any]):
-    """Every num_workers-th entry, beginning with the rank-th."""
+    """Yields every num_workers-th entry, beginning with the rank-th."""
 
     def __init__(self, sampler: Iterable[Any], num_workers: int, rank: int) -> None:
         if not 0 <= rank < num_workers:
@@ -63,7 +62,7 @@ class SkipSampler(Sampler[Any]):
 
 
 class ReproducibleShuffleSampler(Sampler[Any]):
-    """Shuffles by the seed, anew at each pass."""
+    """Shuffles by the seed, differently at each pass."""
 
     def __init__(self, sampler: Iterable[Any], seed: int) -> None:
         self._sampler = sampler
@@ -79,19 +78,19 @@ class ReproducibleShuffleSampler(Sampler[Any]):
 
 
 class RepeatBatchSampler(RepeatSampler):
-    """Of batches."""
+    """Repeats the batches of a batch sampler."""
 
 
 class DistributedBatchSampler(DistributedSampler):
-    """Of batches."""
+    """Divides the batches of a batch sampler."""
 
 
 class SkipBatchSampler(SkipSampler):
-    """Of batches."""
+    """Skips the first batches of a batch sampler."""
 
 
 class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler):
-    """Of batches."""
+    """Shuffles the batches of a batch sampler."""
 
 
 __all__ = [

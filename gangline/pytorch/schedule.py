@@ -1,4 +1,4 @@
-"""PURE: what the loop has to do after a batch, from the periods that the user gave. It knows no clock and no rank."""
+"""PURE: derives the tasks of the loop after a batch from the user's periods. It uses no clock and no rank."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from gangline.pytorch.unit import Position, TrainUnit
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A period of None means: only at the end. aggregation_frequency: batches of one optimizer step.
+    """Periods of one training. A period of None means: only at the end. aggregation_frequency: batches of one optimizer
+    step.
 
-    What is due between two steps comes with the later one, as gathered gradients are in no checkpoint: a validation, a
-    checkpoint, a stop. Reports and the end of training do not wait.
+    A validation, a checkpoint or a stop that is due between two steps waits for the later step, because no checkpoint
+    has aggregated gradients. Reports and the end of training do not wait.
     """
 
     max_length: TrainUnit
@@ -32,19 +33,19 @@ class Schedule:
         return self._is_due_by_step(self.checkpoint_period, position)
 
     def ends_step(self, position: Position) -> bool:
-        """Whether no gathered gradients wait for further batches."""
+        """Returns whether no aggregated gradients wait for further batches."""
         return position.batches % self.aggregation_frequency == 0
 
     def wants_checkpoint_of(self, is_best: bool) -> bool:
-        """After a validation, by the policy."""
+        """Returns whether the policy saves a checkpoint after a validation."""
         return self.checkpoint_policy == "all" or (self.checkpoint_policy == "best" and is_best)
 
     def is_over(self, position: Position) -> bool:
         return self.max_length.is_reached(position)
 
     def next_event(self, position: Position) -> int:
-        """A count of batches, above the position's, before which nothing is due and training is not over."""
-        # Counted from the newest step: what was due since then still waits.
+        """Returns a count of batches, above the position's, before which nothing is due and training is not over."""
+        # Counted from the newest step, because events that were due since then still wait.
         step = position.before(position.batches % self.aggregation_frequency)
         waiting = [one.next_due(step) for one in (self.validation_period, self.checkpoint_period) if one is not None]
         frequency = self.aggregation_frequency
@@ -57,7 +58,7 @@ class Schedule:
         return self.max_length.total_batches(position)
 
     def _is_due_by_step(self, period: TrainUnit | None, position: Position) -> bool:
-        """Whether it was due at any batch of the step that has just been made."""
+        """Returns whether a period was due at any batch of the step that has just ended."""
         if period is None or not self.ends_step(position):
             return False
         return any(
@@ -67,15 +68,15 @@ class Schedule:
 
 @dataclass(slots=True)
 class BestValidation:
-    """Remembers the best value of the metric that decides. metric: None where nothing decides; then every validation
-    counts as best."""
+    """Keeps the best value of the deciding metric. metric: None where no metric decides; every validation then counts
+    as best."""
 
     metric: str | None
     smaller_is_better: bool = True
     value: float | None = None
 
     def beats(self, metrics: dict[str, float]) -> bool:
-        """Whether these are the best so far, which it remembers."""
+        """Returns whether these metrics are the best so far, and keeps them if so."""
         if self.metric is None or self.metric not in metrics:
             return True
         value = metrics[self.metric]

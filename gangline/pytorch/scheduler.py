@@ -1,4 +1,4 @@
-"""A learning-rate scheduler with the moment at which the trainer steps it."""
+"""LRScheduler: a learning-rate scheduler with the moment at which the trainer steps it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from gangline.errors import invalid
 
 
 class LRScheduler:
-    """Stepped at every `frequency` of the moments that step_mode names, or by the trial itself with MANUAL_STEP."""
+    """Steps a scheduler at every `frequency` of the moments that step_mode names. With MANUAL_STEP the trial steps
+    it."""
 
     class StepMode(Enum):
         STEP_EVERY_BATCH = 1
@@ -25,10 +26,11 @@ class LRScheduler:
         self.frequency = frequency
 
     def steps_due(self, batches: int, aggregation_frequency: int, completed_epoch: int | None) -> int:
-        """How often to step it now. batches: completed ones, the running one included. completed_epoch: counts from 1;
-        None inside an epoch.
+        """Returns how often to step it now. batches: completed ones, the running one included. completed_epoch: counts
+        from 1; None inside an epoch.
 
-        While gradients are gathered the rate stays; with the optimizer's step come the scheduler's of all its batches.
+        While gradients are aggregated the rate stays. With the optimizer's step the scheduler makes its steps for all
+        batches since the last one.
         """
         mode = self.step_mode
         if mode is self.StepMode.STEP_EVERY_EPOCH:

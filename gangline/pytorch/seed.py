@@ -1,8 +1,8 @@
-"""Random numbers of a rank: where their generators start, and their state in a checkpoint.
+"""Random numbers of a rank: the seeds of its generators, and their state in a checkpoint.
 
 A trial is built with the trial's seed on every rank, so that all ranks draw the same initial weights and split data
-alike. Training then goes on with seed + 1 + rank, so that ranks do not drop the same units. A sampler draws the order
-of the data from streams that depend on trial and epoch alone, so that ranks divide one order.
+alike. Training then uses seed + 1 + rank, so that ranks do not drop the same units. A sampler draws the order of the
+data from streams that depend on trial and epoch alone, so that ranks divide one order.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from typing import Any
 import numpy as np
 import torch
 
+# numpy's legacy generator takes seeds below this number.
 _LIMIT = 2**32
 
 
 def number_of(seed: int, *numbers: int) -> int:
-    """The seed of a stream for each row of numbers: neighbouring seeds must not share their epochs' orders."""
+    """Returns a seed for each row of numbers. A hash, so that neighbouring seeds do not share their epochs' orders."""
     digest = hashlib.sha256("/".join(map(str, (seed, *numbers))).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def seed_build(trial_seed: int) -> None:
-    """The same on all ranks."""
+    """Seeds the generators for building a trial, with the same seed on all ranks."""
     _seed(trial_seed)
 
 
 def seed_training(trial_seed: int, rank: int) -> None:
-    """Another stream on every rank."""
+    """Seeds the generators for training, with another seed on every rank."""
     _seed(trial_seed + 1 + rank)
 
 
 def capture() -> dict[str, Any]:
-    """The state of all generators of this process, in types that torch.load reads with weights_only."""
+    """Returns the state of all generators of this process, in types that torch.load reads with weights_only."""
     version, keys, gauss = random.getstate()
     name, numbers, *rest = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
@@ -59,8 +60,8 @@ def restore(state: dict[str, Any]) -> None:
 
 
 class SharedStreams:
-    """Inside of its blocks the process draws from streams of their own, which begin at `number` and go on from block to
-    block. After each block the rank's own streams are where they were."""
+    """Context in which the process draws from separate streams. They begin at `number` and continue from block to
+    block. After each block the rank's own streams are back in their previous state."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -73,7 +74,7 @@ class SharedStreams:
         else:
             random.seed(self._number)
             np.random.seed(self._number % _LIMIT)
-            # torch.manual_seed would also seed a GPU that is not in use yet, which nothing could take back.
+            # torch.manual_seed would also seed a GPU that is not in use yet, and that could not be undone.
             torch.default_generator.manual_seed(self._number)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 torch.cuda.manual_seed(self._number)
@@ -88,7 +89,7 @@ class SharedStreams:
 
 
 def seed_generators(content: dict[str, Any], number: int) -> None:
-    """Starts each random number generator among these values anew. content: an object's attributes."""
+    """Seeds each random number generator among these values. content: an object's attributes."""
     for value in content.values():
         if isinstance(value, torch.Generator):
             value.manual_seed(number)

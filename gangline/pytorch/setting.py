@@ -1,4 +1,4 @@
-"""PURE: what the trainer reads out of an experiment's configuration, as the rank gets it: a plain dictionary.
+"""PURE: reads the trainer's settings from an experiment's configuration, which a rank gets as a plain dictionary.
 
 Submit has validated it; off the cluster a user passes as much of it as needed. Defaults are those of the
 configuration's reference.
@@ -19,8 +19,8 @@ CHECKPOINT_POLICIES = ("best", "all", "none")
 
 @dataclass(frozen=True, slots=True)
 class TrialSetting:
-    """config: the experiment's configuration, perhaps only parts of it. hparams: this trial's hyperparameters.
-    optimizations: that section, validated."""
+    """Settings of one trial. config: the experiment's configuration, perhaps only parts of it. hparams: this trial's
+    hyperparameters. optimizations: that section, validated."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     hparams: Mapping[str, Any] = field(default_factory=dict)
@@ -61,14 +61,14 @@ class TrialSetting:
 
     @property
     def may_shrink(self) -> bool:
-        """Whether an attempt of the trial may have fewer slots than slots_per_trial."""
+        """Returns whether an attempt of the trial may have fewer slots than slots_per_trial."""
         resources = self.config.get("resources") or {}
         fewest = resources.get("min_slots_per_trial")
         return fewest is not None and fewest < (resources.get("slots_per_trial") or 1)
 
     @property
     def metric(self) -> str | None:
-        """The validation metric that decides which checkpoint is best; None where no searcher names one."""
+        """Name of the validation metric that decides which checkpoint is best; None where no searcher names one."""
         return self._searcher.get("metric")
 
     @property
@@ -81,7 +81,8 @@ class TrialSetting:
 
 
 def optimizations_from(config: Mapping[str, Any], aggregation_frequency: int) -> Optimizations:
-    """aggregation_frequency: a script's own, which counts where the configuration leaves it at 1."""
+    """Returns the section `optimizations`. aggregation_frequency: a script's own, used where the configuration leaves
+    it at 1."""
     if not isinstance(aggregation_frequency, int) or aggregation_frequency < 1:
         raise invalid(
             "pytorch.aggregation_frequency",
@@ -96,13 +97,14 @@ def optimizations_from(config: Mapping[str, Any], aggregation_frequency: int) ->
 
 
 def seed_from(config: Mapping[str, Any]) -> int:
-    """reproducibility.experiment_seed, else 0: off the cluster two runs of one script shall agree."""
+    """Returns reproducibility.experiment_seed, else 0: off the cluster two runs of one script must agree."""
     seed = (config.get("reproducibility") or {}).get("experiment_seed")
     return _whole_number(seed, "reproducibility.experiment_seed")
 
 
 def check_unit(value: Any, argument: str) -> TrainUnit | None:
-    """An argument of Trainer.fit: a length or a period; None leaves it to the configuration."""
+    """Returns an argument of Trainer.fit, a length or a period; None leaves it to the configuration. Raises
+    GanglineError `pytorch.unit` for a value without a unit."""
     if value is None or isinstance(value, TrainUnit):
         return value
     number = value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 5
@@ -120,7 +122,7 @@ def check_policy(policy: str) -> str:
 
 
 def _whole_number(value: Any, where: str) -> int:
-    """What a configuration holds at `where`; 0 where it holds nothing."""
+    """Returns the configuration's number at `where`; 0 where there is none."""
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

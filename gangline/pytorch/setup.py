@@ -1,4 +1,4 @@
-"""gangline.pytorch.init: everything a trial needs, made for where it runs: in the cluster, under torchrun, or alone."""
+"""gangline.pytorch.init: makes a trial's context in the cluster, under torchrun, or alone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.parallel import choose_strategy
 from gangline.pytorch.setting import TrialSetting, optimizations_from, seed_from
 
+# Lower bound of a collective's timeout on the cluster (2 h): the hang watchdog must act first (timeout_of).
 _LEAST_TIMEOUT_SECONDS = 7200.0
 
 
@@ -35,10 +36,12 @@ def init(
 ) -> Iterator[PyTorchTrialContext]:
     """Yields the trial's context; all ranks use it as `with pytorch.init() as context:`.
 
-    hparams, exp_conf: hyperparameters and configuration off the cluster; on it the experiment's own come first, so
-    that a search can vary them. distributed: for scripts that make their process group themselves; by default it is
-    made here. aggregation_frequency: batches whose gradients make one optimizer step, where the configuration does not
-    say it. enable_tensorboard_logging: whether the metrics that are reported are written to TensorBoard as well.
+    hparams, exp_conf: hyperparameters and configuration off the cluster. On the cluster the experiment's own take
+    precedence, so that a search can vary them. distributed: for scripts that make their process group themselves; by
+    default it is made here. aggregation_frequency: batches whose gradients make one optimizer step, where the
+    configuration does not set it. enable_tensorboard_logging: whether reported metrics are written to TensorBoard as
+    well.
+
     One process may use it several times, one block after the other: the process group stays until the process ends.
     """
     cluster = get_cluster_info()
@@ -61,15 +64,15 @@ def init(
             yield context
         finally:
             context.close_writer()
-    # Not after an exception: peers would fail too, and perhaps be heard first. Nor on the cluster, where the rank
-    # leaves the group once it has told its end.
+    # Not after an exception: peers would fail too, and their errors might be reported first. On the cluster the rank
+    # itself leaves the group after it has reported its end.
     if is_group_ours and core.info is None:
         group.close_group_at_exit()
 
 
 def timeout_of(cluster: ClusterInfo | None) -> timedelta | None:
-    """How long a collective may wait. The trial runner finds a rank that hangs and names it; the backend's own timeout
-    would name a rank that waits, so it comes later. None for torch's own, where no runner watches."""
+    """Returns how long a collective may wait. The trial runner finds a rank that hangs and names it. The backend's own
+    timeout would name a rank that waits, so it must expire later. None for torch's own, where no runner watches."""
     rule = hang_rule_of(cluster.trial.config) if cluster else None
     if rule is None or not rule.is_enabled:
         return None
@@ -79,11 +82,12 @@ def timeout_of(cluster: ClusterInfo | None) -> timedelta | None:
 def make_setting(
     cluster: ClusterInfo | None, hparams: Mapping[str, Any], config: Mapping[str, Any], aggregation_frequency: int
 ) -> TrialSetting:
-    """The experiment's own configuration and hyperparameters where there is one, else what the script passed."""
+    """Returns the setting from the experiment's own configuration and hyperparameters, or else from the script's.
+    Raises GanglineError `config.hparams` for values that a checkpoint cannot keep."""
     config = {**config, **(cluster.trial.config if cluster else {})}
     odd = find_unwritable(hparams)
     if odd is not None:
-        # Checkpoints keep them; the first one, perhaps after hours, is too late to say so.
+        # Checkpoints keep the hyperparameters. The first one, perhaps after hours, would be too late for this error.
         raise invalid(
             "config.hparams",
             f"hparams.{odd}, which checkpoints cannot keep; give numbers, strings, lists and dictionaries",

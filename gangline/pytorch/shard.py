@@ -1,17 +1,18 @@
-"""PURE: which records of an epoch a rank trains on.
+"""PURE: selects the records of an epoch that a rank trains on.
 
 An epoch is a row of entries: records, or the batches of a batch sampler. Each step takes the next batch_size * size of
-them, and rank r takes the r-th part. The last step takes the entries that are left, unless drop_last leaves them out.
-They are divided evenly, and each rank's share of the step's records becomes the weight of its gradients. A rank that
-gets none repeats the first rank's part with the weight 0, because all ranks must make equally many steps. So the mean
-over the ranks is what one process with the whole batch would have. Validation has no such steps: its ranks need not
-be in step.
+them, and rank r takes the r-th part. The last step takes the remaining entries, unless drop_last leaves them out. They
+are divided evenly, and each rank's share of the step's records becomes the weight of its gradients. A rank without
+entries repeats the first rank's part with the weight 0, because all ranks must make equally many steps. The mean over
+the ranks is therefore the mean of one process with the whole batch. Validation has no such steps: its ranks need not be
+in step.
 
 A gang of `size` ranks that runs on fewer slots stands for a full gang of size * rounds ranks. In round k of a step,
-rank r takes the part of the full gang's rank k * size + r, with its weight. So each step has the batches of full size.
+rank r takes the part of the full gang's rank k * size + r, with its weight. Each step therefore has the batches of the
+full gang.
 
-An epoch that was begun with other batches goes on at its next record: what is left of it becomes the last steps of a
-row of the new batches, which all begin `shift` entries later than that row alone would have them.
+An epoch that was begun with batches of another size continues at its next record. Its remaining entries become the last
+steps of a row of the new batches. These steps begin `shift` entries later than the row alone would have them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An epoch's entries. batch_size: entries of one rank in a whole step."""
+    """Entries of an epoch. batch_size: entries of one rank in a whole step."""
 
     length: int
     batch_size: int
@@ -30,7 +31,7 @@ class Row:
 
     @property
     def num_batches(self) -> int:
-        """Of one pass over all entries, for one rank."""
+        """Number of batches of one pass over all entries, for one rank."""
         return _count(self.length, self.batch_size, self.drop_last)
 
     def batch(self, position: int) -> range:
@@ -40,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """entries: of this rank; of the first rank where is_spare. step: all ranks' entries."""
+    """Part of a step. entries: of this rank; of the first rank where is_spare. step: all ranks' entries."""
 
     step: range
     entries: range
@@ -58,14 +59,15 @@ class Shard:
         return _count(row.length, row.batch_size * self.size, row.drop_last)
 
     def training_steps(self, steps_per_epoch: int, first_step: int) -> Iterator[tuple[int, range]]:
-        """From an endless row of epochs, starting first_step steps after its begin: each epoch's number and steps."""
+        """Yields each epoch's number and steps of an endless row of epochs, from first_step steps after its
+        beginning."""
         epoch, offset = divmod(first_step, steps_per_epoch)
         while True:
             yield epoch, range(offset, steps_per_epoch)
             epoch, offset = epoch + 1, 0
 
     def part(self, row: Row, step: int, shift: int = 0) -> Part:
-        """Of this step of an epoch."""
+        """Returns this rank's part of a step of an epoch."""
         whole = row.batch_size * self.size
         first = step * whole + shift
         entries = range(first, min(first + whole, row.length))
@@ -76,13 +78,13 @@ class Shard:
         return Part(entries, entries[begin : begin + each + (rank < more)], is_spare=rank != self.rank)
 
     def num_holders(self, row: Row, num_entries: int) -> int:
-        """How many ranks get entries of a step that has so many."""
-        # Batch normalisation cannot train on a single record, so two stay together where batches have more than one.
+        """Returns the number of ranks that get entries of a step with so many entries."""
+        # Batch normalisation cannot train on a single record, so a rank gets at least two, unless batch_size is 1.
         least = min(2, row.batch_size)
         return min(self.size, max(1, num_entries // least, -(-num_entries // row.batch_size)))
 
     def place_after(self, row: Row, entries: int) -> tuple[int, int]:
-        """The step at which an epoch goes on after so many entries, and its shift."""
+        """Returns the step at which an epoch continues after so many entries, and its shift."""
         left = Row(max(0, row.length - entries), row.batch_size, row.drop_last)
         step = self.steps_per_epoch(row) - self.steps_per_epoch(left)
         return step, entries - step * self.size * row.batch_size
@@ -92,13 +94,13 @@ class Shard:
 
 
 def shards_of(rank: int, size: int, rounds: int) -> tuple[Shard, ...]:
-    """The shards of the full gang that this rank of a gang of `size` trains on, one in each round of a step."""
+    """Returns the shards of the full gang that this rank of a gang of `size` trains on, one in each round of a step."""
     return tuple(Shard(number * size + rank, size * rounds) for number in range(rounds))
 
 
 def weight_of(own: int, total: int, size: int) -> float:
-    """What a rank's mean counts, so that the mean over all ranks is the mean over the step's records. own, total:
-    records of this rank and of the step."""
+    """Returns the weight of a rank's mean that makes the mean over all ranks the mean over the step's records. own,
+    total: records of this rank and of the step."""
     return own * size / total if total else 1.0
 
 

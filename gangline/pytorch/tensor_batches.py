@@ -1,7 +1,7 @@
 """Reads a TensorDataset a batch at a time.
 
-torch's own reads it record by record and stacks what it read, some hundred small operations for each batch. What comes
-out is the same. Called by the data loader, where the order of the data is its own.
+torch's own reads it record by record and stacks the records, with some hundred small operations for each batch. The
+result is the same. Called by the data loader, where the order of the data is its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils import data
 
 
 class TensorBatches(data.TensorDataset):
-    """What torch's loader asks for whole batches; they need no collation."""
+    """Returns whole batches from __getitems__, which torch's loader calls; they need no collation."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         chosen = torch.as_tensor(indices)
@@ -22,10 +22,10 @@ class TensorBatches(data.TensorDataset):
 
 
 def batched(dataset: data.Dataset[Any]) -> data.Dataset[Any] | None:
-    """The same data as a dataset that gives whole batches; None where that is not sure to come to the same."""
+    """Returns the same data as a dataset of whole batches; None where the result might differ."""
     if type(dataset) is data.TensorDataset and all(_is_plain(tensor) for tensor in dataset.tensors):
         return TensorBatches(*dataset.tensors)
-    # A subset of a class of its own may read its records in another way.
+    # A subclass of Subset may read its records in another way.
     if type(dataset) is data.Subset:
         whole = batched(dataset.dataset)
         return None if whole is None else data.Subset(whole, dataset.indices)
@@ -33,7 +33,7 @@ def batched(dataset: data.Dataset[Any]) -> data.Dataset[Any] | None:
 
 
 def keep(batch: Any) -> Any:
-    """The collation of what is a batch already."""
+    """Returns the batch unchanged: the collation for whole batches."""
     return batch
 
 

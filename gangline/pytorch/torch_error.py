@@ -1,4 +1,4 @@
-"""PURE: what torch's errors mean for a trial, where torch says it in words of its own insides."""
+"""PURE: explains torch's errors to a user, where torch's message names its own internals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gangline.errors import GanglineError, invalid
 
+# Text in torch's message, the code of the GanglineError, and its message.
 _MEANINGS = (
     (
         "mark a variable ready only once",
@@ -51,6 +52,7 @@ _MEANINGS = (
         "torch.nn.SyncBatchNorm.convert_sync_batchnorm before context.wrap_model",
     ),
 )
+# Strategies to which the second table applies: they divide tensors over ranks.
 _DIVIDES_TENSORS = ("zero2", "zero3", "hsdp")
 _MEANINGS_OF_SHARDS = (
     (
@@ -73,7 +75,8 @@ _MEANINGS_OF_SHARDS = (
 
 
 def unused_parameters(model: str, names: Sequence[str], strategy: str) -> GanglineError:
-    """names: of the parameters of a wrapped model that a backward pass has not reached."""
+    """Returns the error for parameters that a backward pass has not reached. names: of these parameters of a wrapped
+    model."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return invalid(
         "pytorch.unused_parameters",
@@ -83,7 +86,8 @@ def unused_parameters(model: str, names: Sequence[str], strategy: str) -> Gangli
 
 
 def explain(error: BaseException, strategy: str) -> GanglineError | None:
-    """strategy: the trial's. None where torch's own words are as good as any."""
+    """Returns a GanglineError that explains an error of torch; None where torch's own message is as good. strategy: the
+    trial's."""
     text = str(error)
     meanings = (*_MEANINGS, *_MEANINGS_OF_SHARDS) if strategy in _DIVIDES_TENSORS else _MEANINGS
     for words, code, meaning in meanings:

@@ -1,5 +1,5 @@
-"""Trainer.fit: what a script calls to train a trial. It turns arguments and configuration into a schedule, finds the
-checkpoint to go on from, and runs the loop."""
+"""Trainer.fit: the call of a script that trains a trial. Makes a schedule from arguments and configuration, finds the
+checkpoint to continue from, and runs the loop."""
 
 from __future__ import annotations
 
@@ -49,14 +49,13 @@ class Trainer:
         test_mode: bool = False,
         profiling_enabled: bool = False,
     ) -> None:
-        """Trains until max_length, an early stop or a preemption; it returns after the last checkpoint. All ranks call
-        it.
+        """Trains until max_length, an early stop or a preemption. Returns after the last checkpoint. All ranks call it.
 
-        What is not given comes from the experiment's configuration; with neither, checkpoints and validations happen
-        at the end only, reports every 100 batches. checkpoint_policy: what to save after a validation: "best", "all"
-        or "none". latest_checkpoint: what to go on from: an id, the URL of its folder, or
-        get_cluster_info().latest_checkpoint; None starts anew. From another trial's checkpoint training takes all
-        but the position, and begins at batch 0. step_zero_validation: validate before the first batch.
+        Missing arguments come from the experiment's configuration. With neither, checkpoints and validations happen at
+        the end only, and reports every 100 batches. checkpoint_policy: which states to save after a validation: "best",
+        "all" or "none". latest_checkpoint: the checkpoint to continue from: an id, the URL of its folder, or
+        get_cluster_info().latest_checkpoint; None starts anew. From another trial's checkpoint training takes
+        everything but the position, and begins at batch 0. step_zero_validation: validate before the first batch.
         test_mode: one batch of everything, to see whether the code works. profiling_enabled: as profiling.enabled.
         """
         setting = self._context.setting
@@ -99,7 +98,7 @@ class Trainer:
         validate_first: bool,
         test_mode: bool,
     ) -> bool:
-        """Whether it ended because the slots are needed."""
+        """Runs the loop. Returns whether it ended because the slots are needed."""
         context = self._context
         evaluation = Evaluation(
             trial=self._trial,
@@ -140,7 +139,7 @@ class Trainer:
         return loop.is_preempted
 
     def _batches_of(self, checkpoint: str | CheckpointInfo | None) -> int:
-        """How far training was when a checkpoint was saved; 0 for one of another trial."""
+        """Returns the batches completed when a checkpoint was saved; 0 for one of another trial."""
         if checkpoint is None:
             return 0
         if isinstance(checkpoint, CheckpointInfo):
@@ -207,7 +206,8 @@ def _check_wrapped(context: PyTorchTrialContext) -> None:
 
 
 def _warn_of_strangers(context: PyTorchTrialContext) -> None:
-    """Several ranks refuse them, because they would train them apart; on one rank they are only not saved."""
+    """Warns of optimizers with parameters of no wrapped model. Several ranks refuse them, because the ranks would train
+    them apart; on one rank they are only not saved."""
     known = {id(parameter) for model in context.models for parameter in model.parameters()}
     for optimizer in context.optimizers:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,4 +1,4 @@
-"""What a user writes to train on Gangline: a subclass of PyTorchTrial."""
+"""PyTorchTrial: the class that a user derives from to train on Gangline."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from gangline.pytorch.metric import MetricReduction, Reducer
 
 
 class PyTorchTrial(ABC):
-    """In __init__ make models, optimizers and learning-rate schedulers and pass each to the context's wrap_ method.
+    """Base class of trials. Its __init__ makes models, optimizers and learning-rate schedulers and passes each to the
+    context's wrap_ method.
 
-    Exactly one of evaluate_batch and evaluate_full_dataset is to be defined. All methods run on all ranks.
+    A trial defines exactly one of evaluate_batch and evaluate_full_dataset. All methods run on all ranks.
     """
 
     def __init__(self, context: PyTorchTrialContext) -> None:
@@ -25,7 +26,7 @@ class PyTorchTrial(ABC):
 
     @abstractmethod
     def build_training_data_loader(self) -> DataLoader:
-        """Batches of context.get_per_slot_batch_size() records."""
+        """Returns a loader with batches of context.get_per_slot_batch_size() records."""
 
     @abstractmethod
     def build_validation_data_loader(self) -> DataLoader: ...
@@ -39,22 +40,24 @@ class PyTorchTrial(ABC):
         """
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """The metrics of one validation batch; batch_idx may be left out of the signature."""
+        """Returns the metrics of one validation batch; batch_idx may be left out of the signature."""
         raise TypeError("this trial does not evaluate batch by batch")
 
     def evaluate_full_dataset(self, data_loader: data.DataLoader[Any]) -> dict[str, Any]:
-        """The metrics of the whole validation data. Runs on the chief alone, over all data; batches are on the CPU."""
+        """Returns the metrics of the whole validation data. Runs on the chief alone, over all data; batches are on the
+        CPU."""
         raise TypeError("this trial does not evaluate the full dataset at once")
 
     def evaluation_reducer(self) -> MetricReduction | dict[str, MetricReduction]:
-        """How values of evaluate_batch become one: for all metrics, or by name. A Reducer, or a function of the list of
-        all batches' values."""
+        """Returns how values of evaluate_batch become one: for all metrics, or by name. A Reducer, or a function of the
+        list of all batches' values."""
         return Reducer.AVG
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        """By name; a callback's state is kept under its name in checkpoints."""
+        """Returns callbacks by name; a callback's state is kept under its name in checkpoints."""
         return {}
 
     def get_batch_length(self, batch: Any) -> int:
-        """How many records a batch has. Override it where that is not the first dimension of the first tensor."""
+        """Returns the number of a batch's records. Override it where that is not the first dimension of the first
+        tensor."""
         return count_records(batch)

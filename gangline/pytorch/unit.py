@@ -1,4 +1,4 @@
-"""PURE: how far training has come, and the units in which a user says how long and how often: batches, epochs, records.
+"""PURE: the position of training, and the units in which a user gives lengths and periods: batches, epochs, records.
 
 Owns the trainer's position in the data and the question whether something is due there.
 """
@@ -14,10 +14,11 @@ from gangline.errors import invalid
 
 @dataclass(slots=True)
 class Position:
-    """batches and epoch are completed ones, offset counts the batches of the running epoch.
+    """Position of training. batches and epoch are completed ones; offset counts the batches of the running epoch.
 
-    epoch_length is in batches, records_per_batch over all ranks together (0 when unknown). shift: by how many records
-    the rest of the running epoch begins later than batches of this size would; 0 but after a change of the size.
+    epoch_length is in batches. records_per_batch is over all ranks together (0 when unknown). shift: by how many
+    records the rest of the running epoch begins later than batches of this size would; 0 but after a change of the
+    size.
     """
 
     epoch_length: int
@@ -29,7 +30,7 @@ class Position:
 
     @property
     def loader_step(self) -> int:
-        """How many batches of each rank's endless data stream lie behind."""
+        """Number of completed batches of each rank's endless data stream."""
         return self.epoch * self.epoch_length + self.offset
 
     @property
@@ -38,21 +39,21 @@ class Position:
 
     @property
     def is_epoch_end(self) -> bool:
-        """Whether the running batch is the last of its epoch."""
+        """Returns whether the running batch is the last of its epoch."""
         return self.offset == self.epoch_length - 1
 
     def go_on(self, epoch: int, offset: int, shift: int) -> None:
-        """From there; an offset of a whole epoch or more is in a later one."""
+        """Continues at a place. An offset of a whole epoch or more is in a later epoch."""
         epochs, self.offset = divmod(offset, self.epoch_length)
         self.epoch, self.shift = epoch + epochs, 0 if epochs else shift
 
     def before(self, count: int) -> Position:
-        """Where training was `count` batches ago, if it began no later."""
+        """Returns the position `count` batches ago, if training began no later."""
         epoch, offset = divmod(max(0, self.loader_step - count), self.epoch_length)
         return replace(self, batches=self.batches - count, epoch=epoch, offset=offset)
 
     def advance(self) -> None:
-        """One more batch is completed."""
+        """Counts one more completed batch."""
         self.batches += 1
         self.offset += 1
         if self.offset == self.epoch_length:
@@ -60,7 +61,7 @@ class Position:
 
 
 class TrainUnit:
-    """A length or a period. value: a number above 0, or a container of the points at which it is due."""
+    """Length or period. value: a number above 0, or a container of the points at which it is due."""
 
     def __init__(self, value: int | Container[int]) -> None:
         is_number = isinstance(value, int) and not isinstance(value, bool)
@@ -79,25 +80,25 @@ class TrainUnit:
 
     @property
     def length(self) -> int:
-        """The value where only a number makes sense."""
+        """Returns the value as a length. Raises GanglineError `pytorch.unit` where it is not a number."""
         if not isinstance(self.value, int):
             raise invalid("pytorch.unit", f"{self!r}: a length is one number")
         return self.value
 
     def count(self, position: Position) -> int:
-        """How many units lie behind this position."""
+        """Returns how many units are completed at this position."""
         raise TypeError(f"{type(self).__name__} is no unit; use Batch, Epoch or Record")
 
     def is_due(self, position: Position) -> bool:
-        """Whether the newest batch completed a unit at which this is due."""
+        """Returns whether the newest batch completed a unit at which this is due."""
         raise TypeError(f"{type(self).__name__} is no unit; use Batch, Epoch or Record")
 
     def next_due(self, position: Position) -> int:
-        """A count of batches, above the position's, before which this is not due again."""
+        """Returns a count of batches, above the position's, before which this is not due again."""
         return position.batches + 1
 
     def total_batches(self, position: Position) -> int:
-        """How many batches training has when it has reached this length, seen from a position before that."""
+        """Returns the number of batches of a training of this length, computed from a position before its end."""
         raise TypeError(f"{type(self).__name__} is no unit; use Batch, Epoch or Record")
 
     def is_reached(self, position: Position) -> bool:
@@ -108,7 +109,7 @@ class TrainUnit:
 
 
 class Batch(TrainUnit):
-    """One batch of every rank: one micro-step."""
+    """Unit of one batch of every rank: one micro-step."""
 
     def count(self, position: Position) -> int:
         return position.batches
@@ -125,7 +126,7 @@ class Batch(TrainUnit):
 
 
 class Epoch(TrainUnit):
-    """One pass over the training data."""
+    """Unit of one pass over the training data."""
 
     def count(self, position: Position) -> int:
         return position.epoch
@@ -142,7 +143,7 @@ class Epoch(TrainUnit):
 
 
 class Record(TrainUnit):
-    """One record of the training data; counted in whole batches."""
+    """Unit of one record of the training data; counted in whole batches."""
 
     def count(self, position: Position) -> int:
         return position.batches * self._records_per_batch(position)
@@ -169,8 +170,8 @@ _UNIT_BY_KEY: dict[str, type[TrainUnit]] = {"batches": Batch, "epochs": Epoch, "
 
 
 def parse_unit(value: Any, where: str) -> TrainUnit | None:
-    """What a configuration holds at `where`: {batches: n}, {epochs: n}, {records: n}, a bare number of batches, or
-    nothing. A zero means nothing, as in Determined's periods."""
+    """Returns the unit that a configuration has at `where`: {batches: n}, {epochs: n}, {records: n}, a bare number of
+    batches, or nothing. A zero means nothing, as in Determined's periods."""
     if value is None or value == 0:
         return None
     if isinstance(value, int) and not isinstance(value, bool):

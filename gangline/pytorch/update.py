@@ -1,7 +1,7 @@
-"""How the gradients of a batch come to be and change the parameters: aggregation, scaling, clipping, the step.
+"""Turns the gradients of a batch into a change of the parameters: aggregation, scaling, clipping, the step.
 
-Owns the rules of context.backward and context.step_optimizer. Whether the running batch ends with a step is the loop's
-knowledge; the loop tells it with `begin_batch`.
+Owns the rules of context.backward and context.step_optimizer. The loop knows whether the running batch ends with a
+step, and reports it with `begin_batch`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from gangline.pytorch.torch_error import explain
 
 
 class ParameterUpdate:
-    """scalers: what the trial wrapped, and the one that fp16 brings. own_scaler: the latter alone.
+    """Makes and applies gradients for one trial. scalers: the trial's wrapped ones, and the one that fp16 adds.
+    own_scaler: the latter alone.
 
     rounds: backward passes of this rank for one batch of each rank of the full gang; their gradients always become a
     mean. may_shrink: the trial may run on fewer slots, in several rounds, in a later attempt.
@@ -54,18 +55,19 @@ class ParameterUpdate:
         self.averages(optimizations.average_aggregated_gradients)
 
     def averages(self, is_on: bool) -> None:
-        """Whether gradients that are aggregated over several batches become a mean, or stay a sum."""
+        """Sets whether gradients that are aggregated over several batches become a mean, or stay a sum."""
         self._loss_divisor = self._rounds * (self._frequency if is_on else 1)
 
     def begin_batch(self, is_step_batch: bool, weight: float = 1.0) -> None:
-        """weight: what this rank's loss counts in the mean over all ranks, where they have other numbers of records."""
+        """Prepares for a batch. is_step_batch: whether it ends with a step. weight: of this rank's loss in the mean
+        over all ranks, which may have other numbers of records."""
         self.is_step_batch = is_step_batch
         self._weight = weight
         self._is_first_backward = self._is_in_batch = True
 
     def on_gradient(self) -> None:
-        """A backward pass has reached a wrapped model. Raises GanglineError `pytorch.own_backward` where the trial
-        runs it by itself and context.backward would have changed its gradients."""
+        """Called when a backward pass has reached a wrapped model. Raises GanglineError `pytorch.own_backward` for a
+        trial's own backward pass whose gradients context.backward would have changed."""
         is_own = self._is_in_batch and not self._is_in_backward
         if is_own and (self._strategy.has_peers or self._loss_divisor > 1 or self.own_scaler is not None):
             raise own_backward()
@@ -88,7 +90,7 @@ class ParameterUpdate:
             try:
                 loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 if self.is_step_batch:
-                    # It may reduce gradients that the pass has left, which is still a part of the pass.
+                    # after_backward may reduce gradients that the pass has left, which still belongs to the pass.
                     self._strategy.after_backward()
             except RuntimeError as error:
                 meaning = explain(error, self._strategy.name)
@@ -126,7 +128,7 @@ class ParameterUpdate:
             if clip_grads is not None:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
-                # A list, as a function that looks at them twice would find a generator empty the second time.
+                # A list, because a function that iterates twice would find a generator empty the second time.
                 clip_grads([parameter for group in optimizer.param_groups for parameter in group["params"]])
             if scaler is not None:
                 scaler.step(optimizer)
@@ -136,8 +138,8 @@ class ParameterUpdate:
                 optimizer.zero_grad()
 
     def end_batch(self) -> None:
-        """A scaler learns once from all optimizers that it stepped, unless the trial has updated it already: an update
-        without a step before it is an error in torch."""
+        """Updates each scaler that has stepped an optimizer, once for all its optimizers. Skips a scaler that the trial
+        has updated already: in torch an update without a step before it is an error."""
         self._is_in_batch = False
         for scaler in self.scalers:
             states = getattr(scaler, "_per_optimizer_states", {})

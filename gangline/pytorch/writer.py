@@ -1,7 +1,7 @@
-"""Writers of TensorBoard files.
+"""Makes writers of TensorBoard files.
 
-torch's own SummaryWriter where the package tensorboard is installed, else tensorboardX's, which has the same methods
-and needs nothing but protobuf. Both are loaded when the first writer is made.
+Uses torch's own SummaryWriter where the package tensorboard is installed, else tensorboardX's, which has the same
+methods and needs nothing but protobuf. Both are loaded when the first writer is made.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from gangline.core.tensorboard import current_folder
 
-# TensorBoard looks for news every half minute.
+# TensorBoard reloads files every 30 s, so a delay of 5 s does not show.
 _GATHER_SECONDS = 5.0
 
 
 def make_writer(directory: Path) -> Any:
-    """A SummaryWriter that writes into the folder."""
+    """Returns a SummaryWriter that writes into the folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter as TorchSummaryWriter  # noqa: PLC0415  see above
 
@@ -30,8 +30,8 @@ def make_writer(directory: Path) -> Any:
 
 
 class GatheredScalars:
-    """The trainer's own scalars on their way to a writer, those of several seconds together: each handing over wakes
-    the writer's threads, and the batch that follows pays for it. open_writer: called when there is something."""
+    """Collects the trainer's own scalars for several seconds before it passes them to a writer. Each transfer wakes the
+    writer's threads, which delays the next batch. open_writer: called at the first transfer."""
 
     def __init__(self, open_writer: Callable[[], Any]) -> None:
         self._open_writer = open_writer
@@ -39,14 +39,14 @@ class GatheredScalars:
         self._written_at = 0.0
 
     def add(self, scalars: Mapping[str, float], step: int) -> None:
-        """By name. The first ones are written at once."""
+        """Adds scalars by name. The first ones are written at once."""
         now = time.time()
         self._waiting += [(name, value, step, now) for name, value in scalars.items()]
         if not 0 <= now - self._written_at < _GATHER_SECONDS:
             self.write()
 
     def write(self) -> None:
-        """All that waits."""
+        """Writes all collected scalars."""
         if not self._waiting:
             return
         writer = self._open_writer()
@@ -57,7 +57,8 @@ class GatheredScalars:
 
 
 class TorchWriter:
-    """Has a SummaryWriter as `writer`, on this rank's TensorBoard folder. Made in a trial, or after core.init()."""
+    """Provides a SummaryWriter as `writer`, on this rank's TensorBoard folder. Made in a trial, or after
+    core.init()."""
 
     def __init__(self) -> None:
         self.writer = make_writer(current_folder().path)

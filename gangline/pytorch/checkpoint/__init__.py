@@ -1,12 +1,12 @@
-"""A trial's checkpoints: what is in them, how they are written while training goes on, and how they are read back into
-any strategy and any number of ranks.
+"""Checkpoints of a trial: their content, how they are written while training continues, and how they are read into any
+strategy and any number of ranks.
 
-A checkpoint's folder holds
+A checkpoint's folder has
 - `tensors/`: models and optimizers, as torch.distributed.checkpoint writes them, each rank its share;
-- `trainer.pth`: what all ranks agree on: schedulers, callbacks, the position in the data;
-- `rank_<n>.pth`: what belongs to one rank: its random numbers;
+- `trainer.pth`: values that all ranks agree on: schedulers, callbacks, the position in the data;
+- `rank_<n>.pth`: values of one rank: its random numbers;
 - `metadata.json`: the manifest that makes it a checkpoint.
-The two kinds of .pth hold tensors, numbers, strings, lists and dictionaries only, so that torch.load reads them with
+The two kinds of .pth have tensors, numbers, strings, lists and dictionaries only, so that torch.load reads them with
 weights_only.
 """
 

@@ -1,6 +1,6 @@
-"""What this rank gives to a checkpoint: references to its share of the tensors, and plain values.
+"""Captures this rank's part of a checkpoint: references to its share of the tensors, and plain values.
 
-Nothing is copied here but what ends up as bytes. Called by the saver on all ranks in step.
+Copies nothing but values that are converted to bytes. Called by the saver on all ranks in step.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def rank_file(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """tensors: this rank's share; the shares of all ranks hold everything once. trainer: the same on all ranks, but
-    saved by the chief. rank: this rank's own."""
+    """State of a trial for a checkpoint. tensors: this rank's share; the shares of all ranks together have every tensor
+    once. trainer: the same on all ranks, but saved by the chief. rank: this rank's own."""
 
     tensors: dict[Path, torch.Tensor]
     trainer: dict[str, Any]
@@ -52,7 +52,7 @@ class Captured:
 def capture(
     context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], progress: Mapping[str, Any]
 ) -> Captured:
-    """progress: the loop's own, plain values."""
+    """Returns the trial's state. progress: the loop's own, plain values."""
     models, model_values = _capture_models(context)
     states, groups, optimizer_values = _capture_optimizers(context)
     trainer = {
@@ -74,7 +74,7 @@ def capture(
 
 
 def _capture_models(context: PyTorchTrialContext) -> tuple[dict[Path, torch.Tensor], list[dict[str, Any]]]:
-    """Tensors, and what a module keeps as extra state beside them."""
+    """Returns tensors, and the extra state that modules keep beside them."""
     tensors: dict[Path, torch.Tensor] = {}
     values: list[dict[str, Any]] = []
     for index, model in enumerate(context.models):
@@ -87,8 +87,8 @@ def _capture_models(context: PyTorchTrialContext) -> tuple[dict[Path, torch.Tens
 def _capture_optimizers(
     context: PyTorchTrialContext,
 ) -> tuple[dict[Path, torch.Tensor], list[dict[str, Any]], OptimizerValues]:
-    """Tensors by path, groups with names for parameters, and what states hold beside tensors: optimizer -> parameter ->
-    name -> value."""
+    """Returns tensors by path, groups with names for parameters, and the values of states beside tensors: optimizer ->
+    parameter -> name -> value."""
     names = name_parameters(context.models, context.optimizers)
     tensors: dict[Path, torch.Tensor] = {}
     groups: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def _capture_optimizers(
         order = [names[id(parameter)] for parameter in parameters_of(optimizer)]
         for position, entries in saved[STATE].items():
             for key, value in entries.items():
-                # A dot would be read as the end of the parameter's name.
+                # The last dot of a path ends the parameter's name, so a key with a dot cannot be part of a path.
                 if isinstance(value, torch.Tensor) and "." not in key:
                     tensors[state_path(number, order[position], key)] = value
                 else:
@@ -111,7 +111,8 @@ def _capture_optimizers(
 def _share_of(
     context: PyTorchTrialContext, models: dict[Path, torch.Tensor], states: dict[Path, torch.Tensor]
 ) -> dict[Path, torch.Tensor]:
-    """Of what several ranks hold alike, each takes about as many bytes as the others."""
+    """Selects the tensors that this rank saves. Tensors that several ranks have alike are divided so that each rank
+    writes about as many bytes."""
     own: dict[Path, torch.Tensor] = {}
     alike: dict[tuple[int, bool], list[tuple[Path, torch.Tensor, Holder]]] = {}
     for path, tensor in (models | states).items():

@@ -1,6 +1,6 @@
-"""A whole checkpoint in the memory of one process, and what its metadata.json says beside the manifest.
+"""Reads a whole checkpoint into the memory of one process, and makes the content of metadata.json beside the manifest.
 
-Needs no cluster, no process group and no trial: `gangline.pytorch.load_checkpoint` is how a trained model is used.
+Needs no cluster, no process group and no trial: `gangline.pytorch.load_checkpoint` loads a trained model for use.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, st
 from gangline.pytorch.checkpoint.source import STATE_FORMAT, STATE_FORMAT_KEY, TRIAL_ID, Source, open_source
 from gangline.pytorch.context import PyTorchTrialContext
 
+# Entries of trainer.pth that describe the layout, so load_checkpoint leaves them out.
 _INTERNAL = ("num_models", MODEL_VALUES, OPTIMIZER_CLASSES)
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint's folder holds, its tensors whole and on the CPU, after a check of every file against the
-    manifest.
+    """Returns the content of a checkpoint's folder, its tensors whole and on the CPU. Checks every file against the
+    manifest first.
 
-    `models_state_dict` lists the models' states in the order in which the trial wrapped them; each fits the user's
-    bare model. `optimizers_state_dict` fits optimizers that were built as the trial builds them.
+    `models_state_dict` lists the models' states in the order in which the trial wrapped them; each fits the user's bare
+    model. `optimizers_state_dict` fits optimizers that were built as the trial builds them.
     """
     directory = Path(path)
     verify(directory)
@@ -49,15 +50,15 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def is_of_another_trial(saved_id: str, own_id: str) -> bool:
-    """Where both are known."""
+    """Returns whether the ids differ, where both are known."""
     return bool(saved_id and own_id) and saved_id != own_id
 
 
 def metadata_of(
     context: PyTorchTrialContext, batches: int, validation: Mapping[str, float] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """For a checkpoint of this trial after so many batches. validation: its metrics, by which checkpoints are compared
-    when some are to be kept."""
+    """Returns the metadata of a checkpoint of this trial after so many batches. validation: its metrics; retention
+    compares checkpoints by them."""
     return {
         STEPS_COMPLETED: batches,
         TRIAL_ID: context.get_trial_id(),
@@ -69,7 +70,7 @@ def metadata_of(
         "parallelism": context.strategy.name,
         "world_size": context.distributed.size,
         "hparams": context.get_hparams(),
-        # JSON has no other numbers.
+        # JSON has no infinity and no NaN.
         VALIDATION_METRICS: {name: value for name, value in validation.items() if math.isfinite(value)},
     }
 
@@ -81,7 +82,7 @@ def _model_state(index: int, source: Source, tensors: dict[str, torch.Tensor]) -
 
 
 def _optimizer_state(number: int, source: Source, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """As the optimizer's own state_dict, which counts parameters in the order of its groups."""
+    """Returns a state for the optimizer's own load_state_dict, which counts parameters in the order of its groups."""
     saved = source.trainer[OPTIMIZERS][number]
     described, values = source.state_tensors(number), source.optimizer_values(number)
     order = [str(name) for group in saved["param_groups"] for name in group["params"]]

@@ -1,7 +1,6 @@
-"""Saves and restores one trial: what is captured, what callbacks hear of it, when others have to wait.
+"""Saves and restores one trial: captures its state, calls its callbacks, and pauses the hang watchdog.
 
-The training loop calls it on all ranks in step and knows nothing else of checkpoints; when to save is the loop's
-decision.
+The training loop calls it on all ranks in step and uses nothing else of checkpoints; the loop decides when to save.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _log = logging.getLogger("gangline")
 
 
 class Keeper:
-    """A save goes on in the background. What went wrong with it is raised by the next `save`, `poll` or `wait`.
+    """Saves and restores one trial. A save runs in the background; the next `save`, `poll` or `wait` raises its error.
 
-    Storage takes the time that it needs, so the rank rests while it waits for it.
+    Storage may take any time, so the heartbeat rests while the rank waits for it.
     """
 
     def __init__(self, context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]) -> None:
@@ -44,7 +43,8 @@ class Keeper:
         )
 
     def save(self, batches: int, progress: Mapping[str, Any], validation: Mapping[str, float]) -> None:
-        """progress: the loop's own, plain values. validation: the metrics of this very state, empty without any."""
+        """Begins to save. progress: the loop's own, plain values. validation: the metrics of this very state, empty
+        without any."""
         self._context.core.beat.enter(CHECKPOINT)
         self._context.strategy.share_buffers(self._context.models)
         captured = capture(self._context, self._callbacks, progress)
@@ -58,31 +58,31 @@ class Keeper:
         self._saver.poll()
 
     def wait(self) -> None:
-        """Until nothing is under way any more."""
+        """Waits until no save is under way."""
         self._context.core.beat.rest(CHECKPOINT)
         self._saver.wait()
         self._context.core.beat.resume()
 
     def settle(self) -> None:
-        """For a rank that fails: gives the save under way some time. What goes wrong with it is only logged."""
+        """Gives the save under way some time, on a rank that fails. An error of the save is only logged."""
         self._context.core.beat.rest(CHECKPOINT)
         self._saver.settle()
 
     def describe_newest(self) -> str:
-        """Which checkpoint training can go on from, as a clause of a message."""
+        """Returns the checkpoint that training can continue from, as a clause of a message."""
         newest = max(self._restored, self._saver.newest)
         found = f"the newest checkpoint is of batch {newest}" if newest >= 0 else "there is no checkpoint yet"
         batches = self._saver.under_way
         return found if batches is None else f"{found}, one of batch {batches} is being saved"
 
     def settle_and_describe(self) -> str:
-        """For the message of a rank that fails."""
+        """Settles the save under way and describes the newest checkpoint, for the message of a rank that fails."""
         self.settle()
         return self.describe_newest()
 
     def restore(self, source: Source) -> bool:
-        """All but the random numbers. Returns whether the checkpoint is this trial's, so that training goes on from its
-        position as well."""
+        """Restores everything but the random numbers. Returns whether the checkpoint is this trial's, so that training
+        also continues from its position."""
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(source.trainer)
         restore(self._context, self._callbacks, source)
@@ -96,11 +96,11 @@ class Keeper:
         return False
 
     def restore_random(self, source: Source) -> None:
-        """When nothing random is left to do before the first batch."""
+        """Restores the random numbers. Called when no random draw is left before the first batch."""
         restore_random(self._context, source)
 
     def _write_trainer(self, trainer: dict[str, Any]) -> TemporaryDirectory[str]:
-        """A folder to which callbacks may add files of their own."""
+        """Writes trainer.pth to a folder, to which callbacks may add files of their own. Returns the folder."""
         self._call(lambda callback: callback.on_checkpoint_save_start(trainer))
         folder = temporary_folder("checkpoint")
         Path(folder.name, TRAINER_FILE).write_bytes(to_bytes(trainer, "the trial's state"))

@@ -1,7 +1,7 @@
-"""Reads what torch.distributed.checkpoint says of the tensors that it wrote, without running what a file may hold.
+"""Reads the tensor metadata of torch.distributed.checkpoint without running code that a file may contain.
 
-That description is a pickle. Only the classes of which it consists are made; a file that names anything else is
-refused, so that a checkpoint from elsewhere can be read as safely as with weights_only.
+The metadata is a pickle. Only the classes of tensor metadata are made; a file that names anything else is refused. A
+checkpoint from elsewhere can therefore be read as safely as with weights_only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from gangline.errors import invalid
 
+# Modules whose dataclasses and enumerations the metadata may name, and other names that it may contain.
 _MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 _MORE = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict")}
 
 
 class TensorReader(FileSystemReader):
-    """Of the folder in which the tensors lie."""
+    """Reads the folder of the tensors with the safe unpickler below."""
 
     def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
         metadata = read_metadata(Path(self.path))
@@ -32,7 +33,8 @@ class TensorReader(FileSystemReader):
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Raises GanglineError `checkpoint.corrupt` where the file is no description of tensors."""
+    """Returns the metadata of a folder. Raises GanglineError `checkpoint.corrupt` where the file is no tensor
+    metadata."""
     path = folder / ".metadata"
     try:
         with path.open("rb") as file:
@@ -49,7 +51,7 @@ def read_metadata(folder: Path) -> Metadata:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            # So Python 3.11 wrote the members of enumerations up to 3.11.3.
+            # Python 3.11 up to 3.11.3 pickled the members of enumerations this way.
             return _member
         if (module, name) in _MORE or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)

@@ -1,6 +1,6 @@
-"""The names under which a trial's tensors lie in a checkpoint. They are the same for every strategy.
+"""Names of a trial's tensors in a checkpoint. They are the same for every strategy.
 
-A tensor of a model is models_state_dict.<model>.<its name in the model>, one of an optimizer's state is
+A model's tensor is models_state_dict.<model>.<its name in the model>. A tensor of an optimizer's state is
 optimizers_state_dict.<optimizer>.state.<model>.<parameter>.<its name in the state>.
 """
 
@@ -26,17 +26,18 @@ def state_path(optimizer: int, parameter: str, name: str) -> Path:
 
 
 def join(path: Path) -> str:
-    """As torch.distributed.checkpoint joins the keys of nested dictionaries and lists."""
+    """Joins a path as torch.distributed.checkpoint joins the keys of nested dictionaries and lists."""
     return ".".join(map(str, path))
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    """In the order in which an optimizer's state_dict counts them."""
+    """Returns the parameters in the order in which an optimizer's state_dict counts them."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def name_parameters(models: Sequence[nn.Module], optimizers: Iterable[Optimizer]) -> dict[int, str]:
-    """The id of each parameter -> its name. Those of no wrapped model are named by their place in the optimizer."""
+    """Returns id of each parameter -> its name. Parameters of no wrapped model are named by their place in the
+    optimizer."""
     names = {
         id(parameter): f"{index}.{name}"
         for index, model in reversed(list(enumerate(models)))

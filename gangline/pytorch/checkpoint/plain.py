@@ -1,6 +1,6 @@
-"""What a checkpoint may hold beside models and optimizers: values that torch.load reads with weights_only.
+"""Converts a checkpoint's values beside models and optimizers to types that torch.load reads with weights_only.
 
-Owns what is converted to such values, and the words for what cannot be. Called where .pth files are made.
+Owns the conversion, and the error for values that cannot be converted. Called where .pth files are made.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from gangline.errors import GanglineError, invalid
 
 CALLBACKS = "callbacks"
 _ADVICE = "keep tensors, arrays, numbers, strings, lists and dictionaries"
+# Errors of torch.save and torch.load for values that they cannot write or safely read.
 _REFUSALS = (pickle.PickleError, AttributeError, TypeError, RuntimeError, RecursionError)
 
 
 def to_bytes(content: Mapping[str, Any], what: str) -> bytes:
-    """A file's content. numpy's numbers become Python's, its arrays tensors, paths strings.
+    """Returns a file's content. numpy's numbers become Python's, its arrays tensors, paths strings.
 
-    Raises GanglineError `checkpoint.not_plain` when something in it cannot be read back safely.
+    Raises GanglineError `checkpoint.not_plain` when a value in it cannot be read back safely.
     """
     plain = make_plain(dict(content))
     try:
@@ -35,7 +36,7 @@ def to_bytes(content: Mapping[str, Any], what: str) -> bytes:
 
 
 def make_plain(value: Any) -> Any:
-    """The same in dictionaries, lists and tuples; of other containers nothing is changed."""
+    """Converts values in nested dictionaries, lists and tuples; other containers stay unchanged."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -50,7 +51,7 @@ def make_plain(value: Any) -> Any:
 
 
 def _plain_array(value: np.ndarray[Any, Any]) -> Any:
-    """Lists where torch has no such type, as for text."""
+    """Returns an array as a tensor, or as lists where torch has no such type, as for text."""
     try:
         return torch.from_numpy(np.array(value, order="C"))
     except (TypeError, ValueError):
@@ -78,7 +79,7 @@ def _refusal(content: dict[str, Any], what: str) -> GanglineError:
 
 
 def _find_culprit(value: Any) -> tuple[list[Any], Any]:
-    """The innermost value that cannot be read back, and the keys that lead to it."""
+    """Returns the innermost value that cannot be read back, behind the keys that lead to it."""
     for key, entry in _entries_of(value):
         try:
             _to_safe_bytes(entry)

@@ -1,7 +1,7 @@
-"""Puts what a checkpoint holds into the models, optimizers and schedulers that a trial has wrapped.
+"""Loads a checkpoint into the models, optimizers and schedulers that a trial has wrapped.
 
-Every rank reads what it needs, in whatever strategy and number of ranks the checkpoint was made. Called by the training
-loop, on all ranks in step, before the first batch.
+Every rank reads the values that it needs, whatever the strategy and number of ranks of the checkpoint. Called by the
+training loop, on all ranks in step, before the first batch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _log = logging.getLogger("gangline")
 
 
 def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], source: Source) -> None:
-    """All but the random numbers. Raises GanglineError `checkpoint.other_trial`, `other_model` or `other_optimizer`,
-    before anything has changed where it can."""
+    """Restores everything but the random numbers. Raises GanglineError `checkpoint.other_trial`, `other_model` or
+    `other_optimizer`, before any change where possible."""
     trainer = source.trainer
     _check_counts(context, trainer)
     for index, model in enumerate(context.models):
@@ -63,14 +63,15 @@ def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallbac
 
 
 def restore_random(context: PyTorchTrialContext, source: Source) -> None:
-    """In a world of another size the ranks start new streams, as theirs cannot be divided."""
+    """Restores the random numbers. In a world of another size the ranks start new streams, because the saved ones
+    cannot be divided."""
     state = _own_part(context, source).get("rng_state")
     if state is not None:
         seed.restore(state)
 
 
 def _own_part(context: PyTorchTrialContext, source: Source) -> dict[str, Any]:
-    """Of this rank, in a world of the same size."""
+    """Returns this rank's own values; empty in a world of another size."""
     is_same_world = len(source.ranks) == context.distributed.size
     return source.ranks[context.distributed.rank] if is_same_world else {}
 
@@ -117,7 +118,8 @@ def _shape(size: torch.Size) -> str:
 
 
 def _check_optimizer(number: int, optimizer: Optimizer, trainer: Mapping[str, Any]) -> None:
-    """Earlier checkpoints do not say the class."""
+    """Raises GanglineError `checkpoint.other_optimizer` for another class. Earlier checkpoints do not name the class,
+    so their settings are compared."""
     here, classes = type(optimizer).__name__, trainer.get(OPTIMIZER_CLASSES)
     if classes is None:
         saved = _find_other_settings(optimizer, trainer[OPTIMIZERS][number]["param_groups"])
@@ -132,8 +134,8 @@ def _check_optimizer(number: int, optimizer: Optimizer, trainer: Mapping[str, An
 
 
 def _find_other_settings(optimizer: Optimizer, saved_groups: Sequence[Mapping[str, Any]]) -> str:
-    """What tells another class: each has settings that the other lacks. A newer torch adds settings to a class, but
-    takes none away. Empty where nothing does."""
+    """Describes settings that show another class: each class has settings that the other lacks. A newer torch adds
+    settings to a class, but removes none. Empty where nothing shows another class."""
     for ours, theirs in zip(optimizer.param_groups, saved_groups, strict=False):
         lacking, besides = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
         if lacking and besides:
@@ -144,7 +146,7 @@ def _find_other_settings(optimizer: Optimizer, saved_groups: Sequence[Mapping[st
 def _load_optimizer(
     context: PyTorchTrialContext, number: int, optimizer: Optimizer, source: Source, keys: Sequence[str]
 ) -> None:
-    """keys: what its parameters are called in the checkpoint."""
+    """Loads an optimizer's state. keys: names of its parameters in the checkpoint."""
     saved = source.trainer[OPTIMIZERS][number]
     own = {id(parameter) for parameter in context.strategy.stepped_parameters(optimizer)}
     everything = parameters_of(optimizer)
@@ -168,7 +170,7 @@ def _load_optimizer(
 def _keys_by_parameter(
     number: int, optimizer: Optimizer, saved_groups: list[dict[str, Any]], names: Mapping[int, str]
 ) -> list[str]:
-    """What each parameter is called in the checkpoint, in the optimizer's order."""
+    """Returns each parameter's name in the checkpoint, in the optimizer's order."""
     groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
     saved = [group["params"] for group in saved_groups]
     here, there = [len(group) for group in groups], [len(group) for group in saved]
@@ -189,8 +191,8 @@ def _keys_by_parameter(
 
 
 def _room_for(described: Mapping[str, Described], parameter: nn.Parameter, is_whole: bool) -> dict[str, torch.Tensor]:
-    """Tensors to fill with a parameter's state, divided as the parameter where they have its shape, unless the state is
-    whole."""
+    """Returns tensors to fill with a parameter's state. A tensor of the parameter's shape is divided as the parameter,
+    unless the state is whole."""
     return {
         name: torch.empty_like(parameter, dtype=one.dtype, requires_grad=False)
         if one.shape == parameter.shape and not is_whole
@@ -200,7 +202,8 @@ def _room_for(described: Mapping[str, Described], parameter: nn.Parameter, is_wh
 
 
 def _load_scalers(context: PyTorchTrialContext, states: Sequence[Mapping[str, Any]]) -> None:
-    """Mixed precision may have been turned on or off since; a scaler finds its scale within some steps."""
+    """Loads scalers where both sides have equally many enabled ones. Otherwise mixed precision was turned on or off
+    since, and a scaler finds its scale within some steps."""
     scalers = context.scalers
     if len(scalers) == len(states) and all(bool(state) for state in states):
         for scaler, state in zip(scalers, states, strict=True):

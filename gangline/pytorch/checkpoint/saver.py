@@ -1,8 +1,8 @@
-"""Saves a trial's state while training goes on: a copy is taken between two steps, a thread writes it.
+"""Saves a trial's state while training continues: a copy is taken between two steps, and a thread writes it.
 
-Owns that thread, the process group on which the ranks' threads agree (training's collectives must not meet theirs),
-and the rule that one save is under way at a time. A checkpoint exists from the moment of its commit; what went wrong
-before is raised on every rank at its next `poll` or `wait`. Made and called by the training loop.
+Owns that thread, and the process group on which the ranks' threads agree, because they must not mix with training's
+collectives. Also owns the rule that one save is under way at a time. A checkpoint exists from the moment of its commit.
+An error before that is raised on every rank at its next `poll` or `wait`. Made and called by the training loop.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ from gangline.pytorch.checkpoint.staging import Staging, copy_values
 from gangline.pytorch.checkpoint.together import RankError, together
 from gangline.pytorch.checkpoint.writer import write_tensors
 
-# Ranks wait for one another's uploads; a rank that died breaks its connections at once.
+# Ranks wait for one another's uploads. The timeout can be long, because a rank that died breaks its connections at
+# once.
 _GROUP_TIMEOUT = timedelta(hours=4)
-# What a rank that fails gives the save under way before it says so. Its peers are held up meanwhile, but they live, and
-# their parts go on; where one has died, the runner ends all of them, however long they would wait here.
+# Time that a failing rank gives the save under way before it reports its failure. Its peers wait meanwhile, but they
+# are alive and write their parts. If a peer has died, the runner ends all ranks and does not wait for this time.
 _SETTLE_SECONDS = 10.0
 _log = logging.getLogger("gangline")
 
 
 @dataclass(slots=True)
 class Save:
-    """One save under way. rank_part: what this rank keeps for itself. folder: with more files, on the chief.
-    storage_id: known once ranks have agreed."""
+    """Save under way. rank_part: values of this rank alone. folder: with more files, on the chief. storage_id: set once
+    ranks have agreed."""
 
     batches: int
     metadata: Mapping[str, Any]
@@ -61,9 +62,9 @@ class Save:
 
 
 class Saver:
-    """All ranks make one, and call it in step.
+    """Saves the checkpoints of one trial. All ranks make one, and call it in step.
 
-    on_saved: called in the thread that trains, on every rank, with the id of each checkpoint that is complete.
+    on_saved: called in the thread that trains, on every rank, with the id of each complete checkpoint.
     """
 
     def __init__(
@@ -92,10 +93,10 @@ class Saver:
         metadata: Mapping[str, Any],
         folder: TemporaryDirectory[str] | None = None,
     ) -> None:
-        """Begins to save, after the save before has ended. folder: whose files become the checkpoint's, from the chief
-        alone; it is removed when they are written.
+        """Begins to save, after the earlier save has ended. folder: with files that become the checkpoint's, from the
+        chief alone; it is removed when they are written.
 
-        Raises what went wrong with the save before.
+        Raises the error of the earlier save.
         """
         called = time.perf_counter()
         self.wait()
@@ -110,26 +111,26 @@ class Saver:
 
     @property
     def is_running(self) -> bool:
-        """Whether a save has begun and nobody has heard of its end yet."""
+        """Returns whether a save has begun whose end `poll` or `wait` has not seen yet."""
         return self._running is not None
 
     @property
     def newest(self) -> int:
-        """The batches of the newest checkpoint that is complete, as far as anybody has looked; -1 for none."""
+        """Number of batches of the newest complete checkpoint that `poll` or `wait` has seen; -1 for none."""
         return self._newest
 
     @property
     def under_way(self) -> int | None:
-        """The batches of the save that is running."""
+        """Number of batches of the running save; None without one."""
         return self._running.batches if self._running is not None else None
 
     def poll(self) -> None:
-        """Looks whether the save under way has ended, without waiting. Raises what went wrong with it."""
+        """Checks whether the save under way has ended, without waiting. Raises its error."""
         if self._running is not None and not self._running.thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
-        """Until no save is under way. Raises what went wrong with it."""
+        """Waits until no save is under way. Raises its error."""
         if self._running is None:
             return
         save, self._running = self._running, None
@@ -143,9 +144,9 @@ class Saver:
         self._on_saved(save.storage_id)
 
     def settle(self) -> None:
-        """For a rank that fails: waits for the save under way as long as it may, and not again at the next call.
+        """Gives the save under way a limited time to end, on a rank that fails. A second call does not wait again.
 
-        What goes wrong with it is logged: the failure that is told already counts.
+        Logs an error of the save: the failure that is reported already takes precedence.
         """
         if self._running is None or self._is_given_up:
             return
@@ -184,14 +185,14 @@ class Saver:
             files = _merge(together(transport, lambda: self._write_files(draft, save)))
             together(transport, lambda: self._commit(save, files))
         except BaseException:
-            # The cause counts, also where storage cannot even be cleaned.
+            # The cause takes precedence, also where storage cannot even be cleaned.
             with suppress(Exception):
                 if self._distributed.is_chief:
                     draft.discard()
             raise
 
     def _write_files(self, draft: CheckpointDraft, save: Save) -> dict[str, StoredFile]:
-        """Returns what this rank has written in all."""
+        """Writes this rank's other files. Returns all files that this rank has written."""
         draft.write(rank_file(self._distributed.rank), to_bytes(save.rank_part, "what a rank keeps"))
         if save.folder is not None:
             draft.copy_folder(save.folder.name)
@@ -207,7 +208,7 @@ def _merge(by_rank: list[dict[str, StoredFile]]) -> dict[str, StoredFile]:
 
 
 def _describe(save: Save, storage_url: str) -> GanglineError:
-    """The first rank's cause in one line."""
+    """Returns the first rank's error as one line."""
     error = save.error
     if isinstance(error, GanglineError):
         return error

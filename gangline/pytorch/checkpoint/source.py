@@ -1,7 +1,7 @@
-"""A checkpoint's folder on this machine, as what restores from it sees it.
+"""Source: a checkpoint's folder on this machine, for restoring from it.
 
-Owns the two layouts that exist: format 2, whose tensors any number of ranks read a part of, and format 1 of the first
-version, one file with everything. Files have been compared with the manifest before.
+Owns the two layouts that exist. In format 2 any number of ranks read a part of the tensors. Format 1, of the first
+version, is one file with everything. Files have been compared with the manifest before.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from gangline.pytorch.checkpoint.writer import TENSORS_FOLDER
 
 STATE_FORMAT = 2
 STATE_FORMAT_KEY = "state_format"
-# Of whom saved it; empty off the cluster, where nobody has one.
+# Key of the id of the trial that saved the checkpoint; its value is empty off the cluster, where trials have no id.
 TRIAL_ID = "trial_id"
 _FIRST_FILE = "state_dict.pth"
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A tensor that a source can load."""
+    """Shape and type of a tensor that a source can load."""
 
     shape: torch.Size
     dtype: torch.dtype
 
 
 class Source(ABC):
-    """trainer: what all ranks share. ranks: each rank's own, by rank. tensors: by joined path. trial_id: of whom saved
-    it, or empty."""
+    """Content of a checkpoint. trainer: shared by all ranks. ranks: each rank's own values, by rank. tensors: by joined
+    path. trial_id: of the trial that saved it, or empty."""
 
     trial_id: str
     trainer: dict[str, Any]
@@ -57,17 +57,17 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
-        """Fills tensors in place, of DTensors the part that lies here. Any rank may call it by itself."""
+        """Fills tensors in place, and of a DTensor this rank's part. Any rank may call it by itself."""
 
     def optimizer_values(self, number: int) -> dict[str, dict[str, Any]]:
-        """What an optimizer keeps beside tensors, by parameter, from whichever ranks kept it."""
+        """Returns an optimizer's values beside tensors, by parameter, from all ranks that kept some."""
         found: dict[str, dict[str, Any]] = {}
         for rank in self.ranks:
             found |= rank.get(OPTIMIZER_VALUES, {}).get(number, {})
         return found
 
     def state_tensors(self, number: int) -> dict[str, dict[str, Described]]:
-        """What there is of an optimizer's state: parameter -> name in its state -> tensor."""
+        """Returns the tensors of an optimizer's state: parameter -> name in its state -> tensor."""
         prefix = join((OPTIMIZERS, number, STATE, ""))
         found: dict[str, dict[str, Described]] = {}
         for path, described in self.tensors.items():
@@ -78,7 +78,7 @@ class Source(ABC):
 
 
 def open_source(directory: Path) -> Source:
-    """Raises GanglineError `checkpoint.newer_format`."""
+    """Opens a checkpoint's folder. Raises GanglineError `checkpoint.newer_format`."""
     manifest = read_manifest(directory)
     found = manifest.get(STATE_FORMAT_KEY, 1)
     if type(found) is not int or found > STATE_FORMAT:
@@ -114,7 +114,7 @@ class _DividedSource(Source):
 
 
 class _WholeSource(Source):
-    """Optimizers number their parameters here, in the order of their groups."""
+    """Reads format 1, in which optimizers number their parameters in the order of their groups."""
 
     def __init__(self, directory: Path) -> None:
         state = _load(directory / _FIRST_FILE)

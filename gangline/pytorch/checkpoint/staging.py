@@ -1,6 +1,6 @@
-"""Copies tensors to memory that training does not touch, so that training may go on while they are written.
+"""Copies tensors to memory that training does not change, so that training can continue while they are written.
 
-Owns the copies, which one save after another uses again: fresh memory costs more than the copy. Of one saver.
+Owns the copies of one saver. Each save uses them again, because allocating memory costs more than the copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gangline.pytorch.checkpoint.name import Path
 
 
 def copy_values(value: Any) -> Any:
-    """Dictionaries, lists and tuples with copies of their tensors, on the CPU; other values are what they were."""
+    """Copies dictionaries, lists and tuples with their tensors, to the CPU; other values are kept."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -28,14 +28,14 @@ def copy_values(value: Any) -> Any:
 
 
 class Staging:
-    """At most one use at a time: a copy lasts until the next call."""
+    """Keeps copies of tensors. Allows one use at a time: a copy lasts until the next call."""
 
     def __init__(self) -> None:
         self._copies: dict[Path, torch.Tensor] = {}
         self._cpu_meshes: dict[DeviceMesh, DeviceMesh] = {}
 
     def copy(self, tensors: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
-        """The same tensors on the CPU; shards stay shards. All ranks call it in step."""
+        """Copies tensors to the CPU; shards stay shards. All ranks call it in step."""
         staged = {path: self._copy(path, tensor) for path, tensor in tensors.items()}
         if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
@@ -57,7 +57,7 @@ class Staging:
     def _copy_local(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
         kept = self._copies.get(path)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-            # Page-locked memory, which the GPU fills while the CPU goes on.
+            # Page-locked memory, which the GPU fills while the CPU continues.
             kept = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
             self._copies[path] = kept
         kept.copy_(tensor.detach(), non_blocking=True)

@@ -1,6 +1,6 @@
-"""Ranks do a step together: where it fails on one of them, all of them raise that rank's error.
+"""Runs a step on all ranks together: if it fails on one rank, all ranks raise that rank's error.
 
-Owns how an error travels. Used by the saver and by what writes tensors; both run in step on all ranks.
+Owns how an error is sent. Used by the saver and by the writer of tensors; both run in step on all ranks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 from gangline.core.transport import Transport
 from gangline.errors import ErrorKind, GanglineError
 
-# What a rank tells: the result and None, or None and a failure.
+# Message of a rank: the result and None, or None and a failure.
 Told = tuple[Any, Any]
 
 
 class RankError(Exception):
-    """What went wrong on another rank, or on this one."""
+    """Error on another rank, or on this one."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(rank, text)
@@ -25,7 +25,8 @@ class RankError(Exception):
 
 
 def together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
-    """Everyone's result, once all have one. Raises the first rank's GanglineError or RankError."""
+    """Runs `work` and returns every rank's result, once all have one. Raises the first rank's GanglineError or
+    RankError."""
     everyone = transport.allgather(attempt(work))
     raise_first(everyone)
     return [result for result, _ in everyone]
@@ -34,9 +35,10 @@ def together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
 def through_first(
     transport: Transport, size: int, work: Callable[[], Any], combine: Callable[[list[Any]], list[Any]]
 ) -> Any:
-    """Everyone works, the first rank makes of all results one answer for each, and everyone gets its own.
+    """Runs `work` on every rank. The first rank combines all results into one answer for each rank, and every rank gets
+    its own.
 
-    Results and answers go to one rank and from it, so they may be large. Raises as `together`.
+    Results and answers are sent to one rank and from it, so they may be large. Raises as `together`.
     """
     everyone = transport.gather(attempt(work))
     answers: list[Any] | None = None
@@ -57,7 +59,7 @@ def attempt(work: Callable[[], Any]) -> Told:
         return work(), None
     except GanglineError as error:
         return None, (error.code, error.message, error.kind)
-    except Exception as error:  # noqa: BLE001  the others wait for this rank, and have to hear of it
+    except Exception as error:  # noqa: BLE001  the other ranks wait for this one and must get its error
         return None, f"{type(error).__name__}: {error}"
 
 

@@ -1,6 +1,6 @@
-"""Has torch.distributed.checkpoint write into a checkpoint's draft, wherever that lies.
+"""Writes tensors with torch.distributed.checkpoint into a checkpoint's draft, on any storage.
 
-Owns the folder of the tensors and how nested keys come about. Called in the saver's background thread.
+Owns the folder of the tensors and the nesting of keys. Called in the saver's background thread.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from gangline.pytorch.checkpoint.together import through_first
 
 TENSORS_FOLDER = "tensors"
 _TEMPORARY = ".tmp"
-# Of what torch's plans consist.
+# Types in torch's plans, which ranks send to one another.
 let_travel(
     *(SavePlan, WriteItem, WriteItemType, BytesIOWriteData, TensorWriteData, WriteResult),
     *(ChunkStorageMetadata, MetadataIndex, TensorProperties, _StorageInfo, _StoragePrefix),
 )
 
-# A trial of one rank loads alone on purpose.
+# Restoring reads without a process group on purpose, so torch's warning about it says nothing new.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
 
 
 def write_tensors(
     draft: CheckpointDraft, tensors: Mapping[Path, torch.Tensor], transport: Transport, rank: int, size: int
 ) -> None:
-    """All ranks call it in step, each with its share; transport: over which they plan.
+    """Writes tensors. All ranks call it in step, each with its share; transport: over which they plan.
 
     The steps are those of torch.distributed.checkpoint.save, which would exchange its plans as pickles. Raises the
     first rank's error, GanglineError or RankError.
@@ -77,7 +77,7 @@ def write_tensors(
 
 
 def _nest(tensors: Mapping[Path, torch.Tensor]) -> dict[str, Any]:
-    """Dictionaries of dictionaries; a number in a path becomes a place in a list, as readers expect it."""
+    """Returns dictionaries of dictionaries; a number in a path becomes a place in a list, as readers expect it."""
     nested: dict[str, Any] = {}
     lists: dict[str, dict[int, dict[str, Any]]] = {}
     for (kind, number, *rest), tensor in tensors.items():
@@ -92,15 +92,15 @@ def _nest(tensors: Mapping[Path, torch.Tensor]) -> dict[str, Any]:
 
 class _DraftWriter(FileSystemWriter):
     def __init__(self, draft: CheckpointDraft) -> None:
-        # The draft's files are on the disk when they are closed. Nothing is to be copied ahead: what comes is on the
-        # CPU already, and a copy would open the first GPU for every rank.
+        # The draft's files are on the disk when they are closed, so torch need not sync them. No copies ahead: the
+        # tensors are on the CPU already, and a copy would open the first GPU for every rank.
         super().__init__(TENSORS_FOLDER, sync_files=False, per_thread_copy_ahead=0)
         self.fs = _DraftFiles(draft)  # type: ignore[assignment]  # torch declares its own subclass
         self.path = TENSORS_FOLDER
 
 
 class _DraftFiles(FileSystemBase):
-    """A file system to which files are written once, under their last names."""
+    """File system to which files are written once, under their final names."""
 
     def __init__(self, draft: CheckpointDraft) -> None:
         self._draft = draft
@@ -114,7 +114,7 @@ class _DraftFiles(FileSystemBase):
         except OSError:
             raise
         except Exception as error:
-            # It travels to the other ranks, which only a plain exception is sure to survive.
+            # The error is sent to the other ranks, and only a plain exception is sure to survive that.
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
@@ -127,7 +127,7 @@ class _DraftFiles(FileSystemBase):
         return str(path)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """The draft makes folders as it needs them."""
+        """Does nothing: the draft makes folders when needed."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -1,4 +1,4 @@
-"""How one trial is spread over its ranks: one file for each strategy, all behind `Strategy`."""
+"""Strategies that spread one trial over its ranks: one file for each, all behind `Strategy`."""
 
 from gangline.pytorch.parallel.choice import choose_strategy
 from gangline.pytorch.parallel.strategy import Strategy

@@ -1,8 +1,8 @@
 """Finds ranks that gather or reduce different blocks of a divided model, before parts of different blocks mix.
 
-A collective does not say which block it is for: where some ranks skip a block, the parts of different blocks mix. Each
-rank therefore announces every collective to the others with a few bytes, on a process group of its own. On the CPU the
-announcement is compared before the collective. On a GPU it is compared later, so that the host goes on meanwhile, and
+A collective does not name its block: where some ranks skip a block, the parts of different blocks mix. Each rank
+therefore announces every collective to the others with a few bytes, on a process group of its own. On the CPU the
+announcement is compared before the collective. On a GPU it is compared later, so that the host continues meanwhile, and
 no later than at the end of the backward pass. Used by the strategies that divide models.
 """
 
@@ -18,16 +18,17 @@ import torch.distributed as dist
 
 from gangline.errors import GanglineError, invalid
 
-# Announcements that may be open on a GPU at a time.
+# Cap on announcements that are not compared yet on a GPU, where the host continues before they complete.
 _MOST_OPEN = 16
 _GATHER, _REDUCE, _END = range(3)
 _KINDS = 3
+# Bound on the size of a collective: an announcement packs block, kind and size into one int64.
 _MOST_NUMEL = 1 << 40
 
 
 class Announcements:
-    """Of one trial. names: of the blocks, by number, added with `watch`. timeout: of an announcement; None for
-    torch's own."""
+    """Announces the collectives of one trial. Names of the blocks, by number, are added with `watch`. timeout: of an
+    announcement; None for torch's own."""
 
     def __init__(self, device: torch.device, timeout: timedelta | None = None) -> None:
         self._is_late = device.type != "cpu"
@@ -36,7 +37,7 @@ class Announcements:
         self._open: deque[tuple[torch.Tensor, Any, int]] = deque()
 
     def watch(self, group: Any, name: str, on_reduction: Callable[[], None]) -> None:
-        """group: torch's record of the parameters of one block, whose collectives are announced from now on. name: of
+        """Announces the collectives of one block from now on. group: torch's record of the block's parameters. name: of
         the block. on_reduction: called before the block's gradients are reduced. A group that is watched already stays
         as it is."""
         if isinstance(group._all_gather_comm, _Announced):
@@ -52,8 +53,8 @@ class Announcements:
         group._reduce_scatter_comm = _Announced(group._reduce_scatter_comm, reduce)
 
     def end_pass(self) -> None:
-        """A backward pass has ended on this rank. Raises GanglineError `parallelism.blocks_differ` as all else here,
-        where another rank is at another block."""
+        """Announces the end of a backward pass on this rank. Like all announcements it raises GanglineError
+        `parallelism.blocks_differ` where another rank is at another block."""
         self._announce(_END, 0)
         self._settle(0)
 
@@ -91,7 +92,7 @@ class Announcements:
 
 
 class _Announced:
-    """In the place of a collective of torch's fully_shard: an object that also allocates what the collective fills."""
+    """Replaces a collective of torch's fully_shard: an object that also allocates the collective's output."""
 
     def __init__(self, collective: Any, announce: Callable[[int], None]) -> None:
         self._collective = collective

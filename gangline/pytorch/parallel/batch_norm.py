@@ -1,4 +1,5 @@
-"""Batch normalisation over several ranks: SyncBatchNorm on the CPU, and a warning where layers see one slot's records.
+"""Prepares batch normalisation for several ranks: runs SyncBatchNorm on the CPU, and warns of layers that see one
+slot's records.
 
 torch runs SyncBatchNorm on GPUs only. On the CPU the strategies of several ranks give such layers the class below. It
 computes the same statistics with operations that autograd knows. Called when a model is wrapped.
@@ -38,7 +39,7 @@ def prepare_batch_norm(model: nn.Module) -> None:
 
 
 class CpuSyncBatchNorm(_BatchNorm):
-    """A SyncBatchNorm whose records lie in the memory of the host. It is no subclass of torch's, because
+    """Implements SyncBatchNorm for records in the memory of the host. It is no subclass of torch's, because
     DistributedDataParallel refuses those on the CPU."""
 
     process_group: dist.ProcessGroup | None
@@ -47,14 +48,14 @@ class CpuSyncBatchNorm(_BatchNorm):
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
         if not self.training:
-            # Statistics of one's own records are not shared then, as in torch's layer.
+            # Evaluation uses running statistics or this rank's own, and shares nothing, as in torch's layer.
             return super().forward(input)
         is_narrow = input.dtype in (torch.float16, torch.bfloat16)
         values = input.float() if is_narrow else input
         others = [dimension for dimension in range(values.dim()) if dimension != 1]
         shape = [1, -1, *(1 for _ in others[1:])]
         own_count = values.new_tensor([values.numel() // max(1, values.shape[1])])
-        # Two sums, one after the other: a variance from a sum of squares alone loses digits.
+        # Two sums, one after the other: a variance computed from a sum of squares alone loses digits.
         total = self._total(torch.cat([values.sum(others), own_count]))
         count, mean = total[-1].detach(), total[:-1] / total[-1].detach()
         centred = values - mean.view(shape)
@@ -69,7 +70,7 @@ class CpuSyncBatchNorm(_BatchNorm):
         return normalised.to(input.dtype)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
-        """forward has done it."""
+        """Does nothing, as forward has checked the dimensions."""
 
     def _total(self, own: torch.Tensor) -> torch.Tensor:
         total: torch.Tensor = _Total.apply(own, self.process_group)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -87,7 +88,7 @@ class CpuSyncBatchNorm(_BatchNorm):
 
 
 class _Total(torch.autograd.Function):
-    """The sum over the ranks. A loss of any rank depends on each rank's part, so gradients are summed as well."""
+    """Sums a tensor over the ranks. A loss of any rank depends on each rank's part, so gradients are summed as well."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -113,4 +114,4 @@ def _run_on_cpu(layer: nn.SyncBatchNorm) -> None:
             f"{type(layer).__name__} derives from torch.nn.SyncBatchNorm, which torch runs on GPUs only; use "
             "torch.nn.SyncBatchNorm itself, or GroupNorm",
         )
-    layer.__class__ = CpuSyncBatchNorm  # type: ignore[assignment]  # of the same attributes
+    layer.__class__ = CpuSyncBatchNorm  # type: ignore[assignment]  # both have the same attributes

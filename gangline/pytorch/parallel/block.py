@@ -1,7 +1,7 @@
-"""Which parts of a model are gathered one at a time when its parameters are divided over ranks.
+"""Finds the modules that are gathered one at a time when a model's parameters are divided over ranks.
 
-A part is good when many of the same kind stand in a row, as the layers of a transformer or the blocks of a residual
-network do: then one of them is small beside the whole. What is in no part is gathered with the model itself.
+Good blocks are many modules of one class in a row, like the layers of a transformer or the blocks of a residual
+network. One of them is small beside the whole. Parameters outside of all blocks are gathered with the model itself.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def find_blocks(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
-    """The outermost parts, in the model's order. class_names: what the user calls them; None looks for members of the
-    same class in the model's lists and sequences.
+    """Returns the outermost blocks, in the model's order. class_names: the user's choice of classes; None looks for
+    members of the same class in the model's lists and sequences.
 
-    A part that shares a parameter with anything outside of it is left out: both must be gathered together.
+    A block that shares a parameter with anything outside of it is left out: both must be gathered together. Raises
+    GanglineError `parallelism.blocks` for an unknown class name.
     """
     is_block = _by_name(model, class_names) if class_names is not None else _repeated(model)
     blocks = _outermost(model, is_block)
@@ -48,7 +49,7 @@ def _repeated(model: nn.Module) -> set[int]:
     found: set[int] = set()
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-            # Not children(), which passes over a layer that stands in the list a second time.
+            # children() would skip a layer that is in the list a second time.
             children = [child for child in module._modules.values() if child is not None and is_callable_part(child)]
             counts = Counter(type(child) for child in children)
             found |= {id(child) for child in children if counts[type(child)] > 1}
@@ -56,7 +57,8 @@ def _repeated(model: nn.Module) -> set[int]:
 
 
 def is_callable_part(module: nn.Module) -> bool:
-    """Lists have no forward, so nothing would tell when they are needed."""
+    """Returns whether a module has parameters and a forward. Lists have no forward, so no hook shows when they are
+    needed."""
     has_parameters = next(iter(module.parameters()), None) is not None
     return has_parameters and not isinstance(module, _CONTAINERS)
 

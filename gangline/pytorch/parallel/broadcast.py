@@ -1,5 +1,5 @@
-"""Sends tensors from one rank to all others or averages them, a few megabytes at a time: one message for each tensor
-would be slow, one for all of them would need as much memory as they do. Used by the strategies."""
+"""Broadcasts or averages tensors in messages of a few megabytes. One message for each tensor would be slow. A single
+message for all of them would need as much memory as they do. Used by the strategies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.distributed as dist
 
+# Large enough that a message's fixed cost does not matter, small beside the memory of a model.
 _MOST_BYTES_AT_ONCE = 32 << 20
 
 
@@ -18,11 +19,11 @@ def broadcast_tensors(
     source: int = 0,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
-    """Fills these tensors on all ranks with what they hold on the rank `source`. All ranks call it in step with tensors
-    of the same shapes and types. around: put around each message."""
+    """Fills these tensors on all ranks with their values on the rank `source`. All ranks call it in step with tensors
+    of the same shapes and types. around: returns a context for each message."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-        # As bytes: backends know fewer types than torch.
+        # Sent as bytes, because backends support fewer types than torch.
         with around():
             dist.broadcast(flat.view(torch.uint8), src=source)
         if dist.get_rank() == source:
@@ -34,7 +35,8 @@ def broadcast_tensors(
 
 @torch.no_grad()
 def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
-    """Replaces each tensor by its mean over all ranks, which call it in step as broadcast_tensors."""
+    """Replaces each tensor by its mean over all ranks. All ranks call it in step with tensors of the same shapes and
+    types."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket]) / dist.get_world_size()
         dist.all_reduce(flat)
@@ -44,7 +46,7 @@ def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """Neighbours of one type and device."""
+    """Groups neighbours of one type and device."""
     bucket: list[torch.Tensor] = []
     num_bytes = 0
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""Chooses the strategy that the configuration's `parallelism` names; the one place that knows them all."""
+"""Chooses the strategy that the configuration's `parallelism` names. No other module knows all strategies."""
 
 from __future__ import annotations
 
@@ -34,9 +34,13 @@ def choose_strategy(
     *,
     timeout: timedelta | None = None,
 ) -> Strategy:
-    """parallelism: one word, or a mapping with `strategy` and its options; None means ddp. A trial of one slot trains
-    without a strategy, whatever it names: so a script for many slots can be tried on one. timeout: of collectives in
-    the process groups that the strategy makes itself; None for torch's own."""
+    """Returns the strategy for this trial. parallelism: a strategy's name, or a mapping with `strategy` and its
+    options; None means ddp.
+
+    A trial of one slot trains without a strategy, whatever it names, so that a script for many slots can be tried on
+    one. timeout: of collectives in the process groups that the strategy makes itself; None for torch's own. Raises
+    GanglineError `parallelism.*` where the strategy does not fit the configuration or the number of slots.
+    """
     name, options = _read(parallelism)
     conflict = compression_conflict(optimizations.gradient_compression, name)
     if conflict is not None:
@@ -59,7 +63,7 @@ def choose_strategy(
 
 
 def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """The strategy's name and what was said for it."""
+    """Returns the strategy's name and the options given for it. Raises GanglineError for an unknown name or option."""
     if not isinstance(parallelism, str | Mapping | None):
         raise invalid(
             "parallelism.unknown",

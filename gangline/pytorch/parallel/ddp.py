@@ -1,4 +1,4 @@
-"""Every rank holds the whole model; gradients are averaged with DistributedDataParallel while backward runs."""
+"""Trains the whole model on every rank; DistributedDataParallel averages the gradients during the backward pass."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _log = logging.getLogger("gangline")
 
 
 class DdpStrategy(Strategy):
-    """options: passed on to DistributedDataParallel, as find_unused_parameters. exchange: buckets and compression."""
+    """Averages gradients with DistributedDataParallel. options: passed on to it, as find_unused_parameters. exchange:
+    buckets and compression."""
 
     name: ClassVar[str] = "ddp"
 
@@ -46,13 +47,13 @@ class DdpStrategy(Strategy):
         self._exchange = exchange
         self._routed: list[_Routed] = []
         self._forwards = FreshForwards()
-        # torch looks for unused parameters, or learns the graph, in what a forward pass returns.
+        # With these options torch inspects a forward pass's outputs, for unused parameters or for the static graph.
         self._needs_forward = bool(options.get("find_unused_parameters") or options.get("static_graph"))
         self._expecting: set[int] = set()
         self._is_repeated = False
         self._models = WrappedModels(self.name, replaces=False)
         self._is_exchanging = True
-        # The optimizer whose strays are averaged already.
+        # Id of the optimizer whose stray gradients are averaged already.
         self._prepared: int | None = None
         self._bucketed: BucketedModel | None = None
 
@@ -68,9 +69,9 @@ class DdpStrategy(Strategy):
         prepare_batch_norm(model)
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         if not is_trained:
-            # DistributedDataParallel does it where there is something to train.
+            # A wrapper sends the parameters when it is made. This model gets no wrapper, as it has nothing to train.
             broadcast_tensors((*model.parameters(), *model.buffers()))
-        # A script cannot take another class. It may still be one that is never trained.
+        # A ScriptModule cannot get another class, so it is not routed. It may still be one that is never trained.
         if is_trained or not isinstance(model, torch.jit.ScriptModule):
             self._route(model)
         self._models.add(model)
@@ -87,7 +88,7 @@ class DdpStrategy(Strategy):
         self._prepared = id(optimizer)
 
     def _before_any_step(self, optimizer: Optimizer) -> None:
-        """Also of one that the trial makes by itself."""
+        """Averages stray gradients before a step. Also covers an optimizer that the trial steps by itself."""
         if self._prepared != id(optimizer):
             self._average_strays(optimizer)
         self._prepared = None
@@ -148,7 +149,8 @@ class DdpStrategy(Strategy):
         self._exchange_late()
         self._check_used()
         if self._is_repeated:
-            # Gradients of the first pass are there, so those that are missing now show in torch's count alone.
+            # The gradients of the first pass are present, so only torch's own count shows those that are missing in
+            # this pass.
             for wrapper in self._wrappers:
                 wrapper.reducer._rebuild_buckets()
 
@@ -169,11 +171,12 @@ class DdpStrategy(Strategy):
                 self._apply_exchange(routed)
 
     def _check_used(self) -> None:
-        """torch exchanges a bucket once all of its gradients are there, and says that one is missing a step later."""
+        """Raises an error for gradients that are missing after a backward pass. torch exchanges a bucket once all of
+        its gradients are present, and reports a missing one a step later."""
         for routed in self._exchanged():
             unused = [one for one in routed.wrapped_for if one.grad is None]
             if len(unused) == len(routed.wrapped_for):
-                # A model that this backward pass has not reached at all waits for one of its own.
+                # A model that this backward pass has not reached at all waits for its own backward pass.
                 self._models.check_unchanged(routed.model)
                 continue
             if not unused:
@@ -183,7 +186,7 @@ class DdpStrategy(Strategy):
             raise unused_parameters(class_name(routed.model), names, self.name)
 
     def _exchanged(self) -> list[_Routed]:
-        """The models whose gradients are exchanged: those with a parameter that is trained."""
+        """Returns the models whose gradients are exchanged: those with a trained parameter."""
         return [routed for routed in self._routed if routed.wrapper is not None]
 
     @property
@@ -212,12 +215,13 @@ class DdpStrategy(Strategy):
 
     def _before_local_pass(self, routed: _Routed) -> None:
         if reentrant.is_inside():
-            # The pass with gradients comes in the backward pass.
+            # The pass that records gradients runs inside the backward pass.
             self._keep_late(routed)
             routed.tell()
 
     def _after_forward(self, routed: _Routed) -> None:
-        """Before DistributedDataParallel gets ready for a backward pass."""
+        """Decides when this pass's gradients are exchanged. Called before DistributedDataParallel prepares for the
+        backward pass."""
         if routed.wrapper is not None and routed.trained and not self._options.get("static_graph"):
             routed.late.end_pass(routed.trained)
             self._apply_exchange(routed)
@@ -246,14 +250,15 @@ class DdpStrategy(Strategy):
         return routed.wrapper
 
     def _follow(self, routed: _Routed) -> None:
-        """Exchanges the gradients of what is trained now, where the user has frozen or unfrozen parameters since the
-        model was wrapped. Called before each forward pass that records gradients."""
+        """Exchanges the gradients of the presently trained parameters, if the user has frozen or unfrozen some since
+        the model was wrapped. Called before each forward pass that records gradients."""
         if not routed.has_changed():
             return
         model, name = routed.model, class_name(routed.model)
         routed.look()
         if not routed.trained:
-            # As a discriminator while its generator is trained: no gradient comes, and a wrapper would wait for all.
+            # A discriminator is an example while its generator is trained. No gradient arrives, and a wrapper would
+            # wait for all.
             routed.bare = _Bare(routed.inner)
             reroute(model, routed.bare)
             return
@@ -275,9 +280,9 @@ class DdpStrategy(Strategy):
                 self._forwards.renew(routed.number or 0, model)
 
     def _expect(self, routed: _Routed) -> None:
-        """Has torch exchange the gradients of the coming backward pass for a model that has made no forward pass since
-        the last one: where a trial calls its parts or methods, or goes through a graph again. A wrapper's own forward
-        pass does the same, beside sending buffers, which would change what the graph has kept."""
+        """Has torch exchange the gradients of the coming backward pass for a model without a forward pass since the
+        last one. Such a trial calls the model's parts or methods, or goes through a graph again. A wrapper's own
+        forward pass does the same, but also sends buffers, which would change tensors that the graph has kept."""
         if routed.has_changed():
             self._follow(routed)
         assert routed.wrapper is not None
@@ -287,8 +292,8 @@ class DdpStrategy(Strategy):
         routed.wrapper.reducer.prepare_for_backward([])
 
     def _rewrap(self, routed: _Routed, options: dict[str, Any]) -> None:
-        """The model's wrapper anew, with other options of DistributedDataParallel."""
-        # Only now is the old one gone; two at a time would exchange every gradient twice.
+        """Replaces the model's wrapper by one with other options of DistributedDataParallel."""
+        # The old wrapper must be gone first: two at a time would exchange every gradient twice.
         routed.wrapper = None
         wrapper = self._make_wrapper(routed.inner, {**options, "init_sync": False})
         self._exchange.attach(wrapper, replaced=routed.number)
@@ -303,7 +308,7 @@ class DdpStrategy(Strategy):
 
     @contextmanager
     def _without_exchange(self) -> Iterator[None]:
-        # As DistributedDataParallel.no_sync, also for a wrapper that is made meanwhile.
+        # Like DistributedDataParallel.no_sync, but it also covers a wrapper that is made meanwhile.
         self._set_exchange(False)
         try:
             yield
@@ -319,9 +324,12 @@ class DdpStrategy(Strategy):
 
 
 class _Routed:
-    """One model and what its forward passes may go through. trained, frozen: its parameters when it was last looked
-    at. wrapper, wrapped_for: the present wrapper, and the parameters whose gradients it exchanges. number: of its first
-    wrapper among those of all models, None where it never had one."""
+    """Keeps one model and the wrappers for its forward passes.
+
+    trained, frozen: its parameters at the last call of `look`. wrapper, wrapped_for: the present wrapper, and the
+    parameters whose gradients it exchanges. number: index of its first wrapper among those of all models; None where it
+    never had one.
+    """
 
     inner: OriginalForward
 
@@ -336,7 +344,7 @@ class _Routed:
         self.look()
 
     def tell(self) -> None:
-        """At each pass; only a model that has a wrapper counts them."""
+        """Reports a forward pass to the strategy. Models without a wrapper report nothing."""
         if self.on_forward is not None:
             self.on_forward()
 
@@ -346,7 +354,7 @@ class _Routed:
         self.frozen = [parameter for parameter in parameters if not parameter.requires_grad]
 
     def has_changed(self) -> bool:
-        # Tens of nanoseconds for each parameter; a walk over the modules would take a hundred times as long.
+        # Costs tens of nanoseconds for each parameter. A walk over the modules would take a hundred times as long.
         return any(one.requires_grad for one in self.frozen) or not all(one.requires_grad for one in self.trained)
 
     def is_wrapped_for(self) -> bool:
@@ -357,7 +365,7 @@ class _Routed:
 
 
 class _Bare(nn.Module):
-    """In the place of a wrapper, for a model that has nothing to train."""
+    """Takes the place of a wrapper for a model that has nothing to train."""
 
     def __init__(self, inner: OriginalForward) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""How long DistributedDataParallel exchanges gradients, and how much of it hides behind the backward pass.
+"""Measures how long DistributedDataParallel exchanges gradients, and how much of it overlaps with the backward pass.
 
-Reads torch's own measurement of a wrapper's last step, which it makes for the first ten steps and then for every
-hundredth; while a step is measured here, for each. The two underscored methods are what torch documents for it.
+Reads torch's own measurement of a wrapper's last step. torch makes it for the first ten steps and then for every
+hundredth. While the meter runs, torch makes it for each step. The two underscored methods are the ones that torch
+documents for this purpose.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from weakref import WeakKeyDictionary
 from torch.nn.parallel import DistributedDataParallel
 
 _NANOSECONDS = 1e9
+# Steps between two of torch's own measurements: the default of DistributedDataParallel.
 _USUAL_RATE = 100
 
 
 class DdpMeter:
-    """A TrafficMeter. wrappers: gives the present ones.
+    """Implements TrafficMeter. wrappers: returns the present wrappers.
 
-    An exchange counts from the first collective of a backward pass to the last, also while none is under way between
-    two of them.
+    An exchange counts from the first collective of a backward pass to the end of the last. The time between two
+    collectives counts as well.
     """
 
     def __init__(self, wrappers: Callable[[], Sequence[DistributedDataParallel]]) -> None:
         self._wrappers = wrappers
-        # When the newest exchange that was seen of a wrapper began.
+        # Start time of the newest exchange that was read from a wrapper.
         self._seen: WeakKeyDictionary[DistributedDataParallel, int | None] = WeakKeyDictionary()
         self._seconds = self._hidden_seconds = 0.0
 
@@ -41,13 +43,13 @@ class DdpMeter:
         for wrapper in self._wrappers():
             found = _read(wrapper)
             began = found.get("backward_comm_time_start")
-            # Not every model has a backward pass in every step; the numbers of its last one stay.
+            # A model without a backward pass in this step keeps the numbers of its last one, which are counted already.
             if began is None or began == self._seen.get(wrapper):
                 continue
             self._seen[wrapper] = began
             self._seconds += found["backward_comm_time"] / _NANOSECONDS
             self._hidden_seconds += found["backward_compute_comm_overlap_time"] / _NANOSECONDS
-        # There may be another wrapper than in the step before, with a rate of its own.
+        # The wrapper may have been replaced since the last step, and a new one has torch's own rate.
         self._set_rate(1)
 
     def take(self) -> tuple[float, float]:
@@ -61,7 +63,8 @@ class DdpMeter:
 
 
 def _read(wrapper: DistributedDataParallel) -> dict[str, Any]:
-    """Of the newest backward pass. torch would look at its own marks at the next forward pass only."""
+    """Returns torch's measurement of the newest backward pass. torch itself would read its marks at the next forward
+    pass only."""
     assert wrapper.logger is not None
     wrapper.logger.set_runtime_stats_and_log()
     found: dict[str, Any] = wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # see above

@@ -1,8 +1,8 @@
-"""Copies of models that torch's fully_shard has divided, which torch refuses to copy.
+"""Copies models that torch's fully_shard has divided, which torch refuses to copy.
 
-A copy is divided as its model is, and each rank copies its own parts: nothing is sent. So copy.deepcopy and
-torch.optim.swa_utils.AveragedModel work as with a whole model. All ranks make a copy in step, or its passes find no
-other rank.
+A copy is divided as its model is, and each rank copies its own parts, so nothing is sent. copy.deepcopy and
+torch.optim.swa_utils.AveragedModel therefore work as with a whole model. All ranks make a copy in step; otherwise its
+passes wait for ranks without the copy.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from gangline.pytorch.parallel.shard_meter import parameter_groups
 
-# Divides a copy: the whole copy, and its parts that are gathered by themselves, inner ones first.
+# Divides a copy. Arguments: the whole copy, and its modules that are gathered by themselves, inner ones first.
 Divide = Callable[[nn.Module, Sequence[nn.Module]], None]
 
 _divide_by_module: WeakKeyDictionary[nn.Module, Divide] = WeakKeyDictionary()
 _KEY = "gangline: divided modules and their copies"
-# What torch puts into a divided module's attributes.
+# Names that torch's fully_shard uses in a divided module's attributes and hooks.
 _TORCH_PREFIX = "__composable_api_state_key"
 _TORCH_HOOK = "FSDPParamGroup._register_state_dict_hooks"
 _HOOKS = (
@@ -35,7 +35,7 @@ _HOOKS = (
 
 
 class OwnHook:
-    """A hook of a module that its copies do not take over."""
+    """Marks a hook of a module that copies of the module do not get."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -45,11 +45,11 @@ class OwnHook:
 
 
 def allow_copies(modules: Iterable[FSDPModule], divide: Divide) -> None:
-    """modules: of one divided model."""
+    """Lets copy.deepcopy copy the modules of one divided model. divide: divides a copy in the same way."""
     for module in modules:
         assert isinstance(module, nn.Module)
         _divide_by_module[module] = divide
-        # The class is torch's own, made for divided modules of the user's class.
+        # torch made this class for divided modules of the user's class, so the user's own class stays unchanged.
         type(module).__deepcopy__ = _copy  # type: ignore[attr-defined]
 
 
@@ -63,7 +63,7 @@ def _copy(module: Any, memo: dict[Any, Any]) -> nn.Module:
     _put_stand_ins(parts, memo)
     twin = _copy_structure(module, memo)
     twin_by_id = {id(part): other for part, other in memo.pop(_KEY)}
-    # A module comes before its parts.
+    # modules() yields a module before its parts, and `divide` needs inner ones first.
     twins = [twin_by_id[id(part)] for part in reversed(parts)]
     _drop_hooks(twin)
     _divide_by_module[module](twin, twins[:-1])
@@ -72,7 +72,8 @@ def _copy(module: Any, memo: dict[Any, Any]) -> nn.Module:
 
 
 def _put_stand_ins(parts: Iterable[FSDPModule], memo: dict[Any, Any]) -> None:
-    """While the structure is copied a parameter is a whole one without memory."""
+    """Puts a whole parameter on the meta device, without memory, in the place of each parameter while the structure is
+    copied."""
     for part in parts:
         for group in parameter_groups(part):
             for held in group.fsdp_params:
@@ -82,7 +83,7 @@ def _put_stand_ins(parts: Iterable[FSDPModule], memo: dict[Any, Any]) -> None:
 
 
 def _copy_structure(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:
-    """As copy.deepcopy of the user's module. Buffers are copied here."""
+    """Copies the module as copy.deepcopy copies the user's module. Buffers are copied here."""
     kind: type[nn.Module] = type(module).__mro__[2]
     twin = nn.Module.__new__(kind)
     memo[id(module)] = twin
@@ -112,7 +113,7 @@ def _is_of_division(hook: Any) -> bool:
 
 
 def _copy_parts(module: nn.Module, twin: nn.Module) -> None:
-    """This rank's parts of all parameters, shared ones shared."""
+    """Copies this rank's parts of all parameters. Parameters that modules share stay shared."""
     part_by_id: dict[int, nn.Parameter] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) not in part_by_id:

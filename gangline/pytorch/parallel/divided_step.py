@@ -1,7 +1,7 @@
-"""Divides an optimizer's parameters over ranks: each rank steps its own ones and holds the optimizer's state of them.
+"""Divides an optimizer's parameters over ranks: each rank steps its own ones and keeps the optimizer's state of them.
 
-The optimizer stays the user's own object with all of its groups, so that schedulers and scalers made for it go on
-working. Used by the strategies; `lend` and `spread` are what they do differently.
+The optimizer stays the user's own object with all of its groups, so that schedulers and scalers made for it keep
+working. Used by the strategies, which implement `lend` and `spread` differently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gangline.pytorch.parallel.partition import divide
 
 
 class DividedStep(ABC):
-    """groups: the optimizer's, while it steps. own: this rank's parameters."""
+    """Divides the step of one optimizer. groups: the optimizer's groups while it steps. own: this rank's parameters."""
 
     def __init__(self, optimizer: Optimizer, strategy: str) -> None:
         self.rank = dist.get_rank()
@@ -33,19 +33,19 @@ class DividedStep(ABC):
         optimizer.register_step_post_hook(self._after)
 
     def owner(self, parameter: nn.Parameter) -> int:
-        """The rank that steps it."""
+        """Returns the rank that steps a parameter."""
         return self._owner_by_id[id(parameter)]
 
     @abstractmethod
     def lend(self, optimizer: Optimizer) -> None:
-        """Puts into `groups` what this rank steps."""
+        """Puts the parameters that this rank steps into `groups`."""
 
     @abstractmethod
     def spread(self, optimizer: Optimizer) -> None:
         """Gives all ranks the new values, once the optimizer has its own parameters again."""
 
     def _assign(self, optimizer: Optimizer) -> None:
-        """Gives every parameter that has none an owner; a group may be added while training runs."""
+        """Gives every parameter without an owner one; a trial may add a group while training runs."""
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         free = [parameter for parameter in held if id(parameter) not in self._owner_by_id]
         for parameter, owner in zip(free, divide([one.numel() for one in free], dist.get_world_size()), strict=True):
@@ -63,7 +63,7 @@ class DividedStep(ABC):
         self.groups = list(optimizer.param_groups)
         self._all_of_group = [group["params"] for group in self.groups]
         self.lend(optimizer)
-        # Optimizers need not expect a group without parameters.
+        # An optimizer need not support a group without parameters.
         optimizer.param_groups = [group for group in self.groups if group["params"]]
 
     def _after(self, optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:

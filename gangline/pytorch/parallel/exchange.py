@@ -1,8 +1,8 @@
-"""How DistributedDataParallel exchanges gradients: the cap of its buckets, and what is done to them on the wire.
+"""Configures how DistributedDataParallel exchanges gradients: the cap of its buckets, and their compression.
 
-Owns the registration of torch's communication hooks and PowerSGD's memory, which is another on every rank. Used by the
-strategies that are built on DistributedDataParallel. Without postponed annotations, because torch compares those of a
-hook with its own classes.
+Owns the registration of torch's communication hooks and PowerSGD's memory, which differs on every rank. Used by the
+strategies that are built on DistributedDataParallel. The module does without postponed annotations, because torch
+compares those of a hook with its own classes.
 """
 
 import logging
@@ -18,11 +18,12 @@ from gangline.errors import invalid
 from gangline.pytorch.parallel.sparse import sparse_module
 
 _log = logging.getLogger("gangline")
+# One byte, in MB: a threshold of 0 gives each gradient a bucket of its own.
 _SMALLEST_CAP_MB = 1 / 2**20
 
 
 class Exchange:
-    """Of one trial; `attach` is called for each wrapper, and again for one that replaces it."""
+    """Configures the exchange of one trial. `attach` is called for each wrapper, and again for one that replaces it."""
 
     def __init__(self, optimizations: Optimizations) -> None:
         self.compression = optimizations.gradient_compression
@@ -32,23 +33,25 @@ class Exchange:
 
     @property
     def bucket_cap_mb(self) -> float | None:
-        """None where the user named no cap."""
+        """Returns the user's cap on a bucket; None where the user named no cap."""
         return None if self._threshold_mb is None else max(float(self._threshold_mb), _SMALLEST_CAP_MB)
 
     @property
     def wire_ratio(self) -> float | None:
-        """What is left of a gradient's bytes on the wire; None for PowerSGD, whose memory belongs to the buckets."""
+        """Returns the ratio of sent bytes to a gradient's bytes; None for PowerSGD, whose memory belongs to the
+        buckets."""
         hook = "fp16" if any(self._is_compressed.values()) else self.compression.hook
         return {None: 1.0, "fp16": 0.5, "bf16": 0.5}.get(hook)
 
     def options(self) -> dict[str, Any]:
-        """Arguments of DistributedDataParallel."""
-        # The gradients live in the buckets: that saves one copy of all gradients and its memory.
+        """Returns arguments of DistributedDataParallel."""
+        # Gradients as views of the buckets save one copy of all gradients and its memory.
         fixed: dict[str, Any] = {"gradient_as_bucket_view": True}
         return fixed if self.bucket_cap_mb is None else {**fixed, "bucket_cap_mb": self.bucket_cap_mb}
 
     def attach(self, wrapper: DistributedDataParallel, replaced: int | None = None) -> None:
-        """replaced: which of the earlier wrappers this one takes the place of; None for a further one."""
+        """Registers the compression hook of a wrapper. replaced: index of the earlier wrapper that this one replaces;
+        None for an additional one."""
         match self.compression.hook:
             case "fp16":
                 wrapper.register_comm_hook(None, _fp16)
@@ -71,8 +74,8 @@ class Exchange:
                 wrapper.register_comm_hook(None, _fp16)
 
     def compress(self, number: int, wrapper: DistributedDataParallel, is_wanted: bool, model: str) -> None:
-        """What one optimizer asks for the gradients of the number-th wrapper, around this model: fp16 or none, where
-        the experiment names no compression. Raises GanglineError `parallelism.compression`."""
+        """Applies one optimizer's choice, fp16 or none, to the gradients of the number-th wrapper, where the experiment
+        names no compression. model: its name, for errors. Raises GanglineError `parallelism.compression`."""
         is_first = number not in self._is_compressed
         if self._is_compressed.setdefault(number, is_wanted) != is_wanted:
             raise invalid(
@@ -84,11 +87,11 @@ class Exchange:
             wrapper.register_comm_hook(None, _fp16)
 
     def rank_state(self) -> dict[str, Any]:
-        """What this rank alone knows and a checkpoint has to keep; empty for most trials. Plain values and tensors."""
+        """Returns this rank's own state for a checkpoint, as plain values and tensors; empty for most trials."""
         return {"powersgd": [memory.state_dict() for memory in self._powersgd]} if self._powersgd else {}
 
     def load_rank_state(self, state: dict[str, Any] | None) -> None:
-        """state: what this rank saved; None where there is none, as in a world of another size."""
+        """Loads the state that this rank saved; None where there is none, as in a world of another size."""
         saved = (state or {}).get("powersgd", [])
         if self._powersgd and len(saved) != len(self._powersgd):
             _log.warning("powersgd starts with an empty memory: the checkpoint holds none for this rank")
@@ -98,11 +101,11 @@ class Exchange:
 
 
 class PowerSgd:
-    """PowerSGD for one wrapper: torch's state, and the moment from which its hook may run.
+    """Runs PowerSGD for one wrapper: keeps torch's state, and the moment from which its hook may run.
 
     torch makes new buckets after the first step of a wrapper, and PowerSGD's memory belongs to the new ones. The first
-    step of a trial goes uncompressed. Where training goes on in the middle, the gradients of the first step are put
-    together as the buckets of the checkpoint had them, so that training goes on bit for bit.
+    step of a trial is therefore sent uncompressed. Where training resumes in the middle, the gradients of the first
+    step are grouped into the buckets of the checkpoint, so that training resumes bit for bit.
 
     layout: by bucket, the positions of its gradients' parameters among the wrapper's.
     """
@@ -124,14 +127,14 @@ class PowerSgd:
         self._gradients: dict[int, torch.Tensor] = {}
 
     def begin(self, wrapper: DistributedDataParallel) -> None:
-        """A wrapper of its own begins to train."""
+        """Starts over for a wrapper that begins to train."""
         self.is_first_step = True
         self.layout = {}
         self._parameters = list(wrapper.parameters())
         self._positions = {id(parameter): position for position, parameter in enumerate(self._parameters)}
 
     def note(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]  # torch's stubs lack it
-        """Learns what is in a bucket, once the buckets stay as they are."""
+        """Records the content of a bucket. Called once the buckets no longer change."""
         if bucket.index() not in self.layout:
             self.layout[bucket.index()] = self._positions_in(bucket)
 
@@ -152,7 +155,8 @@ class PowerSgd:
         return [self._positions[id(parameter)] for parameter in bucket.parameters()]
 
     def _send_as_before(self) -> None:
-        """All gradients of the step are there. torch waits for none of their buckets before that."""
+        """Sends the gradients in the checkpoint's buckets, once all gradients of the step are present. torch waits for
+        none of their buckets before that."""
         for index, positions in sorted(self._saved_layout.items()):
             gradients = [self._gradients[position] for position in positions]
             shapes = [gradient.shape for gradient in gradients]
@@ -170,8 +174,8 @@ class PowerSgd:
         self._prepare(bucket)
         future = powerSGD_hook.powerSGD_hook(self.state, bucket)
         if bucket.buffer().device.type == "cpu":
-            # The hook's later exchanges begin in gloo's threads, which wait for them. Those of several buckets would
-            # take all threads, and begin in another order on each rank.
+            # gloo runs the hook's later exchanges in its own threads, and these wait for them. Exchanges of several
+            # buckets would take all threads, and would begin in another order on each rank.
             future.wait()
         return future
 
@@ -184,8 +188,8 @@ class PowerSgd:
                 kept[bucket.index()] = kept[bucket.index()].to(buffer.device)
 
     def forget_other_buckets(self, index: int, size: int) -> None:
-        """Another world or cap makes other buckets; what was remembered of the old ones would be added to wrong
-        gradients."""
+        """Clears the memory if a bucket has another size. Another world or cap makes other buckets, and the memory of
+        the old ones would be added to wrong gradients."""
         error = self.state.error_dict.get(index)
         if error is not None and error.numel() != size:
             for name in self._MEMORIES:
@@ -202,8 +206,8 @@ class PowerSgd:
         self._saved_layout = self._fitting(saved.get("layout", {}), saved["error_dict"])
 
     def _fitting(self, layout: dict[int, list[int]], errors: dict[int, torch.Tensor]) -> dict[int, list[int]]:
-        """Empty where gradients cannot be put together so: the model has other parameters now, or a memory's order of
-        numbers is not that of its rows."""
+        """Returns the layout; empty where gradients cannot be grouped that way. Either the model has other parameters
+        now, or a parameter is not contiguous, so its memory order differs from the order of its rows."""
         trained = [position for position, one in enumerate(self._parameters) if one.requires_grad]
         if sorted(position for positions in layout.values() for position in positions) != trained:
             return {}
@@ -213,7 +217,7 @@ class PowerSgd:
 
 
 class _Regrouped:
-    """As torch's GradBucket, for what PowerSGD's hook asks of one."""
+    """Stands for torch's GradBucket, with the methods that PowerSGD's hook calls."""
 
     def __init__(self, index: int, buffer: torch.Tensor, shapes: list[torch.Size], is_final: bool) -> None:
         self._index = index
@@ -228,7 +232,7 @@ class _Regrouped:
         return self._buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """Parts of the buffer."""
+        """Returns views into the buffer."""
         parts = torch.split(self._buffer, [shape.numel() for shape in self._shapes])
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
@@ -237,14 +241,16 @@ class _Regrouped:
 
 
 def _fp16(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
-    """torch cannot add up sparse tensors of fp16."""
+    """Compresses to fp16, but sends sparse gradients uncompressed, because torch cannot add up sparse tensors of
+    fp16."""
     if bucket.buffer().is_sparse:
         return default_hooks.allreduce_hook(_world(), bucket)
     return default_hooks.fp16_compress_hook(_world(), bucket)
 
 
 def _bf16(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
-    """torch knows its own hook by name and refuses it without CUDA, though gloo carries bfloat16."""
+    """Calls torch's bf16 hook. torch recognises its own hook by name and refuses it without CUDA, though gloo carries
+    bfloat16."""
     return default_hooks.bf16_compress_hook(_world(), bucket)
 
 

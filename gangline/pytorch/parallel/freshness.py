@@ -1,9 +1,10 @@
-"""Which wrapped models a backward pass may reach, where torch looks for unused parameters or keeps a static graph: it
-exchanges a wrapper's gradients once for each forward pass then, and leaves them on their rank in silence after that.
+"""Tracks which wrapped models a backward pass may reach, where torch looks for unused parameters or keeps a static
+graph. torch then exchanges a wrapper's gradients once for each forward pass. Later gradients stay on their rank without
+an error.
 
-Owns the count of forward passes and what is said of a backward pass whose gradients would not get to the other ranks.
-With one model a forward pass since the last backward pass is enough to know; with several, hooks on their parameters
-tell which of them a backward pass really reaches.
+Owns the count of forward passes, and the errors for a backward pass whose gradients would not reach the other ranks.
+With one model it is enough to know of a forward pass since the last backward pass. With several models, hooks on their
+parameters report which models a backward pass really reaches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _ADD_UP = "add losses up for one context.backward, or call the wrapped model its
 
 
 class FreshForwards:
-    """Of the models of one trial, numbered as they were added."""
+    """Tracks the models of one trial, numbered as they were added. A model is fresh after a forward pass, and spent
+    after the backward pass that reached it."""
 
     def __init__(self) -> None:
         self._models: list[tuple[str, list[nn.Parameter]]] = []
@@ -33,10 +35,10 @@ class FreshForwards:
         self._is_watching = False
 
     def add(self, name: str, model: nn.Module) -> Callable[[], None]:
-        """name: for errors. Returns what is to be called at each forward pass that records gradients."""
+        """Adds a model; name: for errors. Returns a function to call at each forward pass that records gradients."""
         index = len(self._models)
         self._models.append((name, [one for one in model.parameters() if one.requires_grad]))
-        # One model alone needs no hooks, so it gets them with the second.
+        # A single model needs no hooks. The first model gets its hooks when the second is added.
         if index == 1:
             self._watch(0)
         if index > 0:
@@ -44,14 +46,14 @@ class FreshForwards:
         return partial(self._fresh.add, index)
 
     def renew(self, number: int, model: nn.Module) -> None:
-        """The number-th model trains other parameters than before."""
+        """Follows a change of the number-th model's trained parameters."""
         self._models[number] = (self._models[number][0], [one for one in model.parameters() if one.requires_grad])
         if len(self._models) > 1:
             self._watch(number)
 
     def begin_backward(self, is_first: bool) -> None:
-        """is_first: of its batch. Raises GanglineError `parallelism.backward` where it can reach no model that made a
-        forward pass."""
+        """Prepares for a backward pass. is_first: whether it is the first of its batch. Raises GanglineError
+        `parallelism.backward` where it can reach no model that made a forward pass."""
         if is_first:
             self._spent.clear()
         if self._models and not self._fresh:
@@ -69,7 +71,7 @@ class FreshForwards:
             self._spent |= self._reached
 
     def forget(self) -> None:
-        """After forward passes whose gradients are not exchanged: they allow no backward pass that is."""
+        """Forgets forward passes whose gradients are not exchanged: an exchanged backward pass may not rely on them."""
         self._fresh.clear()
 
     def _watch(self, index: int) -> None:

@@ -1,8 +1,8 @@
 """Lets torch.autograd.grad go through a divided model, as penalties on gradients need it.
 
-torch gives a block's whole parameters up as soon as a backward pass has left it. A pass with create_graph=True records
-operations on them for the pass that follows, which would find them empty. torch also reduces what earlier batches have
-aggregated at the end of any pass. Used by the strategies that divide models.
+torch frees a block's whole parameters as soon as a backward pass has left the block. A pass with create_graph=True
+records operations on them for the next pass, which would find them empty. At the end of any pass torch also reduces the
+gradients that earlier batches have aggregated. Used by the strategies that divide models.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from typing import Any
 
 import torch
 
+# Internal names of torch's parameter groups. A release without one of them is left as it is.
 _NEEDED = ("pre_backward", "post_backward", "reshard_after_backward", "reduce_grads")
 
 
 class GradientPasses:
-    """Of all divided models of one trial: a pass goes through several of them. is_exchanging: whether the running pass
-    is one of context.backward whose gradients go to the other ranks."""
+    """Keeps the state of passes over all divided models of one trial, because one pass goes through several of them.
+    is_exchanging: whether the running pass belongs to context.backward and its gradients go to the other ranks."""
 
     def __init__(self) -> None:
         self.is_exchanging = False
         self._keeps = False
 
     def watch(self, group: Any) -> None:
-        """group: torch's record of the parameters of one block."""
+        """Replaces the group's callbacks. group: torch's record of the parameters of one block."""
         if not all(hasattr(group, name) for name in _NEEDED):
             return
         begin, end = group.pre_backward, group.post_backward
-        # Of the gradients that the passes before have left here.
+        # Marks of the gradients that earlier passes have left here.
         known: list[tuple[int, int]] = []
 
         def pre_backward(*arguments: Any) -> None:
-            # Called inside of the pass, where gradients are recorded only with create_graph.
+            # Runs inside the pass, where gradients are recorded only with create_graph=True.
             self._keeps = torch.is_grad_enabled()
             begin(*arguments)
 
@@ -49,12 +50,13 @@ class GradientPasses:
 
 
 def has_gradient(group: Any) -> bool:
-    """Whether a pass has made gradients of whole parameters that are not reduced yet."""
+    """Returns whether a pass has left gradients of whole parameters that are not reduced yet."""
     return bool(_marks(group))
 
 
 def _marks(group: Any) -> list[tuple[int, int]]:
-    """Of the gradients of whole parameters; a pass that adds to one changes its mark."""
+    """Returns an id and a version for each gradient of a whole parameter. A pass that adds to a gradient changes its
+    version."""
     whole = (getattr(held, "_unsharded_param", None) for held in group.fsdp_params)
     gradients = (one.grad for one in whole if one is not None)
     return [(id(gradient), gradient._version) for gradient in gradients if gradient is not None]

@@ -1,8 +1,8 @@
-"""What load_state_dict does to a divided model: whole values become the parts that this rank holds.
+"""Lets load_state_dict fill a divided model: cuts whole values into the parts of this rank.
 
-torch cannot copy a whole tensor into a part. A hook of each module divides the values before torch copies them. It
-keeps a checksum of them as well, because ranks that load different values would train a mixture. Used by the strategies
-that divide models.
+torch cannot copy a whole tensor into a part. A hook of each module divides the values before torch copies them. The
+hook also keeps a checksum of them, because ranks that load different values would train a mixture. Used by the
+strategies that divide models.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gangline.errors import invalid
 from gangline.pytorch.bits import sum_of_bits
 
+# Keeps the checksum and its negative within the int64 of the all-reduce.
 _MODULUS = 1 << 62
 # Makes the checksum depend on the order of the values.
 _FACTOR = 1_000_003
 
 
 class Loads:
-    """Of the divided models of one trial. strategy: its name, for errors."""
+    """Keeps the checksum of the values loaded into the divided models of one trial. strategy: its name, for errors."""
 
     def __init__(self, strategy: str) -> None:
         self.strategy = strategy
@@ -34,7 +35,7 @@ class Loads:
         self._num_values = 0
 
     def watch(self, model: nn.Module) -> None:
-        """A model right after it was divided."""
+        """Adds the hook to a model right after it was divided."""
         for module in model.modules():
             if module not in _known:
                 module.register_load_state_dict_pre_hook(_before_load)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -42,7 +43,7 @@ class Loads:
             _known[module] = _Known(self, {name: one for name, one in own.items() if isinstance(one, DTensor)})
 
     def divide(self, value: torch.Tensor, part: DTensor) -> DTensor:
-        """This rank's part of a whole value, placed as `part`. Every rank divides its own copy of the value."""
+        """Returns this rank's part of a whole value, placed as `part`. Every rank divides its own copy of the value."""
         value = value.detach().contiguous()
         self._num_values += 1
         self._checksum = (self._checksum * _FACTOR + int(sum_of_bits(value))) % _MODULUS
@@ -50,7 +51,8 @@ class Loads:
         return distribute_tensor(value.to(mesh.device_type), mesh, part.placements, src_data_rank=None)
 
     def check(self, device: torch.device) -> None:
-        """All ranks call it in step. Raises GanglineError `parallelism.loaded` where they have loaded other values."""
+        """Compares the checksums of all ranks, which call it in step. Raises GanglineError `parallelism.loaded` where
+        ranks have loaded different values."""
         own = [self._checksum, self._num_values]
         bounds = torch.tensor([*own, *(-one for one in own)], device=device)
         dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
@@ -67,13 +69,13 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Of one module. parts: its own parameters that are divided, by name."""
+    """Record of one module. parts: its own divided parameters, by name."""
 
     loads: Loads
     parts: Mapping[str, DTensor]
 
 
-# Weak, and outside of the modules: a copy of a module has its hooks, but is no part of a divided model.
+# Kept by weak references outside of the modules: a copy of a module has its hooks, but is no part of a divided model.
 _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -91,6 +93,6 @@ def _before_load(
         )
     for name, part in known.parts.items():
         value = state_dict.get(prefix + name)
-        # torch itself says what is wrong with a value of another shape.
+        # torch itself reports a value of another shape.
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == part.shape:
             state_dict[prefix + name] = known.loads.divide(value, part)

@@ -1,4 +1,4 @@
-"""One rank trains by itself."""
+"""Trains on one rank, without exchange."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The norm of gradients that are divided over ranks, and clipping by it.
+"""Computes the norm of gradients that are divided over ranks, and clips by it.
 
-torch's own clip_grad_norm_ counts a rank's plain gradients alone and returns a DTensor for shards; a number read from
-either may be a part of the norm. Called by the strategies.
+torch's own clip_grad_norm_ counts a rank's plain gradients alone and returns a DTensor for shards. A number read from
+either may cover a part of the gradients only. Called by the strategies.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+# Added to the norm before the division, as torch's clip_grad_norm_ does it.
 _EPSILON = 1e-6
+# The norm of gradients of these types is computed in fp32.
 _COARSE = (torch.float16, torch.bfloat16)
+# One parameter of these types makes the norm an fp64 number.
 _FINE = (torch.float64, torch.complex128)
 
 
@@ -26,17 +29,17 @@ def clip_to_norm(parameters: Sequence[nn.Parameter], max_norm: float, norm_type:
     norm = gradient_norm(parameters, norm_type)
     scale = torch.clamp(max_norm / (norm + _EPSILON), max=1.0)
     for gradient in _numbers(parameters):
-        # Not in the gradient's type: a small scale would be 0 in fp16.
+        # The scale keeps its own type: a small scale would be 0 in fp16.
         gradient.mul_(scale.to(gradient.device))
     return norm
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
-    """Over all shards of all gradients. A parameter without a gradient counts as zero."""
+    """Returns the norm over all shards of all gradients. A parameter without a gradient counts as zero."""
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[nn.Parameter]] = {}
     for parameter in parameters:
         by_groups.setdefault(_groups_of(parameter), []).append(parameter)
-    # In the order of the parameters, which is the same on all ranks: each entry may be a collective.
+    # The parameters' order is the same on all ranks, which matters because each entry may be a collective.
     norms = [_norm_over(groups, members, norm_type) for groups, members in by_groups.items()]
     if not norms:
         return torch.zeros(())
@@ -49,7 +52,7 @@ def gradient_norm(parameters: Sequence[nn.Parameter], norm_type: float = 2.0) ->
 def _norm_over(
     groups: tuple[dist.ProcessGroup, ...], parameters: Sequence[nn.Parameter], norm_type: float
 ) -> torch.Tensor:
-    # In fp64 where a parameter is, else in fp32: the square of a norm in fp16 overflows at 256.
+    # fp64 where a parameter has it, else fp32: the square of a norm in fp16 overflows at 256.
     kind = torch.float64 if any(one.dtype in _FINE for one in parameters) else torch.float32
     norm = _norm_here(_numbers(parameters), norm_type, kind).to(_local(parameters[0]).device)
     is_maximum = norm_type == float("inf")
@@ -60,7 +63,7 @@ def _norm_over(
 
 
 def _norm_here(gradients: Sequence[torch.Tensor], norm_type: float, kind: torch.dtype) -> torch.Tensor:
-    """Of what this rank holds."""
+    """Returns the norm over the shards on this rank."""
     by_type: dict[torch.dtype, list[torch.Tensor]] = {}
     for gradient in gradients:
         by_type.setdefault(gradient.dtype, []).append(gradient)
@@ -81,7 +84,7 @@ def _norm_of_type(gradients: list[torch.Tensor], norm_type: float) -> torch.Tens
 
 
 def _numbers(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """This rank's parts of the gradients. Of a sparse gradient these are its values, once for each row."""
+    """Returns this rank's parts of the gradients. A sparse gradient gives its values, each row once."""
     found = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -95,7 +98,7 @@ def _numbers(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
 
 
 def _groups_of(parameter: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """Those over which it is divided; none for a tensor that is whole."""
+    """Returns the process groups over which a parameter is divided; none for a whole tensor."""
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh

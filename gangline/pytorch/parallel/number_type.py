@@ -1,5 +1,5 @@
-"""Divides a model's parts further where their parameters have several types of numbers: torch's fully_shard reduces the
-gradients of what it gathers together in one message, of one type."""
+"""Divides a model's blocks further where their parameters have several number types. torch's fully_shard reduces the
+gradients of parameters that it gathers together in one message, of one type."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gangline.pytorch.parallel.block import is_callable_part
 
 
 def single_type_parts(strategy: str, model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """The blocks and what is to be gathered by itself in them or in the model, inner ones first. Raises GanglineError
-    `parallelism.model` where a module cannot be gathered in messages of one type."""
+    """Returns the blocks, and the modules in them or in the model that must be gathered by themselves, inner ones
+    first. Raises GanglineError `parallelism.model` where a module cannot be gathered in messages of one type."""
     division = _Division(strategy, model, blocks)
     found: list[nn.Module] = []
     for block in blocks:
@@ -32,7 +32,8 @@ class _Division:
         self._num_places = Counter(id(parameter) for module in model.modules() for parameter in _direct(module))
 
     def parts_of(self, unit: nn.Module) -> list[nn.Module]:
-        """What is to be gathered by itself in a unit, inner ones first. It counts as chosen from then on."""
+        """Returns the modules of a unit that must be gathered by themselves, inner ones first, and marks them as
+        chosen."""
         kinds = Counter[torch.dtype]()
         for parameter in self._gathered_with(unit):
             kinds[parameter.dtype] += parameter.numel()
@@ -71,7 +72,8 @@ class _Division:
 
 
 def _direct(module: nn.Module) -> list[nn.Parameter]:
-    """Integers have no gradient, so they go with any other type."""
+    """Returns a module's own parameters, without integers. Integers have no gradient, so they go with any other
+    type."""
     found = module.parameters(recurse=False)
     return [one for one in found if one.dtype.is_floating_point or one.dtype.is_complex]
 

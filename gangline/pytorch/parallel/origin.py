@@ -1,7 +1,8 @@
-"""Checks that what an optimizer steps with has come from a backward pass, where a model's parameters are divided.
+"""Checks that every gradient an optimizer steps with comes from a backward pass, where a model's parameters are
+divided.
 
 A gradient that a trial sets by itself belongs to one rank's records. The strategies that divide parameters cannot
-average it: what a trial sees between forward and backward pass are whole parameters, which no optimizer holds.
+average it. A trial sees whole parameters between forward and backward pass, and no optimizer has those.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from gangline.pytorch.parallel.ownership import WrappedModels
 
 
 class GradientOrigins:
-    """Of one trial. groups: gives torch's records of parameters that are gathered together."""
+    """Records the reduced gradients of one trial. groups: returns torch's records of parameters that are gathered
+    together."""
 
     def __init__(self, strategy: str, groups: Callable[[], Sequence[Any]], models: WrappedModels) -> None:
         self._strategy = strategy
@@ -26,22 +28,23 @@ class GradientOrigins:
         self._reduced: set[torch.Tensor] = set()
 
     def note(self, group: Any) -> None:
-        """The gradients of this group are being reduced over the ranks."""
+        """Records that the gradients of this group are being reduced over the ranks."""
         self._reduced.update(held.sharded_param for held in group.fsdp_params)
 
     def forget_cleared(self) -> None:
-        """Called before a forward pass: what has no gradient any more needs another reduction."""
+        """Drops the records of parameters without a gradient, which need another reduction. Called before a forward
+        pass."""
         self._reduced = {parameter for parameter in self._reduced if parameter.grad is not None}
 
     def check(self, optimizer: Optimizer) -> None:
-        """Before a step. Raises GanglineError `parallelism.own_gradients`."""
+        """Checks an optimizer before its step. Raises GanglineError `parallelism.own_gradients`."""
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         odd = next((one for one in held if one.grad is not None and one not in self._reduced), None)
         if odd is None:
             stepped = set(held)
             odd = next((one for one in self._set_on_whole() if one in stepped), None)
         if odd is not None:
-            # So that its name is found: a whole parameter is in its place while it is here.
+            # The error names the sharded parameter, but a model that is unsharded has the whole parameter in its place.
             for group in self._groups():
                 group.reshard()
             raise invalid(
@@ -52,8 +55,8 @@ class GradientOrigins:
             )
 
     def _set_on_whole(self) -> Iterable[torch.Tensor]:
-        """Parameters whose whole tensor, which is here after a forward pass, has a gradient. A backward pass leaves
-        none there at the end of a step."""
+        """Yields the parameters whose whole tensor has a gradient. The whole tensor exists after a forward pass. A
+        backward pass leaves no gradient on it at the end of a step."""
         for group in self._groups():
             for held in group.fsdp_params:
                 whole = getattr(held, "_unsharded_param", None)

@@ -1,6 +1,5 @@
-"""Checks what a trial hands over against what was wrapped: every parameter of an optimizer is one of a wrapped model,
-and the models are as they were when they were wrapped. Used by the strategies of several ranks.
-"""
+"""Checks the objects that a trial hands over against the wrapped models. Every parameter of an optimizer must belong to
+a wrapped model, and the models must be as they were when they were wrapped. Used by the strategies of several ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from gangline.errors import invalid
 
 
 class WrappedModels:
-    """Remembers the parameters of wrapped models. replaces: whether wrapping gave the models new ones."""
+    """Keeps the parameters of wrapped models. replaces: whether wrapping gave the models new parameters."""
 
     def __init__(self, strategy: str, replaces: bool) -> None:
         self._strategy = strategy
@@ -23,11 +22,12 @@ class WrappedModels:
         self._models: list[tuple[nn.Module, list[nn.Parameter]]] = []
 
     def add(self, model: nn.Module) -> None:
-        """A model as it is after wrapping."""
+        """Adds a model after it was wrapped."""
         self._models.append((model, list(model.parameters())))
 
     def check(self, optimizer: Optimizer) -> None:
-        """Raises GanglineError `parallelism.*` where this optimizer would train something else than the models."""
+        """Raises GanglineError `parallelism.*` where this optimizer would train parameters outside of the wrapped
+        models."""
         for model, parameters in self._models:
             self._check_unchanged(model, parameters)
         known = {id(parameter) for _, parameters in self._models for parameter in parameters}
@@ -46,7 +46,7 @@ class WrappedModels:
         raise invalid("parallelism.optimizer", text)
 
     def watch(self, optimizer: Optimizer) -> None:
-        """Checks it again before a step that comes after a change of its parameter groups."""
+        """Checks the optimizer again before a step that follows a change of its parameter groups."""
         checked = _count(optimizer)
 
         def look(stepped: Optimizer, *_: Any) -> None:
@@ -64,7 +64,7 @@ class WrappedModels:
                 self._check_unchanged(model, parameters)
 
     def describe(self, parameter: torch.Tensor) -> str:
-        """With the name of its model's class."""
+        """Returns the parameter's name behind the name of its model's class, as Net.weight; for errors."""
         for model, _ in self._models:
             for name, known in model.named_parameters():
                 if known is parameter:
@@ -72,7 +72,8 @@ class WrappedModels:
         return "a parameter"
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Of all models as they are now; names begin with the model's number where there are several."""
+        """Returns the present parameters of all models. With several models each name begins with the model's
+        number."""
         several = len(self._models) > 1
         return {
             f"{class_name(model)} {index}: {name}" if several else name: parameter
@@ -92,7 +93,8 @@ class WrappedModels:
 
 
 def check_initialised(model: nn.Module) -> None:
-    """Raises GanglineError `parallelism.lazy_model`. One rank alone may leave its parameters to the first pass."""
+    """Raises GanglineError `parallelism.lazy_model` for a model with uninitialised parameters. A trial of one rank may
+    leave them to the first pass."""
     if isinstance(model, torch.jit.ScriptModule):
         return
     lazy = [name for name, one in (*model.named_parameters(), *model.named_buffers()) if is_lazy(one)]
@@ -107,22 +109,23 @@ def check_initialised(model: nn.Module) -> None:
 
 
 class Shards:
-    """Remembers where the parts of divided parameters lie. An assignment to a parameter's `data` does not reach them,
-    and torch says nothing of it."""
+    """Keeps the storage addresses of divided parameters. An assignment to a parameter's `data` does not reach the
+    shards, and torch reports no error."""
 
     def __init__(self, strategy: str) -> None:
         self._strategy = strategy
-        # Storages are kept, so that no later one has the address of one of these.
+        # The storages are kept so that no later storage gets the address of one of these.
         self._known: list[tuple[str, nn.Parameter, torch.UntypedStorage, int]] = []
 
     def add(self, model: nn.Module) -> None:
-        """A model right after it was divided."""
+        """Adds a model right after it was divided."""
         for name, parameter in model.named_parameters():
             storage = parameter.untyped_storage()
             self._known.append((f"{class_name(model)}.{name}", parameter, storage, storage._cdata))
 
     def check(self) -> None:
-        """Raises GanglineError `parallelism.data_assigned`."""
+        """Raises GanglineError `parallelism.data_assigned` where a parameter has another storage than after
+        wrapping."""
         for name, parameter, _, address in self._known:
             if parameter.untyped_storage()._cdata != address:
                 raise invalid(
@@ -138,6 +141,6 @@ def _count(optimizer: Optimizer) -> int:
 
 
 def class_name(model: nn.Module) -> str:
-    """As the user wrote it; torch puts a class of its own before that of a divided model."""
+    """Returns the class's name as the user wrote it. torch puts a class of its own before that of a divided model."""
     own = (kind.__name__ for kind in type(model).__mro__ if not kind.__name__.startswith("FSDP"))
     return next(own)

@@ -1,4 +1,4 @@
-"""PURE: divides things of different sizes over owners, the same way on every rank that knows the same sizes."""
+"""PURE: divides items of different sizes over owners, the same way on every rank that knows the same sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 def divide(sizes: Sequence[int], num_owners: int) -> list[int]:
-    """Each thing's owner, 0 to num_owners - 1: the largest first, each to whom holds the least."""
+    """Returns each item's owner, 0 to num_owners - 1. Gives the largest item first, each to the owner with the smallest
+    total."""
     held = [0] * num_owners
     owners = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

@@ -1,8 +1,9 @@
 """Finds out how far an optimizer's update of a number reaches: to that number alone, to its tensor, or beyond it.
 
 A strategy may divide an optimizer's work over ranks where no update reaches over the division. torch's own optimizers
-are known. Any other one is tried: a twin of it steps small tensors together, each by itself, and in two halves, and the
-three results are compared. The twin shares no state with the optimizer.
+are known. Any other one is tried out with a twin, an optimizer of the same class and settings. The twin steps small
+tensors together, each by itself, and in two halves, and the three results are compared. The twin shares no state with
+the optimizer.
 """
 
 from __future__ import annotations
@@ -34,17 +35,21 @@ _BY_ELEMENT = (
     optim.SparseAdam,
 )
 _BY_TENSOR = (optim.Adafactor, optim.Muon)
+# Three rounds of the gradients' four sizes (_samples), so that an adapting optimizer adapts.
 _STEPS = 12
+# Shape of a sample: rows, which are cut into halves, and the size of every other dimension.
 _MOST_ROWS = 6
 _OTHER_SIZE = 4
+# Learning rate of the twin, in the place of the user's, which a warm-up may begin at 0.
 _RATE = 0.05
-# Of the change of a number. The order of additions makes less of it.
+# Relative to the change of a number. Differences by the order of additions are smaller.
 _TOLERANCE = 1e-6
+# Types that a twin can copy without sharing a parameter.
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), torch.dtype, torch.device)
 
 
 class Reach(StrEnum):
-    """What an update depends on beside the number that it changes."""
+    """Names what an update depends on beside the number that it changes."""
 
     ELEMENT = "element"
     TENSOR = "tensor"
@@ -53,8 +58,8 @@ class Reach(StrEnum):
 
 
 def check_reach(strategy: str, optimizer: Optimizer) -> Reach:
-    """Element or tensor. Raises GanglineError `parallelism.optimizer` where ranks that step a part of the parameters
-    each would not have the numbers of one process. All ranks call it in step."""
+    """Returns ELEMENT or TENSOR. Raises GanglineError `parallelism.optimizer` where ranks that each step a part of the
+    parameters would get other numbers than one process. All ranks call it in step."""
     reach, reason = _reach_of(optimizer)
     name = type(optimizer).__name__
     if reach is Reach.OPTIMIZER:
@@ -75,7 +80,7 @@ def _refuse(text: str) -> GanglineError:
 
 
 def _reach_of(optimizer: Optimizer) -> tuple[Reach, str]:
-    """With the reason where it is unknown."""
+    """Returns the reach, and the reason where it is unknown."""
     if type(optimizer) in _BY_ELEMENT:
         return Reach.ELEMENT, ""
     if type(optimizer) in _BY_TENSOR:
@@ -113,7 +118,7 @@ def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 class _Sample:
-    """A small tensor of one of the optimizer's groups, and its gradient in each step."""
+    """Sample for a trial step: a small tensor of one of the optimizer's groups, and its gradient in each step."""
 
     def __init__(self, group: int, value: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
         self.group = group
@@ -129,8 +134,8 @@ class _Sample:
 
 
 def _samples(optimizer: Optimizer, device: torch.device) -> list[_Sample]:
-    """Two for each group and number of dimensions. Gradients keep a direction and change in size, so that an optimizer
-    that adapts or clips does so."""
+    """Returns two samples for each group and number of dimensions. Gradients keep a direction and change in size, so
+    that an optimizer that adapts or clips does so."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for number, group in enumerate(optimizer.param_groups):
@@ -147,7 +152,7 @@ def _samples(optimizer: Optimizer, device: torch.device) -> list[_Sample]:
 
 
 def _changes(optimizer: Optimizer, samples: Sequence[_Sample], chosen: Sequence[int]) -> list[torch.Tensor]:
-    """How a fresh twin of the optimizer changes the chosen samples in all steps."""
+    """Returns how a fresh twin of the optimizer changes the chosen samples in all steps."""
     torch.manual_seed(0)
     parameters = {place: nn.Parameter(samples[place].value.clone()) for place in chosen}
     twin = _twin(optimizer, [(samples[place].group, parameter) for place, parameter in parameters.items()])
@@ -159,7 +164,7 @@ def _changes(optimizer: Optimizer, samples: Sequence[_Sample], chosen: Sequence[
 
 
 def _twin(optimizer: Optimizer, members: Sequence[tuple[int, nn.Parameter]]) -> Optimizer:
-    """The same settings, no state, and other parameters."""
+    """Returns an optimizer with the same settings, no state, and other parameters."""
     twin: Optimizer = object.__new__(type(optimizer))
     for name, value in vars(optimizer).items():
         if name.startswith("_optimizer_"):
@@ -167,7 +172,7 @@ def _twin(optimizer: Optimizer, members: Sequence[tuple[int, nn.Parameter]]) -> 
         elif name not in ("state", "param_groups", "step"):
             vars(twin)[name] = copy.deepcopy(value)
     twin.state = defaultdict(dict)
-    # Some optimizers keep settings in their state, under a name.
+    # Some optimizers keep settings in their state, under a string as key.
     state: dict[Any, Any] = optimizer.state
     vars(twin)["state"].update({key: copy.deepcopy(value) for key, value in state.items() if isinstance(key, str)})
     twin.param_groups = []
@@ -175,7 +180,7 @@ def _twin(optimizer: Optimizer, members: Sequence[tuple[int, nn.Parameter]]) -> 
         own = [parameter for place, parameter in members if place == number]
         if own:
             settings = {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-            # A warm-up may begin at 0.
+            # A warm-up may begin at 0, and the twin would then change nothing.
             if "lr" in settings:
                 settings["lr"] = _RATE
             twin.param_groups.append({**settings, "params": own})
@@ -183,7 +188,8 @@ def _twin(optimizer: Optimizer, members: Sequence[tuple[int, nn.Parameter]]) -> 
 
 
 def _odd_attribute(optimizer: Optimizer) -> str | None:
-    """One that the optimizer's class has added and that a twin could not have for itself."""
+    """Returns the name of an attribute that the optimizer's class has added and that a twin cannot copy; None without
+    one."""
     for name, value in vars(optimizer).items():
         is_own = not name.startswith("_optimizer_") and name not in ("state", "param_groups", "step", "defaults")
         if is_own and not _is_plain(value):

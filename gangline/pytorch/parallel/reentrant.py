@@ -1,9 +1,9 @@
-"""Reentrant activation checkpoints (torch.utils.checkpoint with use_reentrant=True) in models whose gradients
+"""Handles reentrant activation checkpoints (torch.utils.checkpoint with use_reentrant=True) in models whose gradients
 DistributedDataParallel exchanges during the backward pass.
 
 Such a checkpoint runs its part of the model again in the backward pass, and then a backward pass of its own. A
 parameter in two of them gets its gradient in two pieces, but DistributedDataParallel sends it after the first. Owns the
-notice of such checkpoints, and the choice to exchange a model's gradients after the backward pass instead.
+detection of such checkpoints, and the choice to exchange a model's gradients after the backward pass instead.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch.utils.checkpoint import CheckpointFunction
 
 
 class _Notice:
-    """num_passes: forward passes of reentrant checkpoints so far. depth: those under way, also in a backward pass."""
+    """Counts checkpoints. num_passes: forward passes of reentrant checkpoints so far. depth: those under way, also in a
+    backward pass."""
 
     num_passes = 0
     depth = 0
 
 
 def install() -> None:
-    """Begins to notice. May be called again."""
+    """Starts the detection by wrapping torch's CheckpointFunction. May be called again."""
     if hasattr(CheckpointFunction.forward, "__wrapped__"):
         return
     CheckpointFunction.forward = staticmethod(_noticed(CheckpointFunction.forward, num_passes=1))  # type: ignore[method-assign]
@@ -33,7 +34,7 @@ def install() -> None:
 
 
 def is_inside() -> bool:
-    """Whether the code that asks runs in such a checkpoint."""
+    """Returns whether the calling code runs in such a checkpoint."""
     return _Notice.depth > 0
 
 
@@ -51,10 +52,11 @@ def _noticed(function: Callable[..., Any], num_passes: int) -> Callable[..., Any
 
 
 class LateExchange:
-    """Of one model. is_on: whether the gradients of the pass that runs are exchanged after its backward pass.
+    """Decides for one model when its gradients are exchanged. is_on: whether the gradients of the running pass are
+    exchanged after its backward pass.
 
-    The first pass with such checkpoints is exchanged so. It shows whether a gradient comes in pieces; where none does,
-    the next passes are exchanged as usual.
+    The first pass with such checkpoints is exchanged after the backward pass. It shows whether a gradient comes in
+    pieces. If none does, the next passes are exchanged as usual.
     """
 
     def __init__(self) -> None:
@@ -68,14 +70,15 @@ class LateExchange:
         self._num_passes = _Notice.num_passes
 
     def end_pass(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Of the forward pass."""
+        """Called at the end of a forward pass. Turns the late exchange on if the pass ran the first reentrant
+        checkpoints."""
         if self._is_settled or self.is_on or _Notice.num_passes == self._num_passes:
             return
         self.is_on = True
         self._handles = [one.register_post_accumulate_grad_hook(self._count) for one in parameters]  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def keep_on(self) -> None:
-        """The model is in such a checkpoint itself."""
+        """Keeps the late exchange on for good, for a model that runs inside such a checkpoint itself."""
         self._settle(is_on=True)
 
     def begin_backward(self) -> None:

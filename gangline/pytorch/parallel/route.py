@@ -1,8 +1,8 @@
-"""Lets user code call its bare module while another module does the work.
+"""Lets user code call its bare module while the forward pass goes through a wrapper.
 
 `route(model, wrap)` gives the model's class a subclass whose forward goes through a wrapper such as
-DistributedDataParallel, which holds the original forward in turn. The model keeps its identity, its attributes and the
-names in its state_dict; a copy or a pickle of it is an instance of the original class and trains by itself.
+DistributedDataParallel. The wrapper calls the original forward in turn. The model keeps its identity, its attributes
+and the names in its state_dict. A copy or a pickle of it is an instance of the original class and trains by itself.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ W = TypeVar("W", bound=nn.Module)
 
 
 class OriginalForward(nn.Module):
-    """Holds a model and calls what its forward was before it was routed; hooks of the model run once, outside.
+    """Keeps a model and calls the forward that it had before it was routed. Hooks of the model run once, outside.
 
-    on_forward: called at each pass that goes through the wrapper, and after_forward at its end. They are no hooks of
-    torch's, because a module with one takes a slower way through its calls. before_pass: called before the wrapper is,
-    and may reroute the model. before_local_pass: called before a pass without gradients.
+    on_forward: called at each pass that goes through the wrapper. after_forward: called at the end of such a pass. They
+    are no hooks of torch's, because torch calls a module with hooks on a slower path. before_pass: called before the
+    wrapper, and may reroute the model. before_local_pass: called before a pass without gradients.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class OriginalForward(nn.Module):
 
     @contextmanager
     def walked_once(self) -> Iterator[None]:
-        """While a wrapper is made around it, which asks for all modules several times over. They stay the same
-        meanwhile."""
+        """Lists the modules once while a wrapper is made, which asks for all modules several times. They must not
+        change meanwhile."""
         self._walk = list(super().named_modules())
         try:
             yield
@@ -74,7 +74,7 @@ class _Route(NamedTuple):
     inner: weakref.ref[OriginalForward]
 
 
-# Weak on both sides, as a wrapper holds its model: the strategy owns the wrappers.
+# Weak on both sides, because a wrapper refers to its model. The strategy owns the wrappers.
 _route_by_model: weakref.WeakKeyDictionary[nn.Module, _Route] = weakref.WeakKeyDictionary()
 
 
@@ -85,11 +85,11 @@ def route(
     before_pass: Callable[[], None] = lambda: None,
 ) -> W:
     """Sends the model's forward through wrap(inner), where inner(...) is the model's original forward. Returns the
-    wrapper, for the caller to keep: without it the model is by itself again.
+    wrapper. The caller must keep it: without it the model runs unwrapped again.
 
-    Only while gradients are recorded: a forward pass without them (validation) stays local, as ranks need not make
-    equally many of those. May be called again with another wrapper. on_forward: called at each pass through the
-    wrapper. before_pass: called before each such pass.
+    A forward pass without gradients (validation) stays local, because ranks need not make equally many of those. May be
+    called again with another wrapper. on_forward: called at each pass through the wrapper. before_pass: called before
+    each such pass.
     """
     _hide_from_compiler()
     original = _original_class(model)
@@ -106,14 +106,14 @@ def route(
 
 @cache
 def _hide_from_compiler() -> None:
-    """torch.compile would inline the first model's forward into the code that it makes for all models. It is told when
-    the first model is routed, as that loads the compiler."""
+    """Excludes OriginalForward from torch.compile, which would inline the first model's forward into the code for all
+    models. Runs when the first model is routed, because it loads the compiler."""
     hidden = torch.compiler.disable(OriginalForward.forward, recursive=False)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     OriginalForward.forward = hidden  # type: ignore[method-assign]  # see above
 
 
 def reroute(model: nn.Module, wrapper: nn.Module) -> None:
-    """Sends a routed model's forward through another wrapper, made around the same inner module as the one before."""
+    """Sends a routed model's forward through another wrapper, made around the same inner module as the earlier one."""
     _route_by_model[model] = _route_by_model[model]._replace(wrapper=weakref.ref(wrapper))
 
 
@@ -141,12 +141,12 @@ def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
         if isinstance(recipe, str):
             return recipe
         make, arguments, *rest = recipe
-        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # what the default recipe consists of
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # the maker of the default recipe
             # pickle insists that its default recipe makes an instance of the object's own class.
             make = original.__new__
         return (make, tuple(original if part is type(self) else part for part in arguments), *rest)
 
-    # torch.compile does not understand the way here, only what it leads to.
+    # torch.compile cannot trace this function. It compiles what the function calls.
     hidden = torch.compiler.disable(forward, recursive=False)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     content = {"forward": hidden, "__reduce_ex__": reduce, "_gangline_original": original}
     routed = type(original.__name__, (original,), {**content, "__module__": original.__module__})

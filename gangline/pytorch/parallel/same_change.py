@@ -1,7 +1,8 @@
 """Checks that all ranks change a wrapped model alike in the middle of training.
 
-Owns the comparison over the process group's key-value store. A collective would not do: a rank that changed nothing
-takes no part in it, and would take its message for one of the exchange of gradients. Used by the strategies.
+Owns the comparison over the process group's key-value store. A collective does not work here. A rank that changed
+nothing takes no part in the collective, and would mistake its message for one of the exchange of gradients. Used by the
+strategies.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from gangline.errors import GanglineError, invalid
 
-# Ranks come to the same forward pass within a step of each other. A rank that is late may be writing a checkpoint.
+# Ranks reach the same forward pass within a step of each other. A late rank may be writing a checkpoint.
 WAIT_SECONDS = 300.0
-# Over all trials of this process, as their process group and its store are the same.
+# One counter for all trials of this process, because they share one process group and its store.
 _numbers = itertools.count()
 
 
 def check_same_change(model: str, trained: Sequence[str]) -> None:
-    """All ranks call it at the same forward pass. trained: names of the parameters that this rank trains from now on.
-    Raises GanglineError `parallelism.model_changed` where another rank trains others, or has changed nothing."""
+    """Compares the trained parameters over all ranks, which call it at the same forward pass. trained: names of the
+    parameters that this rank trains from now on. Raises GanglineError `parallelism.model_changed` where another rank
+    trains other parameters, or has changed nothing."""
     store = PrefixStore(f"gangline/change/{next(_numbers)}", _get_default_store())
     rank, keys = dist.get_rank(), [str(other) for other in range(dist.get_world_size())]
     own = "\n".join([model, *trained])

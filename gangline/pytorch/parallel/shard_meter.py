@@ -1,6 +1,7 @@
-"""Times what fully_shard sends: the gathering of parameters, the reduction of gradients and that of their copies.
+"""Times fully_shard's collectives: the gathering of parameters, the reduction of gradients and the all-reduce over
+copies.
 
-Owns what is put around the collectives of divided modules while somebody measures, and takes it away again.
+Puts timers around the collectives of divided modules while a measurement runs, and removes them again.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from torch.distributed.fsdp import FSDPModule
 from gangline.pytorch.profile.collective import CollectiveTimer
 from gangline.pytorch.profile.stream_wait import watched_waits
 
+# Attributes of torch's parameter groups that hold the collectives.
 _GATHERING, _REDUCTION = "_all_gather_comm", "_reduce_scatter_comm"
 
 
 class ShardMeter(CollectiveTimer):
-    """A TrafficMeter. modules: all that fully_shard was called with, so far. has_copies: whether each part lies on
-    several ranks, so that gradients are reduced over them too.
+    """Implements TrafficMeter. modules: returns all modules that fully_shard was called with, so far. has_copies:
+    whether each part is on several ranks, so that gradients are reduced over them too.
 
-    A trial's own asynchronous gathering (`unshard(async_op=True)`) counts for as long as its call takes.
+    A trial's own asynchronous gathering (`unshard(async_op=True)`) counts for the duration of its call.
     """
 
     def __init__(self, device: torch.device, modules: Callable[[], Iterable[FSDPModule]], has_copies: bool) -> None:
@@ -45,7 +47,7 @@ class ShardMeter(CollectiveTimer):
         super().stop()
 
     def _put_around(self, group: Any) -> None:
-        # torch has setters of these, but nothing that tells what they replace: a trial may have set its own.
+        # torch has setters for these, but no getters, and a trial may have set its own.
         self._replace(group, _GATHERING, _Timed(getattr(group, _GATHERING), self._gather))
         self._replace(group, _REDUCTION, _Timed(getattr(group, _REDUCTION), self._reduce))
         if self._has_copies:
@@ -69,15 +71,15 @@ class ShardMeter(CollectiveTimer):
         return found
 
     def _run(self, collective: Callable[[], Any]) -> tuple[Any, Any]:
-        """What it returns, and the mark of its end, None where it does not count."""
+        """Returns the collective's result, and the mark of its end; None where it does not count."""
         if not self.is_counting:
             return collective(), None
         begin = self.mark()
         return collective(), self.add(begin)
 
     def _after_all_reduce(self, hook: Callable[[torch.Tensor], None] | None) -> Callable[[torch.Tensor], None]:
-        """torch calls it in the stream of the all-reduce, which comes right after a reduce-scatter. There is no call
-        around it."""
+        """Returns a hook that counts the all-reduce over copies. torch calls it in the stream of the all-reduce, right
+        after the reduce-scatter; no call encloses the all-reduce."""
 
         def measure(reduced: torch.Tensor) -> None:
             if self._reduced is not None and self.is_counting:
@@ -96,7 +98,7 @@ class ShardMeter(CollectiveTimer):
 
 
 class _Timed:
-    """In the place of a collective of torch's fully_shard: an object that also allocates what the collective fills."""
+    """Replaces a collective of torch's fully_shard: an object that also allocates the collective's output."""
 
     def __init__(self, collective: Any, run: Callable[[Callable[[], Any]], Any]) -> None:
         self._collective = collective
@@ -111,14 +113,14 @@ class _Timed:
 
 
 def parameter_groups(module: FSDPModule) -> list[Any]:
-    """torch's record of the parameters that are gathered together with this module."""
+    """Returns torch's record of the parameters that are gathered together with this module."""
     state: Any = module._get_fsdp_state()
-    # Older releases of torch know one group of parameters for each module.
+    # Older releases of torch have one group of parameters for each module.
     groups = getattr(state, "_fsdp_param_groups", None)
     return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
 
 
 def can_be_measured(module: FSDPModule) -> bool:
-    """Whether this release of torch keeps its collectives where they can be replaced."""
+    """Returns whether this release of torch keeps its collectives where they can be replaced."""
     names = (_GATHERING, _REDUCTION, "_all_reduce_hook")
     return all(hasattr(group, name) for group in parameter_groups(module) for name in names)

@@ -1,7 +1,7 @@
-"""What zero2, zero3 and hsdp have in common: a model whose parameters are divided over ranks by torch's fully_shard.
+"""Base of zero2, zero3 and hsdp, which divide a model's parameters over ranks with torch's fully_shard.
 
 The model keeps its identity and its names; its parameters become DTensors. Each block's parameters are gathered before
-its forward and backward pass, so every pass is one of all ranks together.
+its forward and backward pass, so all ranks make every pass together.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _log = logging.getLogger("gangline")
 
 
 class ShardedStrategy(Strategy):
-    """blocks: names of the classes to gather one at a time; None finds them.
+    """Divides models over ranks. blocks: names of the classes to gather one at a time; None finds them.
 
     timeout: of collectives in process groups that the strategy makes; None for torch's own. reshards: whether a block's
-    whole parameters are given up after its forward pass and gathered again for backward.
+    whole parameters are freed after its forward pass and gathered again for backward.
     """
 
     needs_all_ranks = True
@@ -79,7 +79,7 @@ class ShardedStrategy(Strategy):
 
     @abstractmethod
     def make_mesh(self) -> DeviceMesh:
-        """Of all ranks: one dimension to divide over, or two, of which the first one holds copies."""
+        """Returns a mesh of all ranks: one dimension to divide over, or two, of which the first one has copies."""
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -95,7 +95,7 @@ class ShardedStrategy(Strategy):
             return self._take_over(model, model)
         _check_shardable(self.name, model)
         prepare_batch_norm(model)
-        # Ranks may have built different models where the trial draws random numbers of its own; DDP does the same.
+        # Ranks may have built different models where the trial draws its own random numbers. DDP broadcasts as well.
         broadcast_tensors(one for one in (*model.parameters(), *model.buffers()) if not isinstance(one, DTensor))
         blocks = [block for block in find_blocks(model, self._blocks) if not _is_divided(block)]
         if dist.get_rank() == 0:
@@ -125,7 +125,7 @@ class ShardedStrategy(Strategy):
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        # Between two exchanges whole gradients stay on every rank: traffic is saved for memory.
+        # Between two exchanges every rank keeps whole gradients, which saves traffic and costs memory.
         self._set_exchange(False)
         try:
             yield
@@ -137,7 +137,7 @@ class ShardedStrategy(Strategy):
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        # A block that is kept whole from batch to batch is gathered once.
+        # Keeping a block whole from batch to batch gathers it once.
         self._keeps_whole = True
         try:
             yield
@@ -189,11 +189,13 @@ class ShardedStrategy(Strategy):
         return [ShardMeter(self._device, self._all_modules, has_copies=self.mesh.ndim > 1)]
 
     def _divide(self, model: nn.Module, blocks: Sequence[nn.Module]) -> FSDPModule:
-        """blocks: what is gathered by itself, inner ones first."""
+        """Divides a model with fully_shard and returns it. blocks: modules that are gathered by themselves, inner ones
+        first. Raises GanglineError `parallelism.model` where torch cannot divide it."""
         try:
             for block in blocks:
                 fully_shard(block, mesh=self.mesh, reshard_after_forward=self.reshards)
-            # What belongs to no block is needed again as soon as backward begins, so it would be given up for nothing.
+            # Parameters outside of the blocks are needed again as soon as backward begins, so freeing them gains
+            # nothing.
             root = fully_shard(model, mesh=self.mesh, reshard_after_forward=None if self.reshards else False)
         except (ValueError, NotImplementedError) as error:
             raise invalid(
@@ -202,7 +204,7 @@ class ShardedStrategy(Strategy):
                 "ddp or zero1",
             ) from error
         if self._device.type != "cuda":
-            # gloo has no averaging reduction; some releases of torch summed where they meant to average.
+            # gloo has no averaging reduction. Some releases of torch summed where they meant to average.
             for module in _sharded_modules(root):
                 module.set_force_sum_reduction_for_comms(True)
         return root
@@ -220,7 +222,7 @@ class ShardedStrategy(Strategy):
         self._copies.append(weakref.ref(root))
 
     def _take_over(self, model: nn.Module, root: FSDPModule) -> nn.Module:
-        """Of a model that the trial wraps, once it is divided."""
+        """Registers a divided model that the trial wraps. Returns the model."""
         self._roots.append(root)
         self._groups += _groups_of(root)
         self._models.add(model)
@@ -229,7 +231,7 @@ class ShardedStrategy(Strategy):
         return model
 
     def _prepare(self, model: nn.Module, root: FSDPModule) -> None:
-        """Of a divided model. May be called again."""
+        """Adds hooks to a divided model or copy. May be called again."""
         allow_copies(_sharded_modules(root), self._divide_copy)
         self._announce(model, root)
         if root in self._hooked:
@@ -245,15 +247,15 @@ class ShardedStrategy(Strategy):
             self._origins.forget_cleared()
 
     def _after_forward(self, root: FSDPModule, output: Any) -> None:
-        """No backward pass follows one without gradients, so nothing else would divide the parameters again. Until then
-        a change of a parameter would be one of its whole tensor, and be lost."""
+        """Divides the parameters again after a forward pass without gradients, which no backward pass follows. Until
+        then a change of a parameter would change its whole tensor only, and be lost."""
         if self._keeps_whole or (torch.is_grad_enabled() and _records_gradients(output)):
             return
         for module in _sharded_modules(root):
             module.reshard()
 
     def _drop_copies(self, model: nn.Module) -> None:
-        """A copy that becomes a model, or a part of one, is no copy any more."""
+        """Removes the copies that have become a model, or a part of one."""
         inside = {id(module) for module in model.modules()}
         self._copies = [copied for copied in self._copies if id(copied()) not in inside]
 
@@ -271,7 +273,8 @@ class ShardedStrategy(Strategy):
                 self._announcements.watch(group, name, partial(self._origins.note, group))
 
     def _give_up_whole(self) -> None:
-        """Before a step changes the parts. Whole parameters that are still here would be used as they were."""
+        """Frees whole parameters before a step changes the parts. Later passes would otherwise use the old whole
+        ones."""
         for module in self._all_modules():
             if any(group.is_unsharded for group in parameter_groups(module)):
                 module.reshard()
@@ -283,7 +286,8 @@ class ShardedStrategy(Strategy):
     @contextmanager
     def _gathered(self) -> Iterator[None]:
         if self._copies:
-            # Ranks must agree on the copies that are left, and a copy that nothing refers to holds itself in a circle.
+            # Ranks must agree on the remaining copies. A copy that nothing refers to keeps itself alive by a reference
+            # cycle.
             gc.collect()
         modules, roots = self._all_modules(), self._all_roots()
         for module in modules:
@@ -300,7 +304,7 @@ class ShardedStrategy(Strategy):
                 _forget_passes(module)
 
     def _all_roots(self) -> list[FSDPModule]:
-        """Also those of copies that are still in use."""
+        """Returns the divided models, and the copies that are still in use."""
         copies = [root for root in (copied() for copied in self._copies) if root is not None]
         return [*self._roots, *copies]
 
@@ -308,7 +312,7 @@ class ShardedStrategy(Strategy):
         return [module for root in self._all_roots() for module in _sharded_modules(root)]
 
     def _all_groups(self) -> list[Any]:
-        # Each backward pass and step asks, so modules are walked over once where they stay.
+        # Each backward pass and step calls this, so the groups of models that stay are listed once.
         copies = self._all_roots()[len(self._roots) :]
         return [*self._groups, *(group for root in copies for group in _groups_of(root))]
 
@@ -323,7 +327,7 @@ def _groups_of(root: FSDPModule) -> list[Any]:
 
 
 def _begin_with_root(root: FSDPModule) -> None:
-    """Has torch take the wrapped model for the root, also where a trial calls a block of it first. torch takes the
+    """Makes torch take the wrapped model for the root, also where a trial calls a block of it first. torch takes the
     first module that is called, and refuses the model afterwards."""
     state: Any = root._get_fsdp_state()
     handles: list[Any] = []
@@ -341,8 +345,9 @@ def _begin_with_root(root: FSDPModule) -> None:
 
 
 def _reduce_left_over(group: Any) -> None:
-    """Reduces the gradients that a backward pass has left in a block. torch reduces a block in several reentrant
-    checkpoints after the first backward pass only, and a part that was called by itself not at all."""
+    """Reduces the gradients that a backward pass has left in a block. torch reduces a block that is in several
+    reentrant checkpoints after the first backward pass only. It does not reduce a part that was called by itself at
+    all."""
     wholes = (getattr(held, "_unsharded_param", None) for held in group.fsdp_params)
     if group.reduce_grads and any(whole is not None and whole.grad is not None for whole in wholes):
         group.post_backward()
@@ -359,8 +364,9 @@ def _records_gradients(output: Any) -> bool:
 
 
 def _take_over_flags(root: FSDPModule) -> None:
-    """Where the user has frozen or unfrozen whole parameters, which are here after a pass without a backward pass, the
-    parts follow. torch would put the flags of the parts on the whole parameters again."""
+    """Copies requires_grad from whole parameters to their parts. Whole parameters exist after a pass without a backward
+    pass, and the user may have frozen or unfrozen them. torch would set the flags of the parts on the whole parameters
+    again."""
     for module in _sharded_modules(root):
         for group in parameter_groups(module):
             if group.is_unsharded:
@@ -370,10 +376,11 @@ def _take_over_flags(root: FSDPModule) -> None:
 
 
 def _forget_passes(module: FSDPModule) -> None:
-    """What torch has noted of passes that no backward followed. It gathers blocks ahead by these notes, and ranks with
-    other ones would wait for one another in the next backward. torch's own reset would also drop gradients."""
+    """Clears torch's record of passes that no backward pass followed. torch gathers blocks ahead by this record, and
+    ranks with different records would wait for one another in the next backward. torch's own reset would also drop
+    gradients."""
     state: Any = module._get_fsdp_state()
-    # Absent until a first pass.
+    # The attribute is absent until a first pass.
     getattr(state._comm_ctx, "post_forward_order", []).clear()
     for group in parameter_groups(module):
         group._post_forward_indices.clear()

@@ -6,7 +6,7 @@ from torch import nn
 
 
 def sparse_module(model: nn.Module) -> str | None:
-    """The name of the first one that is trained, as Net.table; None where there is none."""
+    """Returns the name of the first trained module with sparse gradients, as Net.table; None where there is none."""
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if getattr(module, "sparse", False) is True and isinstance(weight, nn.Parameter) and weight.requires_grad:

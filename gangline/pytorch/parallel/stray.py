@@ -1,7 +1,7 @@
-"""Averages gradients that no exchange has seen: a trial made them with torch.autograd.grad, or by hand.
+"""Averages gradients that no exchange has sent because a trial made them with torch.autograd.grad, or by hand.
 
-Called by the strategies that are built on DistributedDataParallel, whose gradients are views of its buckets.
-Averaging a gradient that is the same on all ranks changes nothing, so a trial may have averaged it already.
+Called by the strategies that are built on DistributedDataParallel, whose gradients are views of its buckets. Averaging
+a gradient that is the same on all ranks changes nothing, so a trial may have averaged it already.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from gangline.pytorch.parallel.broadcast import average_tensors
 
 @torch.no_grad()
 def average_strays(optimizer: Optimizer, besides: Container[int] = ()) -> None:
-    """All ranks call it in step. A parameter without a gradient on this rank counts as zero where others have one.
-    besides: ids of parameters that are exchanged in another way."""
+    """Averages the stray gradients of an optimizer's parameters. All ranks call it in step. A parameter without a
+    gradient on this rank counts as zero where others have one. besides: ids of parameters that are exchanged in another
+    way."""
     held = (parameter for group in optimizer.param_groups for parameter in group["params"])
     parameters = [parameter for parameter in held if id(parameter) not in besides]
     marks = [_is_stray(parameter.grad) for parameter in parameters]
@@ -28,7 +29,8 @@ def average_strays(optimizer: Optimizer, besides: Container[int] = ()) -> None:
 
 @torch.no_grad()
 def average_all(parameters: Sequence[torch.Tensor]) -> None:
-    """As average_strays, of all gradients that any rank has. Once more for the same gradients changes nothing."""
+    """Averages all gradients that any rank has, as average_strays does. Averaging the same gradients again changes
+    nothing."""
     _average_marked(parameters, [parameter.grad is not None for parameter in parameters])
 
 
@@ -48,7 +50,8 @@ def _average_marked(parameters: Sequence[torch.Tensor], marks: Sequence[bool]) -
 
 
 def _is_stray(gradient: torch.Tensor | None) -> bool:
-    # A sparse gradient is never a view, and DistributedDataParallel has exchanged it. A bucket has one dimension.
+    # A sparse gradient is never a view, and DistributedDataParallel has exchanged it. Any other gradient that was
+    # exchanged is a view of a bucket, which has one dimension.
     if gradient is None or gradient.layout is not torch.strided:
         return False
     return gradient._base is None or gradient._base.dim() != 1

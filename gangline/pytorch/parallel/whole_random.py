@@ -1,9 +1,10 @@
 """Draws random numbers for divided parameters as one process would: for the whole tensor. Each rank keeps its part.
 
-torch's DTensor draws each part from the rank's own generator on the CPU. Ranks of one seed then draw the same numbers,
+On the CPU torch's DTensor draws each part from the rank's own generator. Ranks of one seed then draw the same numbers,
 so that the rows of a parameter repeat. Owns the handlers in DTensor's table of operators; `install` puts them there.
-Also owns what torch.nn.init needs beside operators of random numbers: an operator that DTensor lacks, and the
-initialisers that set single numbers by their place, which DTensor would do in one part.
+
+Also owns two other needs of torch.nn.init. One is an operator that DTensor lacks. The other is the initialisers that
+set single numbers by their place, which DTensor would apply to one part.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _meshes: list[DeviceMesh] = []
 
 
 def install(mesh: DeviceMesh) -> None:
-    """From now on for all DTensors of this mesh; those of other meshes stay torch's business. May be called again.
+    """Draws whole tensors from now on for all DTensors of this mesh; those of other meshes stay with torch. May be
+    called again.
 
     Draws are collective: all ranks make them in step, and keep the numbers of the chief.
     """
@@ -55,7 +57,8 @@ def _on_whole(initialise: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 
 
 def _transpose_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As orthogonal_ does with a wide matrix of its own, which becomes whole on each rank."""
+    """Transposes a divided matrix, which becomes whole on each rank. orthogonal_ does so with a wide matrix of its
+    own."""
     tensor: DTensor = args[0]
     if tensor.device_mesh not in _meshes:
         return _as_torch(operator, args, kwargs)
@@ -70,7 +73,7 @@ def _draw_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if tensor.device_mesh not in _meshes:
         return _as_torch(operator, args, kwargs)
     whole = operator(_whole_like(tensor), *args[1:], **kwargs)
-    # As the in-place operator itself, which autograd has let through by now.
+    # Autograd has passed the in-place operator by now, so the copy must not be recorded again.
     with torch.no_grad():
         tensor.to_local().copy_(_divide(whole, tensor))
     return tensor
@@ -90,7 +93,7 @@ def _whole_like(tensor: DTensor) -> torch.Tensor:
 
 
 def _divide(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
-    """This rank's part of the chief's numbers."""
+    """Returns this rank's part of the chief's numbers."""
     return distribute_tensor(whole, like.device_mesh, like.placements).to_local()
 
 
@@ -104,6 +107,6 @@ def _as_torch(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _handlers() -> dict[Any, Any]:
-    # torch has no other place for an operator of one's own.
+    # torch has no public place to register such an operator.
     found: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
     return found

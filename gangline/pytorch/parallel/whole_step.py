@@ -1,8 +1,8 @@
-"""Steps of optimizers whose update needs whole tensors, for strategies that divide tensors over ranks.
+"""Steps optimizers whose update needs whole tensors, for strategies that divide tensors over ranks.
 
 Each parameter has one rank that steps it. That rank gathers the whole parameter and gradient before the step and sends
-the new values to the others after it, and it alone keeps the optimizer's state of that parameter. Beside the shards, a
-rank holds its share of whole parameters and gradients during the step.
+the new values to the others after it. It alone keeps the optimizer's state of that parameter. During the step a rank
+keeps its share of whole parameters and gradients beside the shards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gangline.pytorch.parallel.divided_step import DividedStep
 
 
 class WholeStep(DividedStep):
-    """Has an optimizer step this rank's parameters as whole tensors, and divides all of them anew afterwards."""
+    """Has an optimizer step this rank's parameters as whole tensors, and divides all of them again afterwards."""
 
     def __init__(self, optimizer: Optimizer, strategy: str) -> None:
         self._whole_by_id: dict[int, nn.Parameter] = {}
@@ -28,7 +28,8 @@ class WholeStep(DividedStep):
         super().__init__(optimizer, strategy)
 
     def lend(self, optimizer: Optimizer) -> None:
-        """In the place of each own parameter that has a gradient the optimizer gets the whole one. All ranks gather."""
+        """Gives the optimizer the whole tensor for each own parameter that has a gradient. All ranks take part in the
+        gathering."""
         self._stepped = [one for group in self.groups for one in group["params"] if one.grad is not None]
         for parameter in self._stepped:
             value, gradient = _whole(parameter.detach()), _whole(parameter.grad)

@@ -1,7 +1,7 @@
-"""ZeRO-1: as DDP, but each rank keeps the optimizer's state of its part of the parameters only.
+"""ZeRO-1: like DDP, but each rank keeps the optimizer's state for its part of the parameters only.
 
-A rank steps its own parameters and sends them to the others. torch's ZeroRedundancyOptimizer would put another
-optimizer in the place of the user's.
+A rank steps its own parameters and sends them to the others. torch's ZeroRedundancyOptimizer would replace the user's
+optimizer by another object.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Zero1Strategy(DdpStrategy):
         return optimizer
 
     def traffic_meters(self) -> Sequence[TrafficMeter]:
-        # Parameters travel after the step, when the exchange of gradients is over.
+        # Parameters are sent after the step, when the exchange of gradients is over.
         return [*super().traffic_meters(), self._timer]
 
     def stepped_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
@@ -49,9 +49,9 @@ class Zero1Strategy(DdpStrategy):
 
 
 class WholeParameterStep(DividedStep):
-    """Has an optimizer's step update this rank's parameters only, and fetches the others' afterwards.
+    """Makes an optimizer's step update this rank's parameters only, and receives the others' afterwards.
 
-    timer: of what is fetched.
+    timer: measures the broadcasts of parameters.
     """
 
     def __init__(self, optimizer: Optimizer, timer: CollectiveTimer) -> None:

@@ -1,5 +1,5 @@
-"""ZeRO-2: every rank keeps its part of parameters, gradients and optimizer state, and whole parameters from forward to
-backward."""
+"""ZeRO-2: every rank keeps its part of parameters, gradients and optimizer state. Whole parameters stay from the
+forward pass to the backward pass."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ZeRO-3: every rank keeps its part of parameters, gradients and optimizer state, and the whole parameters of one block
-at a time."""
+"""ZeRO-3: every rank keeps its part of parameters, gradients and optimizer state. It keeps whole parameters of one
+block at a time."""
 
 from __future__ import annotations
 

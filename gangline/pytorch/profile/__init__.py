@@ -1,1 +1,1 @@
-"""What a step costs: its phases, the machine's load, and torch's own profiler."""
+"""Measures the cost of a step: its phases, the machine's load, and torch's own profiler."""

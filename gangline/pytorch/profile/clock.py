@@ -1,7 +1,7 @@
-"""How long the phases of a training step take on this rank.
+"""StepClock: measures the phases of a training step on this rank.
 
-Owns one stopwatch. A phase inside another one counts for itself alone, so that the phases of a step add up to it. The
-loop and the context mark the phases; without profiling a mark costs one look at a flag.
+Owns one stopwatch. A phase inside another one counts for itself alone, so that the phases of a step add up to its
+duration. The loop and the context mark the phases; without profiling a mark costs one check of a flag.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class StepClock:
-    """is_running: whether phases are measured."""
+    """Measures phases. is_running: whether phases are measured."""
 
     def __init__(self) -> None:
         self.is_running = False
@@ -25,23 +25,24 @@ class StepClock:
         self._open: list[tuple[str, float]] = []
 
     def synchronize_with(self, wait: Callable[[], None]) -> None:
-        """wait: called at the ends of phases, so that a phase holds the work on a GPU that it started."""
+        """Sets a function that is called at the ends of phases, so that a phase includes the GPU work that it
+        started."""
         self._synchronize = wait
 
     @property
     def is_in_phase(self) -> bool:
-        """Whether what happens now is part of a step that is measured."""
+        """Returns whether the running code is part of a measured step."""
         return bool(self._open)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return _Phase(self, name) if self.is_running else _NOTHING
 
     def end_step(self) -> None:
-        """One more step has been measured."""
+        """Counts one more measured step."""
         self._steps += self.is_running
 
     def take(self) -> tuple[int, dict[str, float]]:
-        """Steps and total seconds of each phase since the last call."""
+        """Returns the steps and the total seconds of each phase since the last call."""
         found = self._steps, self._seconds
         self._steps, self._seconds = 0, {}
         return found

@@ -1,7 +1,7 @@
-"""Times collectives that Python code starts: from the call to the completion, on the CPU or in a GPU's streams.
+"""Times collectives that Python code starts, from the call to the completion, on the CPU or in a GPU's streams.
 
-Owns the marks of one rank's collectives and of the computation's waits for them. On a GPU the marks are events, which
-nobody waits for before a report is due.
+Owns the marks of one rank's collectives and of the computation's waits for them. On a GPU the marks are events, and
+nothing waits for them before a report is due.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ class _Marks:
 
 
 class CollectiveTimer:
-    """A TrafficMeter. device: where the collectives' tensors lie. The computation is what runs in the stream that is
-    current where `start` is called; a collective in this stream, as any on the CPU, is one that it waits for."""
+    """Implements TrafficMeter. device: of the collectives' tensors.
+
+    The computation runs in the stream that is current at the call of `start`. It waits for every collective in this
+    stream, and for every collective on the CPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -49,7 +52,7 @@ class CollectiveTimer:
         self._is_in_step = None
 
     def under_way(self) -> AbstractContextManager[None]:
-        """Around the call of a collective that is not asynchronous."""
+        """Returns a context for the call of a synchronous collective."""
         return self._timed() if self.is_counting else _NOTHING
 
     @property
@@ -57,11 +60,11 @@ class CollectiveTimer:
         return self._is_in_step is not None and self._is_in_step()
 
     def mark(self) -> Any:
-        """This moment in the current stream."""
+        """Returns a mark of this moment in the current stream."""
         return self._clock.mark()
 
     def add(self, begin: Any) -> Any:
-        """A collective was under way from that mark until now, in the current stream. Returns the mark of its end."""
+        """Counts a collective in the current stream from a mark until now. Returns the mark of its end."""
         end = self._clock.mark()
         self._marks.collectives.append((begin, end))
         if self._runs_in_computation():
@@ -69,7 +72,7 @@ class CollectiveTimer:
         return end
 
     def add_wait(self, begin: Any) -> None:
-        """The computation has waited for another stream from that mark until now."""
+        """Counts a wait of the computation for another stream, from a mark until now."""
         self._marks.waits.append((begin, self._clock.mark()))
 
     def end_step(self) -> None:

@@ -1,7 +1,7 @@
-"""Sessions of torch's profilers in this process that are not the trainer's own.
+"""Finds sessions of torch's profilers in this process that are not the trainer's own.
 
-Owns how they are found and noticed. A process has one session at a time: a second one takes the first one's place, and
-the end of the first then ends the process by a signal. Nothing of torch is touched while nobody watches.
+A process has one session at a time. A second one takes the place of the first, and the end of the first then ends the
+process by a signal. The module changes nothing in torch while no watch runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler, profiler_legacy
 
-# What each kind of session goes through as it begins; torch.profiler.profile through the first one.
+# Methods that begin each kind of session. torch.profiler.profile uses the first one.
 _BEGINNINGS: tuple[tuple[type, str], ...] = (
     (profiler.profile, "_prepare_trace"),
     (profiler.emit_itt, "__enter__"),
@@ -25,8 +25,8 @@ _BEGINNINGS: tuple[tuple[type, str], ...] = (
 
 
 def is_open() -> bool:
-    """Also one that only warms up, or that another thread began; one that waits by its schedule is none yet. Takes some
-    ten milliseconds."""
+    """Returns whether another session is open, also one that only warms up, or that another thread began. A session
+    that waits by its schedule does not count yet. Takes some ten milliseconds."""
     if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # there, but not in torch's own list
         return True
     # torch has no list of them, but each instance refers to its class.
@@ -37,8 +37,8 @@ def is_open() -> bool:
 
 
 def watch(on_begin: Callable[[], None]) -> Callable[[], None]:
-    """From now on `on_begin` is called before another session begins in this thread; what is returned ends that. A
-    version of torch that begins them in another way is not watched."""
+    """Calls `on_begin` before another session begins in this thread, from now on. Returns a function that ends the
+    watch. A version of torch that begins sessions in another way is not watched."""
     restore = [_wrap(kind, name, on_begin, threading.get_ident()) for kind, name in _BEGINNINGS if name in vars(kind)]
 
     def end() -> None:
@@ -49,7 +49,8 @@ def watch(on_begin: Callable[[], None]) -> Callable[[], None]:
 
 
 def _warms_up_again(one: Any) -> bool:
-    """It keeps one session for all cycles, which has results from the second cycle on."""
+    """Returns whether a profiler warms up in a later cycle. It keeps one session for all cycles, which has results from
+    the second cycle on."""
     return (
         isinstance(one, torch.profiler.profile)
         and getattr(one, "acc_events", False)
@@ -63,7 +64,7 @@ def _wrap(kind: type, name: str, on_begin: Callable[[], None], thread: int) -> C
 
     @functools.wraps(original)
     def begin(self: Any, *arguments: Any, **options: Any) -> Any:
-        # What another thread begins cannot be given way to: a session ends in the thread that began it.
+        # The trainer's session must end in the thread that began it, so it cannot end for a session of another thread.
         if not is_over and threading.get_ident() == thread:
             on_begin()
         return original(self, *arguments, **options)
@@ -71,7 +72,7 @@ def _wrap(kind: type, name: str, on_begin: Callable[[], None], thread: int) -> C
     def restore() -> None:
         nonlocal is_over
         is_over = True
-        # Somebody may have wrapped it once more since.
+        # Other code may have wrapped the method again since.
         if vars(kind)[name] is begin:
             setattr(kind, name, original)
 

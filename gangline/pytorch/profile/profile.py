@@ -1,7 +1,7 @@
-"""The profile of a trial: what its steps cost and what its ranks use, as metrics of the group "profiling".
+"""Profile of a trial: the cost of its steps and the load of its ranks, as metrics of the group "profiling".
 
-Owns when it measures (the section `profiling`, or Trainer.fit's profiling_enabled) and what it reports: means over the
-ranks. Without profiling it costs a few looks at a flag. The training loop drives it.
+Owns when it measures (the section `profiling`, or Trainer.fit's profiling_enabled) and its report: means over the
+ranks. Without profiling it costs a few checks of a flag. The training loop drives it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gangline.pytorch.profile.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class ProfileSetting:
-    """first, last: batches of the trial that are measured; None for no bound. synchronizes: wait for the GPU at the end
-    of each phase, so that a phase holds the work that it started."""
+    """Settings of a profile. first, last: batches of the trial that are measured; None for no bound. synchronizes: wait
+    for the GPU at the end of each phase, so that a phase includes the work that it started."""
 
     is_enabled: bool = False
     first: int | None = None
@@ -31,7 +31,8 @@ class ProfileSetting:
 
     @staticmethod
     def parse(section: Mapping[str, Any] | None, is_enabled: bool) -> ProfileSetting:
-        """section: `profiling` of the configuration. is_enabled: asked for by the script."""
+        """Returns the settings. section: `profiling` of the configuration. is_enabled: whether the script enables the
+        profile."""
         values = section or {}
         return ProfileSetting(
             is_enabled=is_enabled or bool(values.get("enabled")),
@@ -41,12 +42,13 @@ class ProfileSetting:
         )
 
     def covers(self, batch: int) -> bool:
-        """batch: counts all batches of the trial from 0."""
+        """Returns whether a batch is measured. batch: counts all batches of the trial from 0."""
         return self.is_enabled and (self.first or 0) <= batch and (self.last is None or batch <= self.last)
 
 
 class Profile:
-    """begin_batch and end_batch around each batch, report at each training report, close at the end."""
+    """Measures steps. The loop calls begin_batch and end_batch around each batch, take at each training report, and
+    close at the end."""
 
     group = GROUP
 
@@ -62,7 +64,8 @@ class Profile:
         return self._clock.is_running
 
     def begin_batch(self, batch: int) -> None:
-        """Before the batch is taken from the loader. batch: counts all batches of the trial from 0."""
+        """Starts or stops to measure, before the batch is taken from the loader. batch: counts all batches of the trial
+        from 0."""
         if self._setting.covers(batch) == self.is_measuring:
             return
         if self.is_measuring:
@@ -73,7 +76,7 @@ class Profile:
             self._traffic.start()
 
     def end_batch(self, records: int, has_exchanged: bool) -> None:
-        """records: of this rank."""
+        """Counts a batch. records: of this rank. has_exchanged: whether its gradients were exchanged."""
         if not self.is_measuring:
             return
         self._clock.end_step()
@@ -82,8 +85,8 @@ class Profile:
             self._traffic.end_step()
 
     def take(self) -> dict[str, float]:
-        """This rank's means since the last call; empty when nothing was measured. Waiting for other ranks counts as
-        part of the phase that waits."""
+        """Returns this rank's means since the last call; empty when nothing was measured. A wait for other ranks counts
+        as part of the phase that waits."""
         steps, seconds = self._clock.take()
         if not steps:
             return {}
@@ -97,7 +100,7 @@ class Profile:
         return found
 
     def close(self) -> None:
-        """Also when training failed. May be called twice."""
+        """Stops to measure, also when training failed. May be called twice."""
         if self.is_measuring:
             self._stop()
 
@@ -108,7 +111,8 @@ class Profile:
 
 
 def mean(by_rank: list[dict[str, float]]) -> dict[str, float]:
-    """Over the ranks that have the number; samples_per_second is the sum, as ranks train side by side."""
+    """Returns the means over the ranks that have the number. samples_per_second is the sum, because ranks train in
+    parallel."""
     names = {name for values in by_rank for name in values}
     found = {}
     for name in sorted(names):
@@ -120,8 +124,8 @@ def mean(by_rank: list[dict[str, float]]) -> dict[str, float]:
 def open_profile(
     setting: ProfileSetting, *, clock: StepClock, trace: Trace, traffic: Traffic, device: torch.device, batches: int
 ) -> Profile:
-    """batches: those that lie behind when this process begins. A range of batches is traced with torch's profiler too,
-    unless the trial configured that itself."""
+    """Returns the profile of a trial. batches: completed before this process began. torch's profiler also traces a
+    range of batches, unless the trial configured it itself."""
     if device.type == "cuda" and setting.is_enabled and setting.synchronizes:
         clock.synchronize_with(lambda: torch.cuda.synchronize(device))
     first, last = setting.first, setting.last

@@ -8,7 +8,7 @@ Span = tuple[float, float]
 
 
 def covered_seconds(spans: Iterable[Span]) -> float:
-    """How long at least one of them lasts. A span is where it begins and where it ends."""
+    """Returns the time that at least one span covers. A span is its begin and its end."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, reached))
@@ -17,6 +17,6 @@ def covered_seconds(spans: Iterable[Span]) -> float:
 
 
 def seconds_outside(spans: Iterable[Span], others: Iterable[Span]) -> float:
-    """How long at least one of the spans lasts and none of the others."""
+    """Returns the time that at least one of the spans covers and none of the others."""
     others = list(others)
     return max(0.0, covered_seconds([*spans, *others]) - covered_seconds(others))

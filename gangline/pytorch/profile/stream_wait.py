@@ -1,4 +1,4 @@
-"""Marks where a GPU stream waits for another one. Used by meters, while they measure."""
+"""Marks a GPU stream's waits for another stream. Used by meters while they measure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 @contextmanager
 def watched_waits(stream: torch.cuda.Stream, wait: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Has `wait` called, with what makes it wait, where this stream, being the current one, shall wait for an event or
-    for another stream.
+    """Calls `wait` where this stream, being the current one, is about to wait for an event or another stream. Its
+    argument is a function that makes the stream wait.
 
-    torch tells nobody of such a wait, so its method is replaced meanwhile, in the whole process; other streams wait as
-    they always do. Contexts of this kind end in the order opposite to that in which they began.
+    torch has no hook for such a wait, so its method is replaced meanwhile, in the whole process; other streams wait as
+    before. Contexts of this kind must end in the opposite order of their beginnings.
     """
     kind: Any = torch.cuda.Stream
     original = kind.wait_event

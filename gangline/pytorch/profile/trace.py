@@ -1,8 +1,8 @@
-"""torch's own profiler, stepped by the trainer; its traces go to the trial's TensorBoard files.
+"""Runs torch's own profiler, stepped by the trainer; its traces go to the trial's TensorBoard files.
 
 Owns its configuration, by context.set_profiler or by the range of batches in the section `profiling`, its steps, and
-the traces that users order while the trial runs. A process has one such profiler at a time, and an order never ends a
-training: what stands in its way is said in the log, and a profiler of the trial's own goes first.
+the traces that users order while the trial runs. A process has one such profiler at a time. An order never ends a
+training: an obstacle is only logged, and a profiler of the trial's own takes precedence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("gangline")
 
 
 class Folder(Protocol):
-    """What is written to `path` comes to lie at `url`."""
+    """Folder for traces. Files in `path` are uploaded to `url`."""
 
     @property
     def path(self) -> Any: ...
@@ -36,8 +36,8 @@ class Folder(Protocol):
 
 @dataclass(slots=True)
 class _Order:
-    """first: the batch that is traced first, counted from 1 over the trial. traced: how many have been. file: what was
-    written."""
+    """Order of a trace. first: the batch that is traced first, counted from 1 over the trial. traced: number of traced
+    batches. file: name of the written file."""
 
     first: int
     path: Any
@@ -50,8 +50,8 @@ class _Order:
         return self.first + self.traced - 1
 
     def write(self, profiler: Any) -> None:
-        """With a name that TensorBoard's plugin knows: <worker>.<time>.pt.trace.json. Nothing where no batch was
-        traced."""
+        """Writes the trace, unless no batch was traced. The name has the form that TensorBoard's plugin expects:
+        <worker>.<time>.pt.trace.json."""
         if self.traced < 1:
             return
         file = f"batches_{self.first}_to_{self.last}.{time.time_ns()}.pt.trace.json"
@@ -60,7 +60,7 @@ class _Order:
 
 
 class Trace:
-    """Of one trial on one rank. is_on: whether it is to be told of each batch."""
+    """Traces one trial on one rank. is_on: whether the loop must call `step` after each batch."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -75,7 +75,7 @@ class Trace:
         return self._options is not None
 
     def configure(self, *arguments: Any, **options: Any) -> None:
-        """Arguments of torch.profiler.profile; on_trace_ready is the trainer's."""
+        """Sets the arguments of torch.profiler.profile; the trainer sets on_trace_ready."""
         if arguments:
             raise invalid(
                 "pytorch.profiler", "set_profiler takes its arguments by name, as in set_profiler(schedule=...)"
@@ -85,7 +85,7 @@ class Trace:
         self._options = options
 
     def configure_range(self, first: int, last: int) -> None:
-        """The batches from first to last, counted from 0 in this process, at most MOST_BATCHES of them."""
+        """Traces the batches from first to last, counted from 0 in this process, at most MOST_BATCHES of them."""
         active = min(last - first + 1, MOST_BATCHES)
         warmup = min(first, 1)
         schedule = torch.profiler.schedule(wait=first - warmup, warmup=warmup, active=active, repeat=1)
@@ -93,14 +93,17 @@ class Trace:
         self._num_steps = first + active
 
     def start(self, folder: Folder) -> None:
-        """Before the first batch. folder: where traces go."""
+        """Starts the configured profiler before the first batch. folder: destination of traces."""
         if self._options is not None:
             self._open(self._options, torch.profiler.tensorboard_trace_handler(str(folder.path)), self._num_steps)
 
     def order(self, batches: int, completed: int, folder: Folder, rest: Callable[[], None]) -> None:
-        """Between two batches: traces so many, after one in which the profiler warms up. completed: batches of the
-        trial that lie behind. rest: called before what there is gets written in the midst of a batch, as the trial's
-        own code begins to profile."""
+        """Begins an ordered trace between two batches. The profiler warms up in the next batch and traces `batches`
+        after it.
+
+        completed: completed batches of the trial. rest: called when the trial's own code begins to profile, before the
+        trace so far is written in the middle of a batch.
+        """
         obstacle = self._obstacle()
         if obstacle:
             self.refuse(obstacle)
@@ -115,28 +118,29 @@ class Trace:
             schedule = torch.profiler.schedule(wait=0, warmup=1, active=batches, repeat=1)
             self._open({"schedule": schedule}, order.write, 1 + batches)
             self._end_watch = other_session.watch(give_way)
-        except Exception as error:  # noqa: BLE001  of torch, CUPTI or the storage, and training goes on
+        except Exception as error:  # noqa: BLE001  any error of torch, CUPTI or the storage; training continues
             self._give_up(error)
         else:
             _log.info("batches %d to %d are traced, as ordered", order.first, order.first + batches - 1)
 
     def refuse(self, why: str) -> None:
-        """Tells whoever ordered a trace that there will be none."""
+        """Logs that an ordered trace will not be made, and why."""
         _log.warning("the ordered trace is refused: %s", why)
 
     def step(self) -> None:
-        """After each batch."""
+        """Steps the profiler. Called after each batch."""
         if self._order is None:
             self._step()
             return
         self._order.traced += 1
         try:
             self._step()
-        except Exception as error:  # noqa: BLE001  of torch or a full disk, and training goes on
+        except Exception as error:  # noqa: BLE001  any error of torch or a full disk; training continues
             self._give_up(error)
 
     def cut(self, why: str) -> None:
-        """Ends an ordered trace early; what there is gets written. Nothing where none is under way."""
+        """Ends an ordered trace early and writes the batches traced so far. Does nothing where no ordered trace is
+        under way."""
         order = self._order
         if order is None:
             return
@@ -146,11 +150,11 @@ class Trace:
             _log.info("the ordered trace ends after %d batches: %s", order.traced, why)
         try:
             self._close()
-        except Exception as error:  # noqa: BLE001  of torch or a full disk, and training goes on
+        except Exception as error:  # noqa: BLE001  any error of torch or a full disk; training continues
             self._give_up(error)
 
     def stop(self) -> None:
-        """After the last batch, also when training failed. May be called twice."""
+        """Stops the profiler after the last batch, also when training failed. May be called twice."""
         self.cut("training ended")
         if self._profiler is not None:
             self._close()
@@ -166,7 +170,7 @@ class Trace:
         return ""
 
     def _open(self, options: Mapping[str, Any], write: Callable[[Any], None], num_steps: float) -> None:
-        """num_steps: after which it has no more to trace."""
+        """Starts the profiler. num_steps: number of steps after which it has no more to trace."""
         self._steps_left = num_steps
         self._profiler = torch.profiler.profile(**{**options, "on_trace_ready": write})
         self.is_on = True

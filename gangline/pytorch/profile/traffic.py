@@ -1,7 +1,7 @@
-"""How long this rank's collectives for gradients and parameters take, and how much of that hides behind computation.
+"""Measures this rank's collectives for gradients and parameters, and how much of their time overlaps with computation.
 
-Owns the sums over the meters of a strategy; each of them measures one way in which its ranks exchange something. The
-profile drives it: what was exchanged outside a step's phases, as in a validation, is none of its business.
+Owns the sums over the meters of a strategy; each meter measures one way in which the ranks exchange data. The profile
+drives it. Exchanges outside a step's phases, as in a validation, are not measured.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from gangline.pytorch.profile.clock import StepClock
 
 
 class TrafficMeter(Protocol):
-    """Measures some of a strategy's collectives, which are not under way at the same time as those of its other meters.
-    Until `start` and after `stop` it costs nothing."""
+    """Measures some of a strategy's collectives. They never run at the same time as those of its other meters. A meter
+    costs nothing until `start` and after `stop`."""
 
     def start(self, is_in_step: Callable[[], bool]) -> None:
-        """is_in_step: whether what begins now belongs to a step."""
+        """Starts to measure. is_in_step: returns whether a collective that begins now belongs to a step."""
         ...
 
     def stop(self) -> None: ...
@@ -27,13 +27,13 @@ class TrafficMeter(Protocol):
         ...
 
     def take(self) -> tuple[float, float]:
-        """Seconds since the last call in which one of the collectives was under way, and in how many of these the
-        computation did not wait for it. May wait for a GPU."""
+        """Returns the seconds since the last call in which one of the collectives was under way, and the part of them
+        in which the computation did not wait. May wait for a GPU."""
         ...
 
 
 class Traffic:
-    """meters: the strategy's; none where nothing is exchanged or nothing can be measured."""
+    """Sums the meters of a strategy. meters: none where nothing is exchanged or nothing can be measured."""
 
     def __init__(self, meters: Sequence[TrafficMeter], clock: StepClock) -> None:
         self._meters = meters
@@ -48,12 +48,12 @@ class Traffic:
             meter.stop()
 
     def end_step(self) -> None:
-        """After a batch whose gradients were exchanged."""
+        """Called after a batch whose gradients were exchanged."""
         for meter in self._meters:
             meter.end_step()
 
     def take(self, steps: int) -> dict[str, float]:
-        """Mean seconds a step since the last call; steps: how many were measured since then."""
+        """Returns mean seconds a step since the last call; steps: number of steps measured since then."""
         if not self._meters:
             return {}
         found = [meter.take() for meter in self._meters]
