@@ -127,7 +127,7 @@ def test_what_is_being_ended_starts_nothing_more() -> None:
     assert len(left) == 50 - MAX_TRIALS
     assert not world.place()
     assert not world.try_to_place(left[0].trial_id)
-    told = held_reason(world.experiment, world.plan().reasons[left[0].trial_id])
+    told = held_reason(world.experiment, world.plan().reasons[left[0].trial_id], ())
     assert told.message == "experiment 1 is being ended: canceled by ann"
     world.pursue()
     assert world.experiment.outcome is Outcome.CANCELED
@@ -245,9 +245,9 @@ def test_pause_takes_a_checkpoint_and_activate_goes_on() -> None:
     world.change_leader()
     world.pursue()
     assert world.place() == []
-    reasons = world.plan().reasons
-    assert {reason.code for reason in reasons.values()} == {ReasonCode.PAUSED}
-    told = held_reason(world.experiment, reasons["1.1"])
+    plan = world.plan()
+    assert {reason.code for reason in plan.reasons.values()} == {ReasonCode.PAUSED}
+    told = held_reason(world.experiment, plan.reasons["1.1"], plan.changes["1.1"])
     assert told.message == "experiment 1 is paused by ann"
     assert told.would_start_if == "it is activated (gangline experiment activate 1)"
     assert not world.try_to_place("1.1")
