@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gangline.config.searcher import BUILT_SEARCHERS
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, ResourceChange
 from gangline.domain.search import SearchEvent, SearchLog
@@ -381,6 +382,10 @@ class Halving:
 
     def hyperparameters(self, number: int) -> dict[str, Any]:
         return {"number": number}
+
+
+def test_every_searcher_that_a_configuration_may_name_is_registered() -> None:
+    assert set(SEARCHERS) == set(BUILT_SEARCHERS)
 
 
 def test_a_searcher_closes_a_trial_by_its_validations(monkeypatch: pytest.MonkeyPatch) -> None:
