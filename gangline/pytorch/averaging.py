@@ -15,8 +15,8 @@ Totals = Mapping[str, tuple[float, float]]
 
 
 class Averaging:
-    """Of one trial; all ranks make theirs at the same time. is_counted: whether this rank's metrics count; see
-    gangline.pytorch.parallel.Replica."""
+    """Averages the metrics of one trial; all ranks make theirs at the same time. is_counted: whether this rank's
+    metrics count; see gangline.pytorch.parallel.Replica."""
 
     def __init__(self, distributed: DistributedContext, is_counted: bool = True) -> None:
         self._distributed = distributed
@@ -50,6 +50,6 @@ class Averaging:
         gathered = self._distributed.allgather(own if self._is_counted else None)
         counted = [found for found in gathered if found is not None]
         is_same = all(found.keys() == counted[0].keys() for found in counted)
-        # In the order of the first counted rank, in which all ranks pack their numbers.
+        # The order of the first counted rank, in which all ranks pack their numbers.
         self._names = tuple(counted[0]) if is_same else ()
         return metric.average(counted)

@@ -87,7 +87,7 @@ class TrainingLoop:
         self._has_its_validation = False
         self._rounds = context.rounds
         self._replica = context.replica
-        # Replicas of the full gang: positions and batches are counted as it would make them.
+        # Replicas of the full gang. Positions and batches are counted as the full gang would make them.
         self._full_size = self._replica.count * self._rounds
         self._steps_per_epoch = loader.steps_per_epoch(self._replica.count, self._rounds)
         note = loader.describe_last_step(self._full_size)
@@ -392,6 +392,7 @@ class TrainingLoop:
             "offset": position.offset,
             "shift": position.shift,
             "batch_size": self._loader.batch_size,
+            # Counts replicas; the key is as old as the format.
             "world_size": self._full_size,
             "best_validation": self._best.value,
             "newest_validation": self._newest_validation,

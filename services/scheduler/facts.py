@@ -21,9 +21,10 @@ DEFAULT_POOL = "default"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """pool and priority: as configured, or None where the cluster's default holds. searcher: the section of the
-    configuration. seed: None lets the scheduler choose one. smaller_sizes: on which a trial may go on that cannot have
-    its slots, the largest first."""
+    """pool and priority: as configured, or None where the cluster's default applies. searcher: the section of the
+    configuration. seed: None lets the scheduler choose one. smaller_sizes: slot counts on which a trial may continue
+    when it cannot have all its slots, the largest first.
+    """
 
     name: str
     slots: int

@@ -31,8 +31,9 @@ def may_start(records: Records, experiment: Experiment, slots: int) -> bool:
 
 
 def held_reason(experiment: Experiment, reason: Reason, changes: Iterable[Change]) -> Reason:
-    """Returns the reason in the words of the user who paused or ended the experiment. reason, changes: the planner's,
-    which knows no users."""
+    """Returns the planner's reason with the recorded cause of the pause or end of the experiment. The planner knows no
+    users. changes: the planner's records of what would start the request.
+    """
     if experiment.state is State.STOPPING:
         what = f"experiment {experiment.id} is being ended: {experiment.reason}"
         return Reason(ReasonCode.PAUSED, what, "nothing starts it any more; submit it again", changes_json="[]")

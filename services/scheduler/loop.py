@@ -154,7 +154,7 @@ class Loop:
         return [(get(self._state, Request, trial_id), self._reason(trial_id)) for trial_id in self._plan.reasons]
 
     def _reason(self, trial_id: str) -> Reason:
-        """With what would start it as records, and in the words of whoever paused it."""
+        """Returns the reason with the changes that would start the request, and the recorded cause of a pause."""
         changes = self._plan.changes.get(trial_id, ())
         dumped = json.dumps([dump_change(change) for change in changes])
         reason = replace(self._plan.reasons[trial_id], changes_json=dumped)
