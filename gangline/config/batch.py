@@ -1,5 +1,5 @@
-"""PURE: splits a global batch over the slots of a trial. It is the only place that knows the rule: the check at submit,
-the trial context and the messages all use it."""
+"""PURE: splits a global batch over the data replicas of a trial. It is the only place that knows the rule: the check at
+submit, the trial context and the messages all use it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ _PLACE: Path = ("hyperparameters", NAME)
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
-    """The split of a global batch. Each of the slots takes per_slot records. effective: the records of one step over
-    all slots, never above asked."""
+    """The split of a global batch. Each of the replicas takes per_replica records. effective: the records of one step
+    over all replicas, never above asked."""
 
     asked: int
-    slots: int
-    per_slot: int
+    replicas: int
+    per_replica: int
     effective: int
+    ranks_per_replica: int = 1
 
     @property
     def warning(self) -> str | None:
         """Returns the warning about records that the split drops; None when it drops none."""
         if self.effective == self.asked:
             return None
+        each = "slot" if self.ranks_per_replica == 1 else "replica"
         return (
-            f"hyperparameters.global_batch_size: {self.asked} is no multiple of {self.slots} slots; "
-            f"training uses {self.effective} ({self.per_slot} on each slot)"
+            f"hyperparameters.global_batch_size: {self.asked} is no multiple of "
+            f"{_count(self.replicas, self.ranks_per_replica)}; training uses {self.effective} ({self.per_replica} on "
+            f"each {each})"
         )
 
 
@@ -67,13 +70,31 @@ def _no_whole_number(value: Any, place: Path) -> Complaint:
     return Complaint("wrong_type", place, f"expected a whole number such as 64, found {describe(value)}")
 
 
-def split_batch(global_batch_size: int, slots: int) -> BatchSplit:
-    """Splits a batch. Raises GanglineError `config.batch_too_small` when a slot would get no record."""
-    per_slot = global_batch_size // slots
-    if per_slot < 1:
-        raise invalid(
-            "config.batch_too_small",
-            f"hyperparameters.global_batch_size: {global_batch_size} is smaller than the {slots} slots of "
-            f"resources.slots_per_trial; use at least {slots}, or fewer slots",
-        )
-    return BatchSplit(global_batch_size, slots, per_slot, per_slot * slots)
+def split_batch(global_batch_size: int, slots: int, ranks_per_replica: int = 1) -> BatchSplit:
+    """Splits a batch. Raises GanglineError `config.batch_too_small` when a replica would get no record."""
+    text = too_small(global_batch_size, slots, ranks_per_replica)
+    if text is not None:
+        raise invalid("config.batch_too_small", f"hyperparameters.global_batch_size: {text}")
+    replicas = _replicas(slots, ranks_per_replica)
+    per_replica = global_batch_size // replicas
+    return BatchSplit(global_batch_size, replicas, per_replica, per_replica * replicas, ranks_per_replica)
+
+
+def too_small(global_batch_size: int, slots: int, ranks_per_replica: int = 1) -> str | None:
+    """Returns why a batch is too small; None when each replica gets a record."""
+    replicas = _replicas(slots, ranks_per_replica)
+    if global_batch_size >= replicas:
+        return None
+    return (
+        f"{global_batch_size} is smaller than the {_count(replicas, ranks_per_replica)} of resources.slots_per_trial; "
+        f"use at least {replicas}, or fewer slots"
+    )
+
+
+def _replicas(slots: int, ranks_per_replica: int) -> int:
+    # Too few slots for one replica are refused for themselves, in spread.py.
+    return max(1, slots // ranks_per_replica)
+
+
+def _count(replicas: int, ranks_per_replica: int) -> str:
+    return f"{replicas} slots" if ranks_per_replica == 1 else f"{replicas} replicas of {ranks_per_replica} slots"

@@ -15,13 +15,11 @@ from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import find_undrawable
 from gangline.config.resource import Resources
-from gangline.config.searcher import Searcher
+from gangline.config.searcher import BUILT_SEARCHERS, Searcher
 from gangline.config.spread import find_spread_conflict
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
 _LATER = "not built yet"
-# The searchers of this version. The models accept Determined's others, so that the error can name them.
-SEARCHERS = ("single", "grid", "random")
 
 NO_EFFECT: dict[str, str] = {
     "bind_mounts": _CONTAINER,
@@ -68,8 +66,8 @@ def find_ineffective(config: ExperimentConfig) -> list[str]:
 def find_unsupported(config: ExperimentConfig) -> Complaint | None:
     """Returns a complaint about the first setting that must be refused, because ignoring it would run another
     experiment than the described one."""
-    if config.searcher.name not in SEARCHERS:
-        text = f"{config.searcher.name} is {_LATER}; this version has the searchers {', '.join(SEARCHERS)}"
+    if config.searcher.name not in BUILT_SEARCHERS:
+        text = f"{config.searcher.name} is {_LATER}; this version has the searchers {', '.join(BUILT_SEARCHERS)}"
         return Complaint("not_supported", ("searcher", "name"), text)
     return (
         _find_source(config.searcher)

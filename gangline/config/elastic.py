@@ -1,8 +1,9 @@
 """PURE: computes the smaller numbers of slots on which a trial may run while it cannot have slots_per_trial.
 
-A smaller size divides slots_per_trial, and the strategy can use it. So each slot takes the batches of a whole number of
-slots, one after the other, and sums their gradients. Batches, records and optimizer steps are those of the full size,
-and no slot needs memory for more than its usual batch. Called at submit and by the scheduler.
+A smaller size divides the data replicas of slots_per_trial, and the strategy can use it. So each replica takes the
+batches of a whole number of replicas, one after the other, and sums their gradients. Batches, records and optimizer
+steps are those of the full size, and no slot needs memory for more than its usual batch. Called at submit and by the
+scheduler.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from functools import lru_cache
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.spread import slots_conflict
+from gangline.config.strategy_table import STRATEGIES
 
 _PATH = ("resources", "min_slots_per_trial")
-# The largest number of slots whose batches one slot trains. It bounds the search for sizes for any number that a user
-# writes.
+# The largest number of replicas whose batches one replica trains. It bounds the search for sizes for any number that a
+# user writes.
 _MOST_ROUNDS = 1024
 
 
@@ -23,7 +25,8 @@ _MOST_ROUNDS = 1024
 def smaller_sizes(slots: int, fewest: int, strategy: str) -> tuple[int, ...]:
     """Returns the possible sizes below `slots`, the largest first."""
     rounds = range(2, min(slots // fewest, _MOST_ROUNDS) + 1)
-    sizes = (slots // count for count in rounds if slots % count == 0)
+    replicas = slots // STRATEGIES[strategy].ranks_per_replica
+    sizes = (slots // count for count in rounds if replicas % count == 0)
     return tuple(size for size in sizes if slots_conflict(strategy, size, "") is None)
 
 

@@ -10,6 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from gangline.config.batch import NAME as BATCH_SIZE
+from gangline.config.batch import too_small
 from gangline.config.bound import MAX_NAME_LENGTH, count_text
 from gangline.config.environment import BindMount, Environment, RetentionPolicy
 from gangline.config.failure import HangDetection, LogPolicy
@@ -22,6 +24,7 @@ from gangline.config.resource import Profiling, Reproducibility, Resources
 from gangline.config.searcher import MAX_TRIALS, Searcher
 from gangline.config.section import Section, fault, wrong_type
 from gangline.config.storage import CheckpointStorage
+from gangline.config.strategy_table import STRATEGIES
 from gangline.domain.entrypoint import TrialClass, parse_entrypoint
 
 
@@ -124,10 +127,9 @@ class ExperimentConfig(Section):
 
     @model_validator(mode="after")
     def _batch_fills_slots(self) -> Self:
-        slots = self.resources.slots_per_trial
-        sizes = possible_values(self.hyperparameters.get("global_batch_size")) or []
-        if sizes and min(sizes) < slots:
-            text = f"{min(sizes)} is smaller than the {slots} slots of resources.slots_per_trial"
-            advice = f"use at least {slots}, or fewer slots"
-            raise fault("batch_too_small", f"{text}; {advice}", "hyperparameters", "global_batch_size")
+        sizes = possible_values(self.hyperparameters.get(BATCH_SIZE)) or []
+        row = STRATEGIES[self.parallelism.strategy]
+        text = too_small(min(sizes), self.resources.slots_per_trial, row.ranks_per_replica) if sizes else None
+        if text is not None:
+            raise fault("batch_too_small", text, "hyperparameters", BATCH_SIZE)
         return self

@@ -20,6 +20,7 @@ from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
 from gangline.config.name import find_unprintable_name
 from gangline.config.section import WRITTEN, describe
+from gangline.config.strategy_table import STRATEGIES
 from gangline.errors import GanglineError, invalid
 
 
@@ -103,5 +104,6 @@ def _batch_warnings(config: ExperimentConfig) -> list[str]:
     sizes: Any = possible_values(config.hyperparameters.get("global_batch_size"))
     if not sizes or len(set(sizes)) > 1:
         return []
-    warning = split_batch(sizes[0], config.resources.slots_per_trial).warning
+    row = STRATEGIES[config.parallelism.strategy]
+    warning = split_batch(sizes[0], config.resources.slots_per_trial, row.ranks_per_replica).warning
     return [warning] if warning else []

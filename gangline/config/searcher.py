@@ -1,11 +1,12 @@
 """PURE: the `searcher` section: how many trials an experiment has and how long each one trains.
 
-All searchers share one model, because every key has the same meaning wherever it is allowed. KEYS_BY_NAME lists the
-keys that each searcher allows.
+All searchers share one model, because every key has the same meaning wherever it is allowed. Its row in SEARCHER_ROWS
+says which keys a searcher allows and requires. The scheduler passes the section to the searcher as it is.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
@@ -15,19 +16,42 @@ from gangline.config.section import WRITTEN, Section, fault, unknown_key
 
 SearcherName = Literal["single", "random", "grid", "adaptive_asha", "async_halving", "custom"]
 
-_COMMON = {"name", "metric", "smaller_is_better", "max_length", "source_trial_id", "source_checkpoint_uuid"}
-_HALVING = {"max_trials", "max_concurrent_trials", "divisor", "stop_once", "time_metric", "max_time"}
-KEYS_BY_NAME: dict[str, set[str]] = {
-    "single": _COMMON,
-    "grid": _COMMON | {"max_concurrent_trials"},
-    "random": _COMMON | {"max_trials", "max_concurrent_trials"},
-    "async_halving": _COMMON | _HALVING | {"num_rungs"},
-    "adaptive_asha": _COMMON | _HALVING | {"max_rungs", "mode", "bracket_rungs"},
-    "custom": _COMMON | {"unit"},
+
+@dataclass(frozen=True, slots=True)
+class SearcherRow:
+    """keys: of the section, beside those that every searcher allows. required: of these keys. is_built: whether this
+    version has the searcher; the models accept Determined's others, so that the error can name them."""
+
+    name: SearcherName
+    keys: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    is_built: bool = True
+
+    @property
+    def allowed(self) -> set[str]:
+        """Returns all keys that the section may have."""
+        return {*_COMMON, *self.keys}
+
+
+_COMMON = ("name", "metric", "smaller_is_better", "max_length", "source_trial_id", "source_checkpoint_uuid")
+_COUNTED = ("max_trials", "max_concurrent_trials")
+_HALVING = (*_COUNTED, "divisor", "stop_once", "time_metric", "max_time")
+_ASHA = (*_HALVING, "max_rungs", "mode", "bracket_rungs")
+
+SEARCHER_ROWS: dict[str, SearcherRow] = {
+    row.name: row
+    for row in (
+        SearcherRow("single"),
+        SearcherRow("grid", ("max_concurrent_trials",)),
+        SearcherRow("random", _COUNTED, required=("max_trials",)),
+        SearcherRow("async_halving", (*_HALVING, "num_rungs"), required=("max_trials",), is_built=False),
+        SearcherRow("adaptive_asha", _ASHA, required=("max_trials",), is_built=False),
+        SearcherRow("custom", ("unit",), is_built=False),
+    )
 }
+BUILT_SEARCHERS = tuple(row.name for row in SEARCHER_ROWS.values() if row.is_built)
 # The limit of Determined. A larger search is usually a mistake.
 MAX_TRIALS = 2000
-_NEEDS_MAX_TRIALS = ("random", "async_halving", "adaptive_asha")
 
 
 class Searcher(Section):
@@ -58,9 +82,9 @@ class Searcher(Section):
     @model_validator(mode="before")
     @classmethod
     def _belongs_to_name(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.context is not WRITTEN or not isinstance(value, dict) or value.get("name") not in KEYS_BY_NAME:
+        if info.context is not WRITTEN or not isinstance(value, dict) or value.get("name") not in SEARCHER_ROWS:
             return value
-        name, allowed = value["name"], KEYS_BY_NAME[value["name"]]
+        name, allowed = value["name"], SEARCHER_ROWS[value["name"]].allowed
         for key in value:
             if key in cls.model_fields and key not in allowed and not cls.is_default(key, value[key]):
                 raise fault("unknown_key", f"has no meaning for the searcher {name!r}; remove it", key)
@@ -70,8 +94,9 @@ class Searcher(Section):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        if self.name in _NEEDS_MAX_TRIALS and self.max_trials is None:
-            raise fault("missing_key", f"required by the searcher {self.name!r}, but missing", "max_trials")
+        for key in SEARCHER_ROWS[self.name].required:
+            if getattr(self, key) is None:
+                raise fault("missing_key", f"required by the searcher {self.name!r}, but missing", key)
         if self.max_length is not None and self.max_length.units == 0:
             raise fault("invalid_value", "must be at least 1, found 0", "max_length", self.max_length.unit)
         return self

@@ -27,6 +27,12 @@ def slots_conflict(strategy: str, slots: int, what: str) -> str | None:
     row = STRATEGIES[strategy]
     if row.family == "single" and slots > 1:
         return f"{strategy} trains on one slot, but {what} {slots}; use ddp"
+    if slots % row.ranks_per_replica != 0:
+        nearest = slots + row.ranks_per_replica - slots % row.ranks_per_replica
+        return (
+            f"{strategy} trains each replica on {row.ranks_per_replica} slots, but {what} {slots}, no multiple of "
+            f"that; use {nearest} slots"
+        )
     if slots >= row.fewest_slots and slots % row.slots_multiple == 0:
         return None
     if row.slots_multiple == 1:

@@ -19,7 +19,8 @@ Family = Literal["single", "replicated", "sharded", "staged", "any"]
 class StrategyRow:
     """options: keys of the section `parallelism` that the strategy knows. script_options: further options of torch's
     class, for scripts that pass their configuration themselves. fewest_slots: the least number of slots of a trial.
-    slots_multiple: the number of slots is a multiple of it."""
+    slots_multiple: the number of slots is a multiple of it. ranks_per_replica: how many ranks train on the same
+    records, as parts of one data replica; the class answers the same in `Strategy.replica_of`."""
 
     name: StrategyName
     family: Family
@@ -27,6 +28,7 @@ class StrategyRow:
     script_options: tuple[str, ...] = ()
     fewest_slots: int = 1
     slots_multiple: int = 1
+    ranks_per_replica: int = 1
     is_built: bool = True
 
 

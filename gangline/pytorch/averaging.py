@@ -15,10 +15,12 @@ Totals = Mapping[str, tuple[float, float]]
 
 
 class Averaging:
-    """Averages the metrics of one trial; all ranks make theirs at the same time."""
+    """Averages the metrics of one trial; all ranks make theirs at the same time. is_counted: whether this rank's
+    metrics count; see gangline.pytorch.parallel.Replica."""
 
-    def __init__(self, distributed: DistributedContext) -> None:
+    def __init__(self, distributed: DistributedContext, is_counted: bool = True) -> None:
         self._distributed = distributed
+        self._is_counted = is_counted
         self._names: tuple[str, ...] = ()
 
     def average_later(self, own: Totals) -> Callable[[], dict[str, float]]:
@@ -29,6 +31,8 @@ class Averaging:
             return lambda: metric.average([own])
         if not self._names:
             return lambda: self._agree(own)
+        if not self._is_counted:
+            own = dict.fromkeys(self._names, (0.0, 0))
         is_other = own.keys() != set(self._names)
         numbers = [number for name in self._names for number in own.get(name, (0.0, 0))]
         wait = self._distributed.total_later([float(is_other), *numbers])
@@ -44,8 +48,9 @@ class Averaging:
         return {name: totals[2 * place] / totals[2 * place + 1] for place, name in enumerate(self._names)}
 
     def _agree(self, own: Totals) -> dict[str, float]:
-        by_rank = self._distributed.allgather(own)
-        is_same = all(found.keys() == by_rank[0].keys() for found in by_rank)
-        # The chief's order, in which all ranks pack their numbers.
-        self._names = tuple(by_rank[0]) if is_same else ()
-        return metric.average(by_rank)
+        gathered = self._distributed.allgather(own if self._is_counted else None)
+        counted = [found for found in gathered if found is not None]
+        is_same = all(found.keys() == counted[0].keys() for found in counted)
+        # The order of the first counted rank, in which all ranks pack their numbers.
+        self._names = tuple(counted[0]) if is_same else ()
+        return metric.average(counted)

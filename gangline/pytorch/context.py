@@ -25,7 +25,7 @@ from gangline.lacking import Lacking
 from gangline.pytorch import batch as batches
 from gangline.pytorch.backward import watch_gradients
 from gangline.pytorch.experimental import PyTorchExperimentalContext
-from gangline.pytorch.parallel import Strategy
+from gangline.pytorch.parallel import Replica, Strategy
 from gangline.pytorch.precision import Precision, check_one_scaler
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.profile import ProfileSetting
@@ -67,7 +67,7 @@ class PyTorchTrialContext(Lacking):
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
-        self.reducers = Reducers(core.distributed)
+        self.reducers = Reducers(core.distributed, self.replica.is_counted)
         self.clock = StepClock()
         self.trace = Trace()
         self.profile_setting = ProfileSetting()
@@ -83,6 +83,11 @@ class PyTorchTrialContext(Lacking):
     @property
     def distributed(self) -> DistributedContext:
         return self.core.distributed
+
+    @property
+    def replica(self) -> Replica:
+        """The data replica that this rank belongs to."""
+        return self.strategy.replica_of(self.distributed.rank, self.distributed.size)
 
     @property
     def n_gpus(self) -> int:
@@ -130,7 +135,7 @@ class PyTorchTrialContext(Lacking):
     def get_per_slot_batch_size(self) -> int:
         """Returns the records of one batch of one rank, for a DataLoader's batch_size. On fewer slots than
         slots_per_trial it is the same, and train_batch is called several times for one batch."""
-        return self._split_batch().per_slot
+        return self._split_batch().per_replica
 
     # Wrapping of the trial's objects.
 
@@ -401,7 +406,8 @@ class PyTorchTrialContext(Lacking):
             raise invalid(
                 "config.batch_size", f"hyperparameters.global_batch_size: expected a number above 0, found {size!r}"
             )
-        split = split_batch(size, self.distributed.size * self.rounds)
+        world_size = self.distributed.size
+        split = split_batch(size, world_size * self.rounds, world_size // self.replica.count)
         if split.warning and self.distributed.is_chief and not self._has_warned_of_batch_size:
             self._has_warned_of_batch_size = True
             _log.warning("%s", split.warning)

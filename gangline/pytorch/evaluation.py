@@ -76,7 +76,8 @@ class Evaluation:
     def _by_batch(self) -> dict[str, float]:
         self._call(lambda callback: callback.on_validation_epoch_start())
         distributed = self._context.distributed
-        loader = self._loader.get_data_loader(num_replicas=distributed.size, rank=distributed.rank)
+        replica = self._context.replica
+        loader = self._loader.get_data_loader(num_replicas=replica.count, rank=replica.index)
         found = ValidationMetrics(self._trial.evaluation_reducer())
         with self._context.strategy.validating():
             if self._context.strategy.needs_all_ranks:
@@ -86,10 +87,10 @@ class Evaluation:
         self._call(lambda callback: callback.on_validation_epoch_end(outputs))
         # Ranks may have different numbers of batches, so this one may wait here for the others.
         self._beat.enter(EXCHANGE)
-        by_rank = distributed.allgather((len(outputs), found.totals()))
-        if not any(count for count, _ in by_rank):
+        by_rank = distributed.allgather((len(outputs), found.totals(), replica.is_counted))
+        if not any(count for count, _, _ in by_rank):
             raise _no_data()
-        return found.combine(totals for _, totals in by_rank)
+        return found.combine(totals for _, totals, is_counted in by_rank if is_counted)
 
     def _evaluate_all(self, loader: Any, found: ValidationMetrics) -> list[dict[str, Any]]:
         """Returns the results of evaluate_batch and adds them to `found`."""

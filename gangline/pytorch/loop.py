@@ -88,9 +88,10 @@ class TrainingLoop:
         self._newest_metrics: dict[str, float] = {}
         self._has_its_validation = False
         self._rounds = context.rounds
-        # Ranks of the full gang. Positions and batches are counted as the full gang would make them.
-        self._full_size = self._distributed.size * self._rounds
-        self._steps_per_epoch = loader.steps_per_epoch(self._distributed.size, self._rounds)
+        self._replica = context.replica
+        # Replicas of the full gang. Positions and batches are counted as the full gang would make them.
+        self._full_size = self._replica.count * self._rounds
+        self._steps_per_epoch = loader.steps_per_epoch(self._replica.count, self._rounds)
         note = loader.describe_last_step(self._full_size)
         if note is not None and self._distributed.is_chief:
             _log.info("training data: %s", note)
@@ -118,7 +119,8 @@ class TrainingLoop:
         self._call(lambda callback: callback.on_training_start())
         for model in self._context.models:
             model.train()
-        seed.seed_training(self._context.get_trial_seed(), self._distributed.rank)
+        # The ranks of a replica share the stream: a dataset's random changes must be the same on all of them.
+        seed.seed_training(self._context.get_trial_seed(), self._replica.index)
         if source is not None:
             self._keeper.restore_random(source)
         if validate_first and self._position.batches == 0:
@@ -163,8 +165,8 @@ class TrainingLoop:
         return self._loader.training_batches(
             skip=self._position.loader_step,
             shift=self._position.shift,
-            num_replicas=self._distributed.size,
-            rank=self._distributed.rank,
+            num_replicas=self._replica.count,
+            rank=self._replica.index,
             rounds=self._rounds,
             seed=self._context.get_trial_seed(),
         )
@@ -335,7 +337,7 @@ class TrainingLoop:
             self._link.send_progress(
                 batches,
                 self._schedule.total_batches(self._position),
-                self._records * self._distributed.size / seconds,
+                self._records * self._replica.count / seconds,
                 seconds / done,
             )
         self._records, self._told_at = 0, (batches, now)
@@ -398,6 +400,7 @@ class TrainingLoop:
             "offset": position.offset,
             "shift": position.shift,
             "batch_size": self._loader.batch_size,
+            # Counts replicas; the key is as old as the format.
             "world_size": self._full_size,
             "best_validation": self._best.value,
             "newest_validation": self._newest_validation,

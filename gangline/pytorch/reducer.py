@@ -76,8 +76,10 @@ class _Wrapped:
 class Reducers:
     """Keeps the reducers of one trial. All ranks wrap the same ones in the same order, and reduce them in step."""
 
-    def __init__(self, distributed: DistributedContext) -> None:
+    def __init__(self, distributed: DistributedContext, is_counted: bool = True) -> None:
+        """is_counted: whether this rank's values count; see gangline.pytorch.parallel.Replica."""
         self._distributed = distributed
+        self._is_counted = is_counted
         self._wrapped: list[_Wrapped] = []
 
     def wrap(
@@ -114,11 +116,12 @@ class Reducers:
         if not chosen:
             return {}
         own = [batches.move(wrapped.reducer.per_slot_reduce(), _CPU) for wrapped in chosen]
-        by_rank = self._distributed.gather(own)
+        by_rank = self._distributed.gather(own if self._is_counted else None)
         metrics: dict[str, float] = {}
         if by_rank is not None:
+            counted = [values for values in by_rank if values is not None]
             for position, wrapped in enumerate(chosen):
-                found = wrapped.reducer.cross_slot_reduce([values[position] for values in by_rank])
+                found = wrapped.reducer.cross_slot_reduce([values[position] for values in counted])
                 metrics.update(_named(found, wrapped))
         self.reset(is_training)
         known: dict[str, float] = self._distributed.broadcast(metrics)

@@ -15,7 +15,7 @@ from gangline.pytorch.averaging import Averaging
 from gangline.pytorch.callback import PyTorchCallback, call_all
 from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.drift import DriftCheck
-from gangline.pytorch.profile.profile import Profile, mean
+from gangline.pytorch.profile.profile import SUMMED, Profile, mean
 
 CheckFinite = Callable[[tuple[str, float] | None, int], None]
 """Called with a metric that is no finite number, if there is one, and the batches completed."""
@@ -44,7 +44,7 @@ class TrainingReports:
         self._describe_newest = describe_newest
         self._drift = DriftCheck(context)
         self._sums = metric.MetricSums()
-        self._averaging = Averaging(context.distributed)
+        self._averaging = Averaging(context.distributed, context.replica.is_counted)
         self._is_profiled = context.profile_setting.is_enabled
         self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
         self._batch_metrics: list[dict[str, Any]] = []
@@ -118,7 +118,10 @@ class TrainingReports:
         beat.stay(BETWEEN)
 
     def _report_profile(self) -> None:
-        found = mean(self._context.distributed.allgather(self._profile.take()))
+        own = self._profile.take()
+        if not self._context.replica.is_counted:
+            own.pop(SUMMED, None)
+        found = mean(self._context.distributed.allgather(own))
         if found and self._context.distributed.is_chief:
             self._context.core.train.report_metrics(self._profile.group, self.newest, found)
             self._context.log_to_tensorboard(self._profile.group, self.newest, found)

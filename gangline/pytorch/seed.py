@@ -1,8 +1,8 @@
 """Random numbers of a rank: the seeds of its generators, and their state in a checkpoint.
 
 A trial is built with the trial's seed on every rank, so that all ranks draw the same initial weights and split data
-alike. Training then uses seed + 1 + rank, so that ranks do not drop the same units. A sampler draws the order of the
-data from streams that depend on trial and epoch alone, so that ranks divide one order.
+alike. Training then uses seed + 1 + the replica's index, so that replicas do not drop the same units. A sampler draws
+the order of the data from streams that depend on trial and epoch alone, so that replicas divide one order.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def seed_build(trial_seed: int) -> None:
     _seed(trial_seed)
 
 
-def seed_training(trial_seed: int, rank: int) -> None:
-    """Seeds the generators for training, with another seed on every rank."""
-    _seed(trial_seed + 1 + rank)
+def seed_training(trial_seed: int, replica: int) -> None:
+    """Seeds the generators for training, with another seed for every data replica. replica: its index."""
+    _seed(trial_seed + 1 + replica)
 
 
 def capture() -> dict[str, Any]:

@@ -73,10 +73,10 @@ def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
     searcher = make_searcher(facts, seed)
     numbers = range(1, min(limit, searcher.num_planned) + 1)
     return SearchPreview(
-        searcher=facts.searcher,
+        searcher=facts.searcher.name,
         seed=seed,
         num_trials=searcher.num_planned,
-        max_concurrent_trials=facts.max_concurrent_trials,
+        max_concurrent_trials=facts.searcher.max_concurrent_trials,
         hyperparameters_json=tuple(json.dumps(searcher.hyperparameters(number)) for number in numbers),
     )
 

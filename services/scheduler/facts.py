@@ -13,6 +13,7 @@ from typing import Any
 
 from gangline.config.elastic import sizes_of
 from gangline.config.experiment import ExperimentConfig
+from gangline.config.searcher import Searcher
 from services.scheduler.retention import Retention
 
 DEFAULT_POOL = "default"
@@ -20,9 +21,9 @@ DEFAULT_POOL = "default"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """pool and priority: as configured, or None where the cluster's default applies. seed: None lets the scheduler
-    choose one. smaller_sizes: slot counts on which a trial may continue when it cannot have all its slots, the largest
-    first.
+    """pool and priority: as configured, or None where the cluster's default applies. searcher: the section of the
+    configuration. seed: None lets the scheduler choose one. smaller_sizes: slot counts on which a trial may continue
+    when it cannot have all its slots, the largest first.
     """
 
     name: str
@@ -36,12 +37,8 @@ class Facts:
     weight: float
     max_restarts: int
     preemption_timeout_seconds: float
-    searcher: str
+    searcher: Searcher
     seed: int | None
-    metric: str
-    smaller_is_better: bool
-    max_trials: int | None
-    max_concurrent_trials: int
     hyperparameters: Mapping[str, Any]
     retention: Retention
 
@@ -84,12 +81,8 @@ def facts_of(config_json: str) -> Facts:
         weight=config.resources.weight,
         max_restarts=config.max_restarts,
         preemption_timeout_seconds=config.preemption_timeout,
-        searcher=config.searcher.name,
+        searcher=config.searcher,
         seed=config.reproducibility.experiment_seed,
-        metric=config.searcher.metric,
-        smaller_is_better=config.searcher.smaller_is_better,
-        max_trials=config.searcher.max_trials,
-        max_concurrent_trials=config.searcher.max_concurrent_trials,
         hyperparameters=config.hyperparameters,
         retention=Retention(
             experiment_best=config.checkpoint_storage.save_experiment_best,

@@ -6,12 +6,14 @@ applies both rules; placing checks them again, so that no plan made on an older 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gangline.domain.allocation import Reason
 from gangline.domain.experiment import Experiment
 from gangline.domain.state import ReasonCode, State
 from services.scheduler.facts import facts_of
+from services.scheduler.placement.change import Change, Release, describe_changes
 from services.scheduler.records import Records, live_allocation_of
 
 
@@ -28,16 +30,17 @@ def may_start(records: Records, experiment: Experiment, slots: int) -> bool:
     return limit is None or _slots_held(records, experiment.id) + slots <= limit
 
 
-def held_reason(experiment: Experiment, reason: Reason) -> Reason:
+def held_reason(experiment: Experiment, reason: Reason, changes: Iterable[Change]) -> Reason:
     """Returns the planner's reason with the recorded cause of the pause or end of the experiment. The planner knows no
-    users.
+    users. changes: the planner's records of what would start the request.
     """
     if experiment.state is State.STOPPING:
         what = f"experiment {experiment.id} is being ended: {experiment.reason}"
         return Reason(ReasonCode.PAUSED, what, "nothing starts it any more; submit it again", changes_json="[]")
     what = f"experiment {experiment.id} is {experiment.reason or 'paused'}"
     how = f"it is activated (gangline experiment activate {experiment.id})"
-    return replace(reason, message=what, would_start_if=reason.would_start_if.replace("it is activated", how, 1))
+    told = [replace(change, sentence=how) if isinstance(change, Release) else change for change in changes]
+    return replace(reason, message=what, would_start_if=describe_changes(told) or reason.would_start_if)
 
 
 def _slots_held(records: Records, experiment_id: int) -> int:

@@ -156,11 +156,12 @@ class Loop:
 
     def _reason(self, trial_id: str) -> Reason:
         """Returns the reason with the changes that would start the request, and the recorded cause of a pause."""
-        changes = [dump_change(change) for change in self._plan.changes.get(trial_id, ())]
-        reason = replace(self._plan.reasons[trial_id], changes_json=json.dumps(changes))
+        changes = self._plan.changes.get(trial_id, ())
+        dumped = json.dumps([dump_change(change) for change in changes])
+        reason = replace(self._plan.reasons[trial_id], changes_json=dumped)
         request = get(self._state, Request, trial_id)
         experiment = get(self._state, Experiment, request.experiment_id)
-        return held_reason(experiment, reason) if is_held(experiment) else reason
+        return held_reason(experiment, reason, changes) if is_held(experiment) else reason
 
     def take_snapshot(self, now: float) -> Snapshot:
         """Takes the snapshot that the planner would use now."""

@@ -273,7 +273,8 @@ def _kind_of(message: str) -> ExitKind:
 
 def _judge_success(report: ExitReport, ends: Sequence[RankEnd], around: Circumstances) -> ExitReport:
     if around.stop is not None and any(end.is_preempted for end in ends):
-        message = f"stopped after a checkpoint: {around.stop.reason}".rstrip(": ")
+        why = f": {around.stop.reason}" if around.stop.reason else ""
+        message = f"stopped after a checkpoint{why}"
         return replace(report, kind=ExitKind.PREEMPTED, message=message)
     return report
 

@@ -106,6 +106,6 @@ def test_slots_share_a_batch_equally(batch: int, slots: int) -> None:
             split_batch(batch, slots)
         return
     split = split_batch(batch, slots)
-    assert split.effective == split.per_slot * slots
+    assert split.effective == split.per_replica * slots
     assert batch - slots < split.effective <= batch
     assert (split.warning is None) == (batch % slots == 0)

@@ -35,6 +35,19 @@ class Holder:
     count: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The data replica that a rank belongs to: the index-th of count.
+
+    All ranks of a replica train on the same records; different replicas train on different ones. is_counted: whether
+    this rank's metrics count for the replica. One rank of each replica has it, so that no record counts twice.
+    """
+
+    index: int = 0
+    count: int = 1
+    is_counted: bool = True
+
+
 class Strategy(ABC):
     """Spreads one trial over its ranks. All ranks call all methods in step, those with models and optimizers in the
     order of wrapping.
@@ -62,6 +75,12 @@ class Strategy(ABC):
         conflict = compression_conflict(Compression(hook="fp16"), self.name) if is_wanted else None
         if conflict is not None:
             raise invalid("parallelism.compression", f"wrap_optimizer(fp16_compression=True): {conflict}")
+
+    def replica_of(self, rank: int, world_size: int) -> Replica:
+        """Returns the data replica of a rank. Data, batches, metrics and seeds are divided by it, never by the rank. A
+        strategy in which several ranks train on the same records overrides it, as its row in
+        gangline.config.strategy_table says."""
+        return Replica(rank, world_size)
 
     @abstractmethod
     def accumulate(self) -> AbstractContextManager[None]:

@@ -18,6 +18,9 @@ from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.trace import Trace
 from gangline.pytorch.profile.traffic import Traffic
 
+# The one number of which `mean` makes a sum.
+SUMMED = "samples_per_second"
+
 
 @dataclass(frozen=True, slots=True)
 class ProfileSetting:
@@ -93,7 +96,7 @@ class Profile:
         total_seconds = sum(seconds.values())
         found = {f"{name}_seconds": total / steps for name, total in seconds.items()}
         found["step_seconds"] = total_seconds / steps
-        found["samples_per_second"] = self._records / total_seconds if total_seconds > 0 else 0.0
+        found[SUMMED] = self._records / total_seconds if total_seconds > 0 else 0.0
         found.update(self._traffic.take(steps))
         found.update(self._load.take())
         self._records = 0
@@ -117,7 +120,7 @@ def mean(by_rank: list[dict[str, float]]) -> dict[str, float]:
     found = {}
     for name in sorted(names):
         values = [values[name] for values in by_rank if name in values]
-        found[name] = sum(values) if name == "samples_per_second" else sum(values) / len(values)
+        found[name] = sum(values) if name == SUMMED else sum(values) / len(values)
     return found
 
 

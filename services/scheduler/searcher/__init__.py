@@ -2,6 +2,6 @@
 
 A searcher receives events and answers with operations. It has no clock, no random source of its own and no memory
 beyond the events: the same configuration, seed and events give the same operations, so a new leader replays the log and
-continues. A new searcher needs a file here and a line in `registry`. services.scheduler.transition.search passes the
-events and carries out the operations.
+continues. services.scheduler.transition.search passes the events and carries out the operations. CONTRIBUTING.md lists
+the steps for a new searcher.
 """

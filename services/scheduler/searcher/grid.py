@@ -12,7 +12,7 @@ from services.scheduler.searcher.interface import Brief
 class Grid(InTurn):
     def __init__(self, brief: Brief) -> None:
         self._points = Points(brief.hyperparameters)
-        super().__init__(self._points.num_points, brief.max_concurrent_trials)
+        super().__init__(self._points.num_points, brief.section.max_concurrent_trials)
 
     def hyperparameters(self, number: int) -> dict[str, Any]:
         return self._points.point(number)

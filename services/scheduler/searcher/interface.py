@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from gangline.config.searcher import Searcher as Section
 from gangline.domain.search import SearchEvent
 from gangline.domain.state import SearchEventKind
 
@@ -32,17 +33,11 @@ Operation = CreateTrial | CloseTrial | ShutDown
 
 @dataclass(frozen=True)
 class Brief:
-    """Holds what a searcher may know of its experiment.
+    """Holds what a searcher may know of its experiment. section, hyperparameters: of the configuration."""
 
-    max_trials: None where the searcher knows the number by itself. max_concurrent_trials: 0 for no limit.
-    hyperparameters: the section of the configuration.
-    """
-
+    section: Section
     hyperparameters: Mapping[str, Any]
     seed: int
-    max_trials: int | None = None
-    max_concurrent_trials: int = 0
-    smaller_is_better: bool = True
 
 
 class Searcher(Protocol):

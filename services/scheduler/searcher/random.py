@@ -11,7 +11,7 @@ from services.scheduler.searcher.interface import Brief
 
 class Random(InTurn):
     def __init__(self, brief: Brief) -> None:
-        super().__init__(brief.max_trials or 1, brief.max_concurrent_trials)
+        super().__init__(brief.section.max_trials or 1, brief.section.max_concurrent_trials)
         self._brief = brief
 
     def hyperparameters(self, number: int) -> dict[str, Any]:

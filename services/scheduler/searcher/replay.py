@@ -14,14 +14,7 @@ PAGE_EVENTS = 64
 
 def make_searcher(facts: Facts, seed: int) -> Searcher:
     """Builds a searcher that has not received any event."""
-    brief = Brief(
-        hyperparameters=facts.hyperparameters,
-        seed=seed,
-        max_trials=facts.max_trials,
-        max_concurrent_trials=facts.max_concurrent_trials,
-        smaller_is_better=facts.smaller_is_better,
-    )
-    return SEARCHERS[facts.searcher](brief)
+    return SEARCHERS[facts.searcher.name](Brief(facts.searcher, facts.hyperparameters, seed))
 
 
 def replay(records: Records, search: Search, facts: Facts) -> Searcher:

@@ -45,10 +45,10 @@ def _summary(simulation: Simulation) -> str:
     snapshot = simulation.snapshot
     config, usable = snapshot.pools[0], [agent for agent in snapshot.agents if agent.is_usable]
     free, total = sum(agent.free for agent in usable), sum(agent.slots for agent in usable)
-    agents = (
-        f"{len(usable)} of {len(snapshot.agents)} agents" if len(usable) < len(snapshot.agents) else f"{len(usable)}"
-    )
-    agents = agents if agents.endswith("agents") else f"{agents} agent{'' if len(usable) == 1 else 's'}"
+    if len(usable) < len(snapshot.agents):
+        agents = f"{len(usable)} of {len(snapshot.agents)} agents"
+    else:
+        agents = f"{len(usable)} agent{'' if len(usable) == 1 else 's'}"
     return (
         f"policy {config.policy}: {agents} with {free} of {total} slots free; "
         f"{len(snapshot.running)} running, {len(snapshot.requests)} pending"

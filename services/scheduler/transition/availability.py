@@ -139,10 +139,11 @@ def _order_for(
     disabled = [slot_id for slot_id in held if slot_by_id[slot_id].availability is Availability.DISABLED]
     if not disabled and agent.availability is not Availability.DISABLED:
         return None
-    what = f"agent {agent.id}" if agent.availability is Availability.DISABLED else _slots(disabled)
+    is_whole_agent = agent.availability is Availability.DISABLED
+    what = f"agent {agent.id} is" if is_whole_agent else f"{_slots(disabled)} {'is' if len(disabled) == 1 else 'are'}"
     facts = facts_of(get(draft, Experiment, allocation.experiment_id).config_json)
     deadline_at = now + facts.preemption_timeout_seconds + rules.force_seconds
-    return StopOrder(ExitKind.PREEMPTED, f"{what} {_is(what)} disabled", deadline_at)
+    return StopOrder(ExitKind.PREEMPTED, f"{what} disabled", deadline_at)
 
 
 def _without_slots(allocation: Allocation, agent: Agent, gone: Sequence[str], now: float) -> ExitReport:
@@ -152,10 +153,6 @@ def _without_slots(allocation: Allocation, agent: Agent, gone: Sequence[str], no
 
 def _slots(slot_ids: Sequence[str]) -> str:
     return f"slot{'' if len(slot_ids) == 1 else 's'} {', '.join(slot_ids)}"
-
-
-def _is(what: str) -> str:
-    return "are" if what.startswith("slots ") else "is"
 
 
 def _no_slot(agent: Agent, slot_id: str) -> GanglineError:

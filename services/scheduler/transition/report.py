@@ -58,9 +58,9 @@ def validated(
     batches = max(trial.batches_completed, batches_completed)
     facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
     metrics = json.loads(validation_json)
-    metric = _number(metrics.get(facts.metric))
-    trial = replace(trial, batches_completed=batches, validation_json=_bounded(metrics, facts.metric))
-    if metric is not None and _is_better(metric, trial.best_validation, facts.smaller_is_better):
+    metric = _number(metrics.get(facts.searcher.metric))
+    trial = replace(trial, batches_completed=batches, validation_json=_bounded(metrics, facts.searcher.metric))
+    if metric is not None and _is_better(metric, trial.best_validation, facts.searcher.smaller_is_better):
         trial = replace(trial, best_validation=metric, best_validation_batches=batches_completed)
     draft = Draft(records)
     draft.put(trial)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gangline.config.searcher import BUILT_SEARCHERS
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, ResourceChange
 from gangline.domain.search import SearchEvent, SearchLog
@@ -127,7 +128,7 @@ def test_what_is_being_ended_starts_nothing_more() -> None:
     assert len(left) == 50 - MAX_TRIALS
     assert not world.place()
     assert not world.try_to_place(left[0].trial_id)
-    told = held_reason(world.experiment, world.plan().reasons[left[0].trial_id])
+    told = held_reason(world.experiment, world.plan().reasons[left[0].trial_id], ())
     assert told.message == "experiment 1 is being ended: canceled by ann"
     world.pursue()
     assert world.experiment.outcome is Outcome.CANCELED
@@ -245,9 +246,9 @@ def test_pause_takes_a_checkpoint_and_activate_goes_on() -> None:
     world.change_leader()
     world.pursue()
     assert world.place() == []
-    reasons = world.plan().reasons
-    assert {reason.code for reason in reasons.values()} == {ReasonCode.PAUSED}
-    told = held_reason(world.experiment, reasons["1.1"])
+    plan = world.plan()
+    assert {reason.code for reason in plan.reasons.values()} == {ReasonCode.PAUSED}
+    told = held_reason(world.experiment, plan.reasons["1.1"], plan.changes["1.1"])
     assert told.message == "experiment 1 is paused by ann"
     assert told.would_start_if == "it is activated (gangline experiment activate 1)"
     assert not world.try_to_place("1.1")
@@ -381,6 +382,10 @@ class Halving:
 
     def hyperparameters(self, number: int) -> dict[str, Any]:
         return {"number": number}
+
+
+def test_every_searcher_that_a_configuration_may_name_is_registered() -> None:
+    assert set(SEARCHERS) == set(BUILT_SEARCHERS)
 
 
 def test_a_searcher_closes_a_trial_by_its_validations(monkeypatch: pytest.MonkeyPatch) -> None:

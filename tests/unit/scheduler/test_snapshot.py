@@ -14,6 +14,7 @@ from services.scheduler.admission import find_pool
 from services.scheduler.estimate import Progress
 from services.scheduler.hold import held_reason
 from services.scheduler.placement import Plan, PoolConfig, plan
+from services.scheduler.placement.change import EndWork
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
 from services.scheduler.records import Change, get
 from services.scheduler.snapshot import take_snapshot
@@ -54,9 +55,21 @@ def test_paused_requests_are_held_and_say_by_whom() -> None:
     model.leader.commit(lambda records: pause_experiment(records, 1, "paused by ann", RULES, model.now))
     [request] = model.snapshot().requests
     assert request.hold is ReasonCode.PAUSED
-    reason = held_reason(model.experiments()[0], model.plan().reasons["1.1"])
+    plan = model.plan()
+    reason = held_reason(model.experiments()[0], plan.reasons["1.1"], plan.changes["1.1"])
     assert (reason.code, reason.message) == (ReasonCode.PAUSED, "experiment 1 is paused by ann")
     assert reason.would_start_if == "it is activated (gangline experiment activate 1)"
+
+
+def test_paused_request_names_every_change_that_would_start_it() -> None:
+    model = _model()
+    model.submit("r")
+    model.leader.commit(lambda records: pause_experiment(records, 1, "paused by ann", RULES, model.now))
+    plan, ends = model.plan(), EndWork(("2.1.1",))
+    reason = held_reason(model.experiments()[0], plan.reasons["1.1"], (*plan.changes["1.1"], ends))
+    assert reason.would_start_if == "it is activated (gangline experiment activate 1) and these end: 2.1.1"
+    # The planner's words stay where it has no record of a change.
+    assert held_reason(model.experiments()[0], plan.reasons["1.1"], ()).would_start_if == "it is activated"
 
 
 def test_estimates_reach_requests_and_running_work() -> None:
