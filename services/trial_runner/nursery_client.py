@@ -137,8 +137,7 @@ class Nursery:
         reader, writer = await asyncio.open_unix_connection(sock=self._control.dup())
         try:
             while True:
-                (length,) = channel.LENGTH.unpack(await reader.readexactly(channel.LENGTH.size))
-                self._on_event(channel.parse(await reader.readexactly(length)))
+                self._on_event(await channel.read(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
