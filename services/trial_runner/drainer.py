@@ -24,6 +24,7 @@ from pathlib import Path
 
 import structlog
 
+from services.common.concurrency import cancel
 from services.common.disk import write_atomic
 from services.common.telemetry import configure_logging
 from services.trial_runner.ingest import Ingest
@@ -169,8 +170,7 @@ async def _deliver(folder: Path, target: dict[str, object]) -> None:
         num_left=spool.num_waiting,
         num_damaged=spool.num_damaged,
     )
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await cancel(running)
     await route.close()
     spool.close()
 

@@ -18,6 +18,7 @@ from gangline.domain.beat import Collectives, Phase, Reading
 from gangline.domain.failure import HangRule
 from gangline.domain.state import ExitKind
 from gangline.launch.beat_file import BeatFile, phase_of, where_of
+from services.common.concurrency import cancel
 from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import Place
 from services.trial_runner.outcome import Failure
@@ -56,8 +57,7 @@ class Lookout:
 
     async def close(self) -> None:
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await cancel(self._watching)
 
     async def _watch(self, living: Callable[[], Iterable[int]]) -> None:
         vigil, looked_at = Vigil(), time.monotonic()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.v1 import runner_pb2
+from services.common.concurrency import cancel
 from services.trial_runner import exit_file
 from services.trial_runner.code import prepare_code
 from services.trial_runner.gang import Gang
@@ -140,6 +141,4 @@ async def run_together(*steps: Coroutine[Any, Any, None]) -> None:
             if task.done():
                 task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)

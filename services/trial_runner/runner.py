@@ -11,11 +11,10 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -26,6 +25,7 @@ from gangline.errors import ErrorKind, GanglineError
 from gangline.launch.child import descendants
 from gangline.v1 import rank_pb2, runner_pb2
 from gangline.wire import enum_member, prepare, to_proto
+from services.common.concurrency import first_of
 from services.common.disk_fault import is_disk_fault, names_disk_fault
 from services.trial_runner import drainer, exit_file, metrics
 from services.trial_runner.attempt_lease import AttemptLease
@@ -168,7 +168,7 @@ class TrialRunner:
                 return self._stopped_early()
             # 2. Start the ranks, and report it. Ranks start only while the attempt holds its lease.
             if not self._lease.covers_start:
-                await _run_until(self._lease.hold(), self._stop.came)
+                await first_of(self._lease.hold(), self._stop.came.wait())
             if self._stop.stop is not None:
                 return self._stopped_early()
             self._crew = crew = self._hire()
@@ -197,7 +197,7 @@ class TrialRunner:
             nonlocal network
             network = await self._preparation.run()
 
-        await _run_until(prepare(), self._stop.came)
+        await first_of(prepare(), self._stop.came.wait())
         return network
 
     def _hire(self) -> Crew:
@@ -243,7 +243,7 @@ class TrialRunner:
         if all(end.is_success for end in crew.ends()):
             self._gang.tell_done()
             if self._place.num_nodes > 1:
-                await _run_until(_first_of(self._gang.wait_done(), self._peer_told.wait()), self._stop.came)
+                await first_of(self._gang.wait_done(), self._peer_told.wait(), self._stop.came.wait())
         nursery = self._preparation.nursery
         assert nursery is not None
         if self._keeps_nursery and self._is_short(crew):
@@ -467,22 +467,3 @@ def _is_agents_fault(error: Exception) -> bool:
     """Whether this machine caused the error. An answer of another machine, such as a gateway that is away, does not
     count."""
     return isinstance(error, OSError) or (isinstance(error, GanglineError) and error.code in _AGENTS_CODES)
-
-
-async def _run_until(step: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:
-    """Runs the step, or cancels it when the event comes first."""
-    await _first_of(step, ended.wait())
-
-
-async def _first_of(*steps: Coroutine[Any, Any, Any]) -> None:
-    """Returns when the first step has ended. The others are cancelled, and an error of a step that ended is raised."""
-    tasks = [asyncio.create_task(step) for step in steps]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -26,7 +26,8 @@ def test_the_length_is_four_bytes_in_big_endian_order() -> None:
 @pytest.mark.parametrize("step", [1, 3, 4, 5, 10_000])
 def test_bodies_are_taken_from_any_pieces(step: int) -> None:
     stream = b"".join(map(frame.pack, _BODIES))
-    received, taken = bytearray(), []
+    received = bytearray()
+    taken: list[bytes] = []
     for start in range(0, len(stream), step):
         received += stream[start : start + step]
         taken += frame.take_bodies(received)
