@@ -1,9 +1,9 @@
 """Connects a rank to its trial runner over the runner's unix socket.
 
-Owns the one connection of this process and its frames: 4 bytes of length in big-endian order, then a RankMessage or
-RunnerMessage. Sending never waits for the runner. A background thread sends what the socket does not take at once. The
-thread starts with the connection, which is made after the fork, in the rank. A lost runner ends the rank. Called by
-gangline.launch.entrypoint, gangline.core and gangline.pytorch.
+Owns the one connection of this process. Each frame holds a RankMessage or a RunnerMessage. Sending never waits for the
+runner. A background thread sends what the socket does not take at once. The thread starts with the connection, which is
+made after the fork, in the rank. A lost runner ends the rank. Called by gangline.launch.entrypoint, gangline.core and
+gangline.pytorch.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import logging
 import os
 import selectors
 import socket
-import struct
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gangline import unix_socket
+from gangline import frame, unix_socket
 from gangline.cluster_info import get_cluster_info
 from gangline.domain.state import ExitKind
 from gangline.v1 import rank_pb2
@@ -28,7 +27,6 @@ from gangline.wire import enum_number
 SOCKET_KEY = "GANGLINE_RUNNER_SOCKET"
 # The exit code of a rank that has lost its runner.
 EXIT_CODE_RUNNER_LOST = 70
-_HEADER = struct.Struct(">I")
 # How long the end of a rank waits for its last messages to be sent.
 _FLUSH_SECONDS = 10.0
 _log = logging.getLogger("gangline")
@@ -267,7 +265,7 @@ class RunnerLink:
         with self._lock:
             is_idle = not self._pending
             # A frame is appended whole under the lock, so frames of several threads do not mix.
-            self._pending += _HEADER.pack(len(payload)) + payload
+            self._pending += frame.pack(payload)
             if is_idle:
                 self._send_pending()
             is_stuck = bool(self._pending)
@@ -326,13 +324,8 @@ class RunnerLink:
         return bool(chunk)
 
     def _take_frames(self, received: bytearray) -> None:
-        while len(received) >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(received)
-            end = _HEADER.size + length
-            if len(received) < end:
-                return
-            message = rank_pb2.RunnerMessage.FromString(bytes(received[_HEADER.size : end]))
-            del received[:end]
+        for body in frame.take_bodies(received):
+            message = rank_pb2.RunnerMessage.FromString(body)
             if message.HasField("preempt"):
                 # An empty reason must not read as "not preempted".
                 self._preemption = message.preempt.reason or "preempted"

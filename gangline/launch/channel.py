@@ -1,5 +1,4 @@
-"""Sends frames of JSON with file descriptors over a unix stream socket: 4 bytes of length in big-endian order, then the
-text.
+"""Sends frames of JSON with file descriptors over a unix stream socket.
 
 The fork server, the nursery and their clients exchange messages through it. The descriptors of a message travel with
 its length. So a receiver that reads exactly the length gets exactly the descriptors of that message. Standard library
@@ -12,13 +11,14 @@ import array
 import json
 import select
 import socket
-import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-LENGTH = struct.Struct(">I")
-# A longer message is refused, so that a damaged length cannot exhaust the memory.
-MAX_BYTES = 16 << 20
+from gangline import frame
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader
+
 # The kernel's limit on the descriptors in one message.
 MAX_FDS = 253
 
@@ -29,15 +29,15 @@ class ChannelError(OSError):
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     """Sends one message. Returns when the kernel has all of it, also on a non-blocking socket."""
-    frame = memoryview(pack(message))
+    rest = memoryview(pack(message))
     rights = _rights(fds)
-    while frame:
+    while rest:
         try:
-            sent = sock.sendmsg([frame], rights)
+            sent = sock.sendmsg([rest], rights)
         except BlockingIOError:
             select.select([], [sock], [])
             continue
-        frame, rights = frame[sent:], []
+        rest, rights = rest[sent:], []
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -48,20 +48,27 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     header, fds = _receive_length(sock)
     if not header:
         return None
-    (length,) = LENGTH.unpack(header)
-    if length > MAX_BYTES:
-        raise ChannelError(f"a message of {length} bytes is over the limit of {MAX_BYTES}")
-    return parse(_receive_exactly(sock, length)), fds
+    try:
+        length = frame.parse_length(header)
+    except frame.OversizedFrameError as error:
+        raise ChannelError(str(error)) from error
+    return _parse(_receive_exactly(sock, length)), fds
+
+
+async def read(reader: StreamReader, max_bytes: int = frame.MAX_BODY_BYTES) -> dict[str, Any]:
+    """Returns the next message, without descriptors, from an asyncio stream.
+
+    Raises what `frame.read` raises, ValueError for a body that is no JSON, and ChannelError for one that is no object.
+    """
+    return _parse(await frame.read(reader, max_bytes))
 
 
 def pack(message: dict[str, Any]) -> bytes:
     """Returns the bytes of one frame."""
-    body = json.dumps(message).encode()
-    return LENGTH.pack(len(body)) + body
+    return frame.pack(json.dumps(message).encode())
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """Returns the message in a frame's body."""
+def _parse(body: bytes) -> dict[str, Any]:
     message = json.loads(body)
     if not isinstance(message, dict):
         raise ChannelError(f"expected an object, got {type(message).__name__}")
@@ -80,12 +87,12 @@ def _receive_length(sock: socket.socket) -> tuple[bytes, list[int]]:
     fds = array.array("i")
     room = socket.CMSG_SPACE(MAX_FDS * fds.itemsize)
     # Reads no more than the length, so that the descriptors of a further message stay in the socket.
-    header, ancillary, _, _ = sock.recvmsg(LENGTH.size, room, socket.MSG_CMSG_CLOEXEC)
+    header, ancillary, _, _ = sock.recvmsg(frame.HEADER_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    if header and len(header) < LENGTH.size:
-        header += _receive_exactly(sock, LENGTH.size - len(header))
+    if header and len(header) < frame.HEADER_BYTES:
+        header += _receive_exactly(sock, frame.HEADER_BYTES - len(header))
     return header, fds.tolist()
 
 

@@ -27,6 +27,7 @@ from services.agent.record import Phase, Record
 from services.agent.recovery import Found
 from services.common.disk import move_aside, write_atomic
 from services.common.disk_fault import is_disk_fault, remove_spare
+from services.common.state_folder import StateFolder
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -44,10 +45,10 @@ class Survey:
 class Journal:
     """The journal of one agent, made by `open_journal`. All calls block on the disk for a few milliseconds."""
 
-    def __init__(self, state_directory: Path, num_kept: int) -> None:
-        self._allocations = state_directory / "allocations"
-        self._ended = state_directory / "ended"
-        self._epoch_path = state_directory / "epoch"
+    def __init__(self, state: StateFolder, num_kept: int) -> None:
+        self._allocations = state.allocations
+        self._ended = state.ended
+        self._epoch_path = state.path / "epoch"
         self._num_kept = num_kept
         for folder in (self._allocations, self._ended):
             try:
@@ -191,7 +192,7 @@ def open_journal(state_directory: Path, num_kept: int) -> Iterator[Journal]:
         ) from error
     try:
         _take(descriptor, state_directory)
-        yield Journal(state_directory, num_kept)
+        yield Journal(StateFolder(state_directory), num_kept)
     finally:
         os.close(descriptor)
 
@@ -201,7 +202,7 @@ def _open_lock(state_directory: Path) -> int:
 
     An agent that cannot write still has runners to watch, and reports the problem. Raises OSError.
     """
-    path = state_directory / "agent.lock"
+    path = StateFolder(state_directory).lock_path
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -79,7 +79,7 @@ class Launcher:
             alive = folder.hold_alive()
         except BlockingIOError:
             return next(iter(process.find_openers(folder.alive_path)), None), None
-        output = os.open(folder.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        output = folder.open_log()
         try:
             runner = self.idle.take(folder.path, (output, alive))
             if runner is not None:
@@ -106,7 +106,7 @@ class Launcher:
             alive = folder.hold_alive()
         except BlockingIOError:
             return next(iter(process.find_openers(folder.alive_path)), None)
-        output = os.open(folder.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        output = folder.open_log()
         try:
             return process.identify(await self._start(folder, alive, output))
         finally:

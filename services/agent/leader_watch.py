@@ -17,6 +17,7 @@ import structlog
 
 from gangline import rpc
 from gangline.v1 import agent_pb2, agent_pb2_grpc
+from services.common.concurrency import first_of
 
 # Deadline of one call. It is longer than a scheduler keeps a call open.
 ANSWER_SECONDS = 30.0
@@ -99,15 +100,8 @@ class LeaderWatch:
         """Makes one call. Returns None once this scheduler leads: it would not answer while it is paused, and its
         successor is what the agent must learn."""
         request = agent_pb2.FindLeaderRequest(epoch=self._epoch, scheduler_addresses=self._schedulers)
-        asking = asyncio.ensure_future(stub.FindLeader(request, metadata=self._metadata, timeout=ANSWER_SECONDS))
-        leading = asyncio.ensure_future(self._wait_until_leading(address))
-        try:
-            await asyncio.wait({asking, leading}, return_when=asyncio.FIRST_COMPLETED)
-            return asking.result() if asking.done() else None
-        finally:
-            for task in (asking, leading):
-                task.cancel()
-            await asyncio.gather(asking, leading, return_exceptions=True)
+        asking = stub.FindLeader(request, metadata=self._metadata, timeout=ANSWER_SECONDS)
+        return await first_of(asking, self._wait_until_leading(address))
 
     async def _wait_until_leading(self, address: str) -> None:
         while address in self._candidates():

@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from services.agent.route import (
     after_welcome,
     plan_delay,
 )
+from services.common.concurrency import cancel, first_of
 
 # Limit for the answer to a hello, after which the next scheduler is tried.
 WELCOME_SECONDS = 10.0
@@ -134,18 +135,17 @@ class Link:
         try:
             while True:
                 delay = plan_delay(self._route, random.random())  # noqa: S311 - jitter, no secret
-                await _first_to_end(asyncio.sleep(delay), self._has_new_leader.wait())
+                await first_of(asyncio.sleep(delay), self._has_new_leader.wait())
                 self._has_new_leader.clear()
                 await self._try_address(self._route.address)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await cancel(watching)
 
     async def _try_address(self, address: str) -> None:
         """Holds a stream to this address until it ends, or until a newer leader is known."""
         self._attempted = address
         try:
-            await _first_to_end(self._attempt(address), self._has_new_leader.wait())
+            await first_of(self._attempt(address), self._has_new_leader.wait())
         except NotLeadingError as error:
             self._move(after_naming(self._route, error.leader) if error.leader else after_failure(self._route))
             self._note(address, "not_leading", str(error))
@@ -201,7 +201,7 @@ class Link:
         pulse = Pulse(address, self._metadata, beat, welcome.heartbeat_seconds, lambda: self.heartbeat_at or 0.0)
         pulse.start()
         try:
-            await _first_to_end(self._send(call, welcome.heartbeat_seconds), self._receive(call), self._stale.wait())
+            await first_of(self._send(call, welcome.heartbeat_seconds), self._receive(call), self._stale.wait())
         finally:
             pulse.stop()
 
@@ -278,19 +278,6 @@ class Link:
         if why != self._last_errors.get(address):
             self._last_errors[address] = why
             log.warning("no leading scheduler there; trying on", address=address, why=why)
-
-
-async def _first_to_end(*parts: Awaitable[object]) -> None:
-    """Runs all parts until one ends, and cancels the others. Raises the error of the part that ended."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _write(call: Call, message: agent_pb2.ConnectRequest) -> None:

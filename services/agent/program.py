@@ -28,6 +28,7 @@ from services.agent.roster import Roster
 from services.agent.settings import AgentSettings
 from services.agent.slot import Slots, load_slots
 from services.agent.warm import Template
+from services.common.concurrency import cancel
 from services.common.security import load_token
 from services.common.telemetry import serve_metrics, write_ready_file
 
@@ -86,12 +87,12 @@ class _Running:
             log.info("ending", signal=number.name, kills_runners=self._settings.kill_runners_on_exit)
         finally:
             # The link ends first, so no new work arrives.
-            await _end(link)
+            await cancel(link)
             if self._settings.kill_runners_on_exit:
                 await self._stop_runners(signals)
             await self._agent.roster.close()
             for task in background:
-                await _end(task)
+                await cancel(task)
 
     async def _wait_until_heard(self) -> None:
         await self._link.wait_until_heard()
@@ -145,8 +146,3 @@ async def _first_signal(signals: asyncio.Queue[signal.Signals], tasks: list[asyn
             task.result()
             raise AssertionError("a long-lived task of the agent ended")
     return caught.result()
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -28,6 +28,7 @@ from services.agent.journal import Journal, Survey
 from services.agent.launcher import Launcher
 from services.agent.record import Phase, Record, StopOrder, find_holders, mark_ended
 from services.agent.recovery import Verdict, plan_recovery
+from services.common.concurrency import cancel
 from services.common.disk_fault import is_disk_fault
 
 # Limit for a stopped trial to release its slots. The scheduler's own deadline for the gang ends the wait earlier.
@@ -149,13 +150,10 @@ class Roster:
 
     async def close(self) -> None:
         """Stops watching. The runners continue."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancel(*self._tasks.values())
         self._around.launcher.idle.close()
         if self._tidying is not None:
-            self._tidying.cancel()
-            await asyncio.gather(self._tidying, return_exceptions=True)
+            await cancel(self._tidying)
             self._journal.tidy()
 
     def _take_up(self, survey: Survey, verdict: Verdict) -> None:

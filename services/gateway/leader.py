@@ -18,6 +18,7 @@ from gangline import rpc
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import Effect, ErrorKind, GanglineError, unavailable
 from gangline.v1 import scheduler_pb2_grpc
+from services.common.concurrency import first_of
 from services.common.not_leader import NOT_LEADER_CODE
 from services.gateway.mirror import LEADER_BELL, Watched
 
@@ -92,18 +93,11 @@ class Leader:
     async def _call_while_leading(self, choose: Choose[Q, A], request: Q, seconds: float) -> A:
         """Calls like `call_once`, but raises at once when another scheduler leads meanwhile: a paused one would not
         answer."""
-        # Both are tasks, so that the first to finish can cancel the other.
-        calling = asyncio.ensure_future(self.call_once(choose, request, seconds))
-        changing = asyncio.ensure_future(self._wait_for_other_leader(self._mirror.state.leader))
-        try:
-            await asyncio.wait({calling, changing}, return_when=asyncio.FIRST_COMPLETED)
-            if calling.done():
-                return calling.result()
+        asked = self._mirror.state.leader
+        answer = await first_of(self.call_once(choose, request, seconds), self._wait_for_other_leader(asked))
+        if answer is None:
             raise unavailable("gateway.leader_changed", "another scheduler leads since the call was made")
-        finally:
-            for task in (calling, changing):
-                task.cancel()
-            await asyncio.gather(calling, changing, return_exceptions=True)
+        return answer
 
     async def _wait_for_other_leader(self, asked: ServiceInstance | None) -> None:
         with self._mirror.changes.listen(LEADER_BELL) as leader_changed:

@@ -19,6 +19,7 @@ import grpc
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import invalid
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
+from services.common.concurrency import cancel
 from services.common.etcd import EtcdClient, HealthWatch
 from services.common.presence import announce
 from services.common.security import load_token
@@ -70,7 +71,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.push_async_callback(mirror.stop)
         etcd = HealthWatch(client.examine)
         watching = asyncio.create_task(etcd.run(), name="etcd health")
-        parts.push_async_callback(_end, watching)
+        parts.push_async_callback(cancel, watching)
         leader = Leader(mirror, token, etcd_problem=lambda: etcd.health.problem)
         parts.push_async_callback(leader.close)
         submitter = Submitter(leader)
@@ -87,11 +88,6 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.callback(following.close)
         await parts.enter_async_context(announce(client, _instance(settings, addresses)))
         yield addresses
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _open_history(parts: AsyncExitStack, url: str, news: BellBoard, following: Following) -> History:

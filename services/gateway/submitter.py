@@ -19,6 +19,7 @@ from gangline import rpc
 from gangline.config.bound import is_small
 from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import scheduler_pb2
+from services.common.concurrency import cancel
 from services.gateway.leader import Leader
 
 # The leader takes 64. So many small submits stay far below the limit of one message.
@@ -61,9 +62,7 @@ class Submitter:
         """Ends the calls that are under way, and drops what waits. The gateway's servers have stopped before."""
         for submit in self._waiting:
             submit.answer.cancel()
-        for call in self._calls:
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await cancel(*self._calls)
 
     def _send_next(self) -> None:
         """Sends what waits, and holds up what comes next."""

@@ -18,6 +18,7 @@ import structlog
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.v1 import agent_pb2_grpc, runner_pb2_grpc, scheduler_pb2_grpc
+from services.common.concurrency import first_of
 from services.common.election import Election
 from services.common.etcd import EtcdClient
 from services.common.presence import announce
@@ -117,16 +118,12 @@ async def _until_stopped(tasks: set[asyncio.Task[None]]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    stopped = asyncio.create_task(stopping.wait())
-    try:
-        done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+
+    async def log_stop() -> None:
+        await stopping.wait()
         _log.info("stopping")
-    finally:
-        for task in (stopped, *tasks):
-            task.cancel()
-        await asyncio.gather(stopped, *tasks, return_exceptions=True)
+
+    await first_of(log_stop(), *tasks)
 
 
 def _conditions(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import structlog
 
 from gangline.errors import GanglineError
+from services.common.concurrency import cancel
 from services.common.election import Election, Leadership
 from services.common.etcd import EtcdClient
 from services.scheduler.follower import Follower
@@ -55,9 +56,7 @@ async def _standing_by(
     try:
         yield follower
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
 
 
 async def _catch_up(election: Election, leadership: Leadership, follower: Follower) -> State | None:
@@ -103,6 +102,4 @@ async def _lead(leadership: Leadership, state: State, seat: Seat, conditions: Co
             seat.take(term)
         await running
     finally:
-        opened.cancel()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await cancel(opened, running)

@@ -20,6 +20,7 @@ from gangline.domain.resource import Agent, Cluster, User
 from gangline.domain.state import AgentState
 from gangline.errors import unavailable
 from gangline.v1 import runner_pb2
+from services.common.concurrency import cancel
 from services.common.election import Deposed, Leadership
 from services.common.security import hash_token
 from services.scheduler import metric
@@ -170,9 +171,7 @@ class Term:
             _log.warning("deposed", epoch=self.store.epoch, reason=str(error))
         finally:
             self._close()
-            for task in (*tasks, *self._tasks):
-                task.cancel()
-            await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
+            await cancel(*tasks, *self._tasks)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         """Runs a coroutine of this term in the background; its exceptions are logged."""

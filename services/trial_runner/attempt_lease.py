@@ -28,6 +28,7 @@ from gangline.rpc import CHANNEL_OPTIONS, find_leader, token_metadata
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from gangline.wire import to_proto
 from services.common.address import split_address
+from services.common.concurrency import cancel
 from services.trial_runner import metrics
 from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_off, is_leaderless
 
@@ -130,8 +131,7 @@ class AttemptLease:
         up and start the next one."""
         if self._running is None or self._is_over:
             return
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        await cancel(self._running)
         self._request.exit.CopyFrom(to_proto(report))
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_seconds):
@@ -144,8 +144,7 @@ class AttemptLease:
 
     async def close(self) -> None:
         if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+            await cancel(self._running)
         for channel in self._channels.values():
             await channel.close()
 

@@ -22,6 +22,7 @@ from gangline.errors import unavailable
 from gangline.launch import child
 from gangline.v1 import rank_pb2
 from gangline.wire import enum_member
+from services.common.concurrency import cancel
 from services.trial_runner import memory, metrics
 from services.trial_runner.gang_plan import Place
 from services.trial_runner.log_pump import LogPump
@@ -108,8 +109,7 @@ class Crew:
         if self._timer is not None:
             self._timer.cancel()
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await cancel(self._watching)
 
     def describe_end(self, *, was_ordered: bool) -> str:
         """Returns a sentence with the duration of the end, on the monotonic clock.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import json
 import os
 import shutil
@@ -24,7 +23,9 @@ from pathlib import Path
 
 import structlog
 
+from services.common.concurrency import cancel
 from services.common.disk import write_atomic
+from services.common.state_folder import StateFolder, take_flock
 from services.common.telemetry import configure_logging
 from services.trial_runner.ingest import Ingest
 from services.trial_runner.route import Route
@@ -47,13 +48,10 @@ log = structlog.get_logger(__name__)
 def claim(folder: Path) -> int | None:
     """Takes the ownership of this spool. Returns the descriptor that holds it, or None if another process owns the
     spool."""
-    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return take_flock(folder / _LOCK)
     except BlockingIOError:
-        os.close(fd)
         return None
-    return fd
 
 
 def save_target(
@@ -101,7 +99,7 @@ async def drain_all(spools: Path) -> None:
     again_at: dict[Path, float] = {}
     agent_seen_at = time.monotonic()
     while time.monotonic() - agent_seen_at < AGENTLESS_SECONDS:
-        if has_agent(spools.parent):
+        if StateFolder(spools.parent).has_agent():
             agent_seen_at = time.monotonic()
         for folder in _folders(spools):
             if folder in busy or again_at.get(folder, 0.0) > time.monotonic():
@@ -127,18 +125,6 @@ def _note_end(folder: Path, task: asyncio.Task[None]) -> None:
     failure = task.exception()
     if failure is not None:
         log.error("a spool cannot be delivered; trying again", folder=folder.name, error=repr(failure))
-
-
-def has_agent(state: Path) -> bool:
-    """Whether the agent of this state directory lives, by the pid in agent.lock.
-
-    The flock itself is not tried, because holding it for a moment could keep an agent from starting.
-    """
-    try:
-        pid = int((state / "agent.lock").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return False
-    return Path(f"/proc/{pid}").exists()
 
 
 async def _drain(folder: Path, fd: int) -> None:
@@ -169,8 +155,7 @@ async def _deliver(folder: Path, target: dict[str, object]) -> None:
         num_left=spool.num_waiting,
         num_damaged=spool.num_damaged,
     )
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await cancel(running)
     await route.close()
     spool.close()
 
@@ -197,9 +182,8 @@ def main() -> int:
     parser.add_argument("--spools", type=Path, required=True, help="the folder that holds the spools")
     options = parser.parse_args()
     configure_logging("trial-runner-drainer")
-    only_one = os.open(options.spools / ".drainer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(only_one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_flock(options.spools / ".drainer.lock")
     except BlockingIOError:
         return 0
     asyncio.run(drain_all(options.spools))

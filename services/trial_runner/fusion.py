@@ -14,6 +14,7 @@ import structlog
 
 from gangline.rpc import find_leader, token_metadata
 from gangline.v1 import rank_pb2, runner_pb2, runner_pb2_grpc, types_pb2
+from services.common.concurrency import cancel
 from services.trial_runner.report import Reporter
 from services.trial_runner.route import route_to_leader
 
@@ -51,9 +52,7 @@ class FusionDesk:
                 self._reporter.add(runner_pb2.TrialReport(forgotten_fusion=message.fusion_forget.key))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
 
     async def _answer(self, rank: int, family: str) -> None:
         answer = rank_pb2.FusionAnswer(family=family)

@@ -16,6 +16,7 @@ import structlog
 
 from gangline.rpc import token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
+from services.common.concurrency import cancel
 from services.trial_runner import metrics
 from services.trial_runner.route import Route
 from services.trial_runner.spool import Spool
@@ -105,10 +106,8 @@ class Ingest:
                     task.result()
             await reader
         finally:
-            reader.cancel()
-            writer.cancel()
             call.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await cancel(reader, writer)
 
     async def _read(self, call: grpc.aio.StreamStreamCall[ingest_pb2.IngestRequest, ingest_pb2.IngestResponse]) -> None:
         async for response in call:

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
@@ -18,6 +17,8 @@ from gangline.domain.beat import Collectives, Phase, Reading
 from gangline.domain.failure import HangRule
 from gangline.domain.state import ExitKind
 from gangline.launch.beat_file import BeatFile, phase_of, where_of
+from services.common.concurrency import cancel
+from services.common.state_folder import SharedFolder
 from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import Place
 from services.trial_runner.outcome import Failure
@@ -36,9 +37,9 @@ class Lookout:
     """The hang watchdog of one member. on_hang: called once, on every member, with the rank that is furthest behind."""
 
     def __init__(
-        self, directory: Path, place: Place, rule: HangRule, gang: Gang, on_hang: Callable[[Failure], None]
+        self, folder: SharedFolder, place: Place, rule: HangRule, gang: Gang, on_hang: Callable[[Failure], None]
     ) -> None:
-        self.files = {rank: BeatFile(directory / f"rank{rank}.beat") for rank in place.ranks}
+        self.files = {rank: BeatFile(folder.beat_path(rank)) for rank in place.ranks}
         self._place = place
         self._rule = rule
         self._gang = gang
@@ -56,8 +57,7 @@ class Lookout:
 
     async def close(self) -> None:
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await cancel(self._watching)
 
     async def _watch(self, living: Callable[[], Iterable[int]]) -> None:
         vigil, looked_at = Vigil(), time.monotonic()

@@ -1,8 +1,8 @@
 """The port on which a member of a gang answers the others: probes of the network, and links to node rank 0.
 
-Owns the greeting, in which both ends prove that they hold the allocation's token without sending it. Owns the frames as
-well: 4 bytes of length, then JSON. `probe.py` and `gang.py` use both. The port is open on every interface, because the
-probes decide which one the gang uses. It answers nothing but the greeting, and is closed once the gang is linked.
+Owns the greeting, in which both ends prove that they hold the allocation's token without sending it. Owns the limits of
+the frames of JSON as well. `probe.py` and `gang.py` use both. The port is open on every interface, because the probes
+decide which one the gang uses. It answers nothing but the greeting, and is closed once the gang is linked.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ class Wire:
         """Returns the next message. Returns None at the end of the connection, whatever ended it, and for a longer
         frame."""
         try:
-            (length,) = channel.LENGTH.unpack(await self._reader.readexactly(channel.LENGTH.size))
-            if length > max_bytes:
-                return None
-            return channel.parse(await self._reader.readexactly(length))
+            return await channel.read(self._reader, max_bytes)
         except (asyncio.IncompleteReadError, OSError, ValueError):
             return None
 

@@ -22,6 +22,7 @@ import structlog
 
 from gangline.errors import GanglineError, unavailable
 from gangline.launch import channel, child, forkserver, nursery
+from services.common.concurrency import cancel
 
 # Limit for a fork from the rank template; beyond it the nursery starts cold.
 FORK_SECONDS = 20.0
@@ -112,8 +113,7 @@ class Nursery:
         if not is_empty:
             return None
         self._is_released = True
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
+        await cancel(self._reading)
         return self._process
 
     async def close(self, deadline_seconds: float = 5.0) -> None:
@@ -137,8 +137,7 @@ class Nursery:
         reader, writer = await asyncio.open_unix_connection(sock=self._control.dup())
         try:
             while True:
-                (length,) = channel.LENGTH.unpack(await reader.readexactly(channel.LENGTH.size))
-                self._on_event(channel.parse(await reader.readexactly(length)))
+                self._on_event(await channel.read(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

@@ -9,11 +9,11 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from gangline.v1 import runner_pb2
-from services.trial_runner import exit_file
+from services.common.concurrency import cancel
+from services.common.state_folder import SharedFolder
 from services.trial_runner.code import prepare_code
 from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import Network, Place
@@ -29,7 +29,6 @@ LOOPBACK = "127.0.0.1"
 class Preparation:
     """The conditions of a start and its results.
 
-    cache: the folder of verified archives.
     forked: a nursery that lives already, for ranks that need no warm process.
     nursery: set as soon as it lives, so that it can be closed even if another step fails.
     rendezvous_at: when the gang was linked; 0 before.
@@ -37,18 +36,13 @@ class Preparation:
 
     spec: runner_pb2.RunnerSpec
     place: Place
-    directory: Path
-    cache: Path
+    folder: SharedFolder
     rank_forkserver: str
     gang: Gang
     note: Callable[[str], None]
     forked: NurseryProcess | None = None
     nursery: Nursery | None = None
     rendezvous_at: float = 0.0
-
-    @property
-    def code_directory(self) -> Path:
-        return self.directory / "code"
 
     async def run(self) -> Network:
         """Returns the network that connects the ranks. Raises the first error: GanglineError, OSError or
@@ -76,11 +70,12 @@ class Preparation:
 
     async def _prepare_code(self) -> None:
         if not self.spec.code_sha256:
-            self.code_directory.mkdir(exist_ok=True)
+            self.folder.code_path.mkdir(exist_ok=True)
             return
         route = Route("gateway", self.spec.gateway_addresses)
         try:
-            await prepare_code(self.spec.code_sha256, self.cache, self.code_directory, route, self.spec.token)
+            archives, target = self.folder.state.code_archives, self.folder.code_path
+            await prepare_code(self.spec.code_sha256, archives, target, route, self.spec.token)
         finally:
             await route.close()
 
@@ -88,8 +83,8 @@ class Preparation:
         if self.forked is not None:
             self.nursery = Nursery(self.forked)
         else:
-            self.nursery = await start_nursery(self.rank_forkserver, self.directory)
-        exit_file.write_nursery_pid(self.directory, self.nursery.pid)
+            self.nursery = await start_nursery(self.rank_forkserver, self.folder.path)
+        self.folder.write_nursery_pid(self.nursery.pid)
         return self.nursery
 
     async def _host_store(self, nursery: Nursery, address: str) -> int | None:
@@ -140,6 +135,4 @@ async def run_together(*steps: Coroutine[Any, Any, None]) -> None:
             if task.done():
                 task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport
-from gangline.errors import GanglineError
 from gangline.launch import channel
 from gangline.launch.forkserver import num_threads
 from gangline.v1 import runner_pb2
+from services.common.state_folder import SharedFolder
 from services.common.telemetry import configure_logging
 from services.trial_runner import exit_file
 from services.trial_runner.gang_plan import needs_no_warmth
@@ -81,19 +80,20 @@ class _Process:
     def take(self, directory: Path, held: Sequence[int]) -> int:
         """Runs one allocation to its end. Returns the exit code with which the process ends if this allocation is its
         last."""
+        folder = SharedFolder(directory)
         try:
-            lock = exit_file.take_lock(directory)
-        except GanglineError as error:
-            log.error(error.message, code=error.code)
+            lock = folder.take_lock()
+        except BlockingIOError:
+            log.error(f"another trial runner lives in {directory}", code="runner.already_runs")
             return self._end(1)
         except OSError as error:
-            return self._end(_end_early(directory, directory.name, f"cannot lock {directory}: {error}", error))
+            return self._end(_end_early(folder, folder.allocation_id, f"cannot lock {directory}: {error}", error))
         log.info("the runner has its folder", directory=str(directory), lock=lock)
         try:
-            spec = _load_spec(directory)
+            spec = folder.read_spec()
         except (OSError, ValueError) as error:
-            problem = f"cannot read {directory / 'spec.json'}: {error}"
-            return self._end(_end_early(directory, directory.name, problem, error))
+            problem = f"cannot read {folder.spec_path}: {error}"
+            return self._end(_end_early(folder, folder.allocation_id, problem, error))
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
         if needs_no_warmth(spec) and self.nursery is None:
@@ -101,7 +101,7 @@ class _Process:
             # more.
             private = [self.agent.fileno()] if self.agent is not None else []
             self.nursery = fork_nursery([lock, *held, *private])
-        code = self._complete(self._run(directory, spec))
+        code = self._complete(self._run(folder, spec))
         if code or self.nursery is None or num_threads() > 1:
             return self._end(code)
         # The process continues, so its end does not release these descriptors.
@@ -137,13 +137,13 @@ class _Process:
         if self.agent is not None:
             self.agent.close()
 
-    async def _run(self, directory: Path, spec: runner_pb2.RunnerSpec) -> int:
+    async def _run(self, folder: SharedFolder, spec: runner_pb2.RunnerSpec) -> int:
         nursery, self.nursery = self.nursery, None
         try:
-            runner = TrialRunner(directory, spec, self.rank_forkserver, nursery, keeps_nursery=self.agent is not None)
+            runner = TrialRunner(folder, spec, self.rank_forkserver, nursery, keeps_nursery=self.agent is not None)
             runner.on_up = self._tell_up
         except OSError as error:
-            return _end_early(directory, spec.allocation.id, f"the trial runner cannot start: {error}", error)
+            return _end_early(folder, spec.allocation.id, f"the trial runner cannot start: {error}", error)
         code = await runner.run()
         self.nursery = runner.released
         return code
@@ -181,17 +181,9 @@ class _Process:
         return code
 
 
-def _end_early(directory: Path, allocation_id: str, message: str, error: Exception) -> int:
+def _end_early(folder: SharedFolder, allocation_id: str, message: str, error: Exception) -> int:
     """Writes the exit of a runner that could not begin. Returns its exit code."""
     now = time.time()
     report = ExitReport("", kind_of(error), message, failed_at=now, ended_at=now, is_agent_at_fault=True)
-    exit_file.write_exit(directory, allocation_id, report, ())
+    exit_file.write_exit(folder, allocation_id, report, ())
     return 1
-
-
-def _load_spec(directory: Path) -> runner_pb2.RunnerSpec:
-    text = (directory / "spec.json").read_text()
-    try:
-        return json_format.Parse(text, runner_pb2.RunnerSpec(), ignore_unknown_fields=True)
-    except json_format.ParseError as error:
-        raise ValueError(f"no RunnerSpec in JSON: {error}") from error

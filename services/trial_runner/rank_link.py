@@ -1,7 +1,7 @@
 """The runner's end of the unix socket over which its ranks send messages.
 
-Owns the socket, in its own folder where ranks put their temporary folders too. Owns the frames as well: 4 bytes of
-length, big-endian, then a RankMessage or RunnerMessage. It passes messages on and decides nothing.
+Owns the socket, in its own folder where ranks put their temporary folders too. Each frame holds a RankMessage or a
+RunnerMessage. It passes messages on and decides nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,12 +16,9 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
-from gangline import unix_socket
+from gangline import frame, unix_socket
 from gangline.v1 import rank_pb2
 
-# A rank runs the user's code, so a frame's length is bounded before it is read into memory.
-MAX_FRAME_BYTES = 16 << 20
-_HEADER = struct.Struct(">I")
 _SOCKET = "rank.sock"
 
 log = structlog.get_logger(__name__)
@@ -90,13 +86,13 @@ class RankLinkServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank = -1
         try:
-            hello = await read_message(reader)
+            hello = await _read(reader)
             rank = hello.hello.rank
             self._writers[writer] = rank
             if self._preempt is not None:
                 self._send_preempt(writer)
             while True:
-                self._on_message(rank, await read_message(reader))
+                self._on_message(rank, await _read(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except (DecodeError, ValueError) as error:
@@ -108,14 +104,9 @@ class RankLinkServer:
 
 
 def _write(writer: asyncio.StreamWriter, message: rank_pb2.RunnerMessage) -> None:
-    payload = message.SerializeToString()
-    writer.write(_HEADER.pack(len(payload)) + payload)
+    writer.write(frame.pack(message.SerializeToString()))
 
 
-async def read_message(reader: asyncio.StreamReader) -> rank_pb2.RankMessage:
-    """Returns the next frame's message. Raises ValueError if the frame is too long, and IncompleteReadError at the
-    end."""
-    (length,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-    if length > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return rank_pb2.RankMessage.FromString(await reader.readexactly(length))
+async def _read(reader: asyncio.StreamReader) -> rank_pb2.RankMessage:
+    # A rank runs the user's code, so the limit of a frame matters here.
+    return rank_pb2.RankMessage.FromString(await frame.read(reader))

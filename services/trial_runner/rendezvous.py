@@ -19,6 +19,7 @@ from gangline.domain.state import ExitKind
 from gangline.rpc import error_of, find_leader, token_metadata
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from gangline.wire import enum_member
+from services.common.concurrency import cancel
 from services.trial_runner import probe
 from services.trial_runner.route import Route
 
@@ -81,8 +82,7 @@ class Rendezvous:
         """Ends the stream, because the gang is linked or will never be."""
         self._unannounce()
         if self._joining is not None:
-            self._joining.cancel()
-            await asyncio.gather(self._joining, return_exceptions=True)
+            await cancel(self._joining)
         if self._chosen.done():
             # Reading the exception keeps asyncio from logging it as never retrieved.
             self._chosen.exception()

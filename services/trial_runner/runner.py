@@ -11,11 +11,10 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -26,8 +25,10 @@ from gangline.errors import ErrorKind, GanglineError
 from gangline.launch.child import descendants
 from gangline.v1 import rank_pb2, runner_pb2
 from gangline.wire import enum_member, prepare, to_proto
+from services.common.concurrency import first_of
 from services.common.disk_fault import is_disk_fault, names_disk_fault
-from services.trial_runner import drainer, exit_file, metrics
+from services.common.state_folder import SharedFolder
+from services.trial_runner import exit_file, metrics
 from services.trial_runner.attempt_lease import AttemptLease
 from services.trial_runner.crew import Crew
 from services.trial_runner.fusion import FusionDesk
@@ -89,30 +90,29 @@ class TrialRunner:
 
     def __init__(
         self,
-        directory: Path,
+        folder: SharedFolder,
         spec: runner_pb2.RunnerSpec,
         rank_forkserver: str,
         forked: NurseryProcess | None = None,
         *,
         keeps_nursery: bool = False,
     ) -> None:
-        state = directory.parent.parent
         self.released: NurseryProcess | None = None
         self.on_up: Callable[[], None] = lambda: None
         self._keeps_nursery = keeps_nursery and forked is not None
-        self._directory = directory
+        self._folder = folder
         self._spec = spec
         self._place = find_place(spec)
         self._timeline = Timeline(runner_up_at=time.time())
         config = load_config(spec)
         grace = float(config.get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
-        self._stop = StopOrder(directory, grace)
-        self._outlet = Outlet(spec, self._place.agent_id, state / "spool")
+        self._stop = StopOrder(folder, grace)
+        self._outlet = Outlet(spec, self._place.agent_id, folder.state.spools)
         self._gang = Gang(spec.token, self._place.node_rank, self._place.agent_ids)
         self._gang.on_failure = self._on_peer_failure
-        self._lookout = Lookout(directory, self._place, hang_rule_of(config), self._gang, self._on_hang)
+        self._lookout = Lookout(folder, self._place, hang_rule_of(config), self._gang, self._on_hang)
         self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
-        self._link = RankLinkServer(directory.absolute() / "ranks", self._on_rank_message)
+        self._link = RankLinkServer(folder.ranks_path.absolute(), self._on_rank_message)
         self._outlet.on_trace = self._on_trace
         self._outlet.on_over = self._on_over
         self._lease = AttemptLease(
@@ -124,8 +124,7 @@ class TrialRunner:
         self._preparation = Preparation(
             spec,
             self._place,
-            directory,
-            state / "code",
+            folder,
             rank_forkserver,
             self._gang,
             self._outlet.recorder.note,
@@ -168,7 +167,7 @@ class TrialRunner:
                 return self._stopped_early()
             # 2. Start the ranks, and report it. Ranks start only while the attempt holds its lease.
             if not self._lease.covers_start:
-                await _run_until(self._lease.hold(), self._stop.came)
+                await first_of(self._lease.hold(), self._stop.came.wait())
             if self._stop.stop is not None:
                 return self._stopped_early()
             self._crew = crew = self._hire()
@@ -197,7 +196,7 @@ class TrialRunner:
             nonlocal network
             network = await self._preparation.run()
 
-        await _run_until(prepare(), self._stop.came)
+        await first_of(prepare(), self._stop.came.wait())
         return network
 
     def _hire(self) -> Crew:
@@ -213,7 +212,7 @@ class TrialRunner:
                 network,
                 rank,
                 base=os.environ,
-                code_directory=str(self._preparation.code_directory),
+                code_directory=str(self._folder.code_path),
                 programs_directory=str(Path(sys.executable).parent),
                 socket_path=self._link.path,
                 beat_path=str(self._lookout.files[rank].path),
@@ -221,11 +220,11 @@ class TrialRunner:
             )
             for rank in self._place.ranks
         }
-        directory, program = str(self._preparation.code_directory), find_program(self._spec)
+        directory, program = str(self._folder.code_path), find_program(self._spec)
         self._note_left_out()
         up_at = await crew.start(environments, directory, num_threads, program)
         self.on_up()
-        exit_file.write_rank_pids(self._directory, crew.pids)
+        self._folder.write_rank_pids(crew.pids)
         self._lookout.start(lambda: crew.living)
         self._stop.on_order = self._on_stop
         if self._stop.stop is not None:
@@ -243,7 +242,7 @@ class TrialRunner:
         if all(end.is_success for end in crew.ends()):
             self._gang.tell_done()
             if self._place.num_nodes > 1:
-                await _run_until(_first_of(self._gang.wait_done(), self._peer_told.wait()), self._stop.came)
+                await first_of(self._gang.wait_done(), self._peer_told.wait(), self._stop.came.wait())
         nursery = self._preparation.nursery
         assert nursery is not None
         if self._keeps_nursery and self._is_short(crew):
@@ -288,7 +287,7 @@ class TrialRunner:
         return replace(report, batches_completed=batches, signature=signature_of(report))
 
     def _is_disk_fault(self, message: str) -> bool:
-        return names_disk_fault(message, self._directory.parent.parent)
+        return names_disk_fault(message, self._folder.state.path)
 
     async def _leave(self, report: ExitReport) -> None:
         """Delivers what it can in a bounded time, and leaves the rest to the agent and to the drainer. The exit is
@@ -298,7 +297,7 @@ class TrialRunner:
             undelivered = await self._close(report)
         except Exception as error:
             log.exception("the runner cannot close in order", error=str(error))
-        exit_file.write_exit(self._directory, self._spec.allocation.id, report, undelivered)
+        exit_file.write_exit(self._folder, self._spec.allocation.id, report, undelivered)
         if not undelivered:
             await self._lease.tell_exit(report, EXIT_SECONDS if self._is_without_agent() else QUICK_EXIT_SECONDS)
         await self._lease.close()
@@ -321,10 +320,10 @@ class TrialRunner:
         return await self._outlet.close(self._drain_seconds())
 
     def _is_without_agent(self) -> bool:
-        return not drainer.has_agent(self._directory.parent.parent)
+        return not self._folder.state.has_agent()
 
     def _drain_seconds(self) -> float:
-        agents = exit_file.load_stop_deadline(self._directory)
+        agents = exit_file.load_stop_deadline(self._folder)
         return min(DRAIN_SECONDS, max(0.2, agents - time.time() - 1.0)) if agents else DRAIN_SECONDS
 
     def _stopped_early(self) -> ExitReport:
@@ -467,22 +466,3 @@ def _is_agents_fault(error: Exception) -> bool:
     """Whether this machine caused the error. An answer of another machine, such as a gateway that is away, does not
     count."""
     return isinstance(error, OSError) or (isinstance(error, GanglineError) and error.code in _AGENTS_CODES)
-
-
-async def _run_until(step: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:
-    """Runs the step, or cancels it when the event comes first."""
-    await _first_of(step, ended.wait())
-
-
-async def _first_of(*steps: Coroutine[Any, Any, Any]) -> None:
-    """Returns when the first step has ended. The others are cancelled, and an error of a step that ended is raised."""
-    tasks = [asyncio.create_task(step) for step in steps]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

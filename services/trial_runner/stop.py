@@ -10,10 +10,10 @@ import signal
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
 from gangline.domain.state import ExitKind
+from services.common.state_folder import SharedFolder
 from services.trial_runner.exit_file import load_stop_deadline, load_stop_reason
 from services.trial_runner.outcome import Stop
 
@@ -24,8 +24,8 @@ MARGIN_SECONDS = 3.0
 class StopOrder:
     """The current order. came: set once any order was given. on_order: called at each order."""
 
-    def __init__(self, directory: Path, default_grace_seconds: float) -> None:
-        self._directory = directory
+    def __init__(self, folder: SharedFolder, default_grace_seconds: float) -> None:
+        self._folder = folder
         self._default_grace_seconds = default_grace_seconds
         self.came = asyncio.Event()
         self.stop: Stop | None = None
@@ -56,11 +56,11 @@ class StopOrder:
         if self.stop is not None and self.stop.kind is ExitKind.KILLED:
             return
         now = time.time()
-        self.stop = Stop(kind, reason or load_stop_reason(self._directory) or "asked by a signal")
+        self.stop = Stop(kind, reason or load_stop_reason(self._folder) or "asked by a signal")
         self.deadline_at = now
         if kind is ExitKind.PREEMPTED:
             # The agent kills the runner at its own deadline, whatever grace the runner would give.
-            agents = load_stop_deadline(self._directory)
+            agents = load_stop_deadline(self._folder)
             own = now + (self._default_grace_seconds if grace_seconds is None else grace_seconds)
             self.deadline_at = max(now, min(own, agents - MARGIN_SECONDS)) if agents else own
         self.came.set()

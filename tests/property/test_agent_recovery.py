@@ -69,7 +69,7 @@ class AgentUnderCrashes(RuleBasedStateMachine):
     def recover(self) -> None:
         self.stack = ExitStack()
         journal = self.stack.enter_context(open_journal(self.folder, 2))
-        self.stack.enter_context(mock.patch("services.agent.folder.write_atomic", self.write))
+        self.stack.enter_context(mock.patch("services.common.state_folder.write_atomic", self.write))
 
         async def start() -> None:
             self.roster = Roster("a1", journal, Launcher(PROGRAM, None, ""), self.on_status)

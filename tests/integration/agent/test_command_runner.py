@@ -185,7 +185,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Phase]]:
             record = parse_record(text)
             synced.append((record.allocation_id, record.phase))
 
-    monkeypatch.setattr("services.agent.folder.write_atomic", note)
+    monkeypatch.setattr("services.common.state_folder.write_atomic", note)
     return synced
 
 

@@ -139,7 +139,7 @@ async def test_journal_that_cannot_be_written(
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("services.agent.folder.write_atomic", fail)
+    monkeypatch.setattr("services.common.state_folder.write_atomic", fail)
     await recorded.accept("1.1.1", {})
     report = await recorded.final("1.1.1")
     assert report.kind == types_pb2.EXIT_KIND_AGENT_DISK

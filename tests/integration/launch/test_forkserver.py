@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gangline import frame
 from gangline.errors import GanglineError
-from gangline.launch import channel, forkserver
+from gangline.launch import forkserver
 from tests.support.runner_process import WarmProcess, living
 from tests.support.wait import until
 
@@ -117,7 +118,8 @@ def test_it_ends_when_its_parent_lets_go(server: WarmProcess) -> None:
 
 
 def test_a_client_that_hangs_up_or_sends_noise_does_not_harm_it(server: WarmProcess) -> None:
-    for noise in (b"", b"\0\0", channel.LENGTH.pack(4) + b"oops", channel.LENGTH.pack(channel.MAX_BYTES + 1)):
+    too_long = (frame.MAX_BODY_BYTES + 1).to_bytes(frame.HEADER_BYTES, "big")
+    for noise in (b"", b"\0\0", frame.pack(b"oops"), too_long):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.connect(server.socket_path)
             client.sendall(noise)

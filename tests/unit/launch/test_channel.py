@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
 
 import pytest
 
+from gangline import frame
 from gangline.launch import channel
 
 
@@ -56,6 +58,18 @@ def test_the_end_of_the_stream_is_none_and_a_broken_frame_an_error() -> None:
 def test_a_frame_over_the_limit_is_refused() -> None:
     left, right = socket.socketpair()
     with left, right:
-        left.sendall(channel.LENGTH.pack(channel.MAX_BYTES + 1))
+        left.sendall((frame.MAX_BODY_BYTES + 1).to_bytes(frame.HEADER_BYTES, "big"))
         with pytest.raises(channel.ChannelError, match="over the limit"):
             channel.receive(right)
+
+
+async def test_a_message_is_read_from_an_asyncio_stream() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(channel.pack({"a": 1}) + frame.pack(b"[1]") + frame.pack(b"no json") + channel.pack({"b": 2}))
+    assert await channel.read(reader) == {"a": 1}
+    with pytest.raises(channel.ChannelError, match="expected an object, got list"):
+        await channel.read(reader)
+    with pytest.raises(ValueError, match="Expecting value"):
+        await channel.read(reader)
+    with pytest.raises(frame.OversizedFrameError):
+        await channel.read(reader, 4)

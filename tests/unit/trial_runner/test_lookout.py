@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gangline.domain.failure import HangRule
+from services.common.state_folder import SharedFolder
 from services.trial_runner import lookout as lookout_module
 from services.trial_runner.gang import Gang
 from services.trial_runner.gang_plan import Place
@@ -21,7 +22,7 @@ async def test_a_watchdog_that_breaks_is_in_the_log(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(lookout_module, "MIN_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(lookout_module, "LOOK_SECONDS", 0.01)
     place = Place("a1", node_rank=0, agent_ids=("a1",), first_rank=0, local_world_size=1, world_size=1)
-    lookout = Lookout(tmp_path, place, HangRule(), Gang("token", 0, ("a1",)), lambda _: None)
+    lookout = Lookout(SharedFolder(tmp_path), place, HangRule(), Gang("token", 0, ("a1",)), lambda _: None)
 
     def living() -> Iterable[int]:
         raise OSError(5, "Input/output error")

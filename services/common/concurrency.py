@@ -1,0 +1,43 @@
+"""Runs awaitables side by side until the first of them ends, and ends tasks that are no longer needed.
+
+Owns how results, errors and cancellation of such tasks are treated, so that no caller decides it by itself. Called by
+all services. A caller whose other tasks must continue waits with asyncio.wait instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar, overload
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@overload
+async def first_of(first: Awaitable[A], second: Awaitable[B], /) -> A | B: ...
+@overload
+async def first_of(*steps: Awaitable[Any]) -> Any: ...
+async def first_of(*steps: Awaitable[Any]) -> Any:
+    """Runs the steps at the same time until the first one ends. Cancels the others and returns the step's result.
+
+    Several steps may end in the same turn of the event loop. Then the first of them, in the order of the arguments,
+    counts. But an error of any of them is raised before a result is returned.
+    The call returns only when all steps have ended. Results and errors of cancelled steps are dropped. If the caller is
+    cancelled, all steps are cancelled. A task as a step is cancelled like a coroutine.
+    """
+    tasks = [asyncio.ensure_future(step) for step in steps]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # All ended steps are asked before one result is returned, because any of them may have failed.
+        results = [task.result() for task in tasks if task.done()]
+        return results[0]
+    finally:
+        await cancel(*tasks)
+
+
+async def cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels the tasks, and returns when all have ended. Their results and errors are dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,292 @@
+"""The files on an agent's disk that the agent and its trial runners share: their names, writers, modes and locks.
+
+| in <state-dir>   | written by | holds                                                                 |
+|------------------|------------|-----------------------------------------------------------------------|
+| agent.lock       | agent      | flock'ed by the agent while it lives; its pid                         |
+| allocations/<id> | both       | one folder for each allocation                                        |
+| ended/<id>       | agent      | the newest folders of forgotten allocations                           |
+| code/            | runner     | verified archives of code, which the runners share                    |
+| spool/           | runner     | the records that no gateway has taken yet, see trial_runner/outlet.py |
+
+| in allocations/<id> | written by | mode | holds                                                          |
+|---------------------|------------|------|----------------------------------------------------------------|
+| record.json         | agent      | 0644 | the journal's record, replaced atomically; the runner reads    |
+|                     |            |      | the order to stop in it                                        |
+| spec.json           | agent      | 0600 | RunnerSpec as proto JSON, with the allocation's token          |
+| runner.log          | agent      | 0600 | the output of the runner                                       |
+| alive               | agent      | 0600 | flock'ed from before the fork of the runner until it ends      |
+| lock                | runner     | 0600 | flock'ed by the runner while it lives; `gangline down` finds   |
+|                     |            |      | runners by it                                                  |
+| exit.json           | runner     | 0600 | AllocationStatus as proto JSON, written atomically as the last |
+|                     |            |      | step; in shared memory if this disk refuses it                 |
+| nursery.pid         | runner     | 0600 | the process with which the ranks die; it leads a process group |
+| ranks.pid           | runner     | 0600 | the ranks; each leads a process group                          |
+| code/               | runner     |      | the experiment's code, in which the ranks run                  |
+| rank<n>.beat        | runner     |      | the progress of each rank; the rank writes it too              |
+| ranks/              | runner     | 0700 | its socket to the ranks, and their temporary folders; removed  |
+|                     |            |      | when the runner ends                                           |
+
+Where the table has no mode, the umask decides. This module owns how each shared file is opened, locked, written and
+read. It decides nothing. Agent and trial runner call it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from gangline.v1 import agent_pb2, runner_pb2
+from services.common.disk import sync_folder, write_atomic
+from services.common.disk_fault import has_spare, read_spare, write_spare
+
+M = TypeVar("M", bound=Message)
+log = structlog.get_logger(__name__)
+
+
+def take_flock(path: Path) -> int:
+    """Makes the file if needed. Returns a descriptor that holds its flock, not inherited on exec.
+
+    Raises BlockingIOError if another process holds the flock, and OSError.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class StateFolder:
+    """The state directory of one agent."""
+
+    path: Path
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / "agent.lock"
+
+    @property
+    def allocations(self) -> Path:
+        return self.path / "allocations"
+
+    @property
+    def ended(self) -> Path:
+        return self.path / "ended"
+
+    @property
+    def code_archives(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def spools(self) -> Path:
+        return self.path / "spool"
+
+    def has_agent(self) -> bool:
+        """Returns whether the agent lives, by the pid in agent.lock.
+
+        The flock itself is not tried, because holding it for a moment could keep an agent from starting.
+        """
+        try:
+            pid = int(self.lock_path.read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            return False
+        return Path(f"/proc/{pid}").exists()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolder:
+    """The folder of one allocation."""
+
+    path: Path
+
+    @property
+    def allocation_id(self) -> str:
+        return self.path.name
+
+    @property
+    def state(self) -> StateFolder:
+        return StateFolder(self.path.parent.parent)
+
+    @property
+    def record_path(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def spec_path(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def exit_path(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def nursery_path(self) -> Path:
+        return self.path / "nursery.pid"
+
+    @property
+    def rank_pids_path(self) -> Path:
+        return self.path / "ranks.pid"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "runner.log"
+
+    @property
+    def ranks_path(self) -> Path:
+        return self.path / "ranks"
+
+    @property
+    def code_path(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def alive_path(self) -> Path:
+        return self.path / "alive"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / "lock"
+
+    def beat_path(self, rank: int) -> Path:
+        return self.path / f"rank{rank}.beat"
+
+    def write_spec(self, spec: runner_pb2.RunnerSpec) -> None:
+        """Writes spec.json; called by the agent. A power cut may lose it."""
+        _write_message(self.spec_path, spec, is_durable=False)
+
+    def read_spec(self) -> runner_pb2.RunnerSpec:
+        """Returns the content of spec.json. Raises OSError if it cannot be read, and ValueError if it is no spec."""
+        return _parse(self.spec_path.read_text(), runner_pb2.RunnerSpec())
+
+    def write_record(self, text: str, *, is_durable: bool) -> None:
+        """Writes record.json; called by the agent. is_durable: the record also survives a power cut."""
+        write_atomic(self.record_path, text, is_durable=is_durable)
+        if is_durable:
+            sync_folder(self.path.parent)
+
+    def read_stop(self) -> dict[str, object]:
+        """Returns the fields of the order to stop in the agent's record: kind, reason, deadline_at. Returns no fields
+        if there is no order, or if the record cannot be read."""
+        try:
+            record = json.loads(self.record_path.read_text())
+        except (OSError, ValueError):
+            return {}
+        stop = record.get("stop") if isinstance(record, dict) else None
+        return stop if isinstance(stop, dict) else {}
+
+    def write_exit(self, status: agent_pb2.AllocationStatus) -> None:
+        """Writes exit.json as a whole or not at all, and returns only once it is on the disk; called by the runner.
+
+        If the disk refuses it, it is written to the place that `load_exit` reads next (`disk_fault.spare_path`). Raises
+        OSError if neither place takes it.
+        """
+        try:
+            _write_message(self.exit_path, status, is_durable=True)
+        except OSError as error:
+            log.error("cannot write the exit; leaving it in shared memory", path=str(self.exit_path), error=str(error))
+            write_spare(self.exit_path, _format(status))
+
+    def load_exit(self) -> agent_pb2.AllocationStatus | None:
+        """Returns the runner's report; None if it left none. Raises ValueError if it cannot be read."""
+        try:
+            text = _read_if_there(self.exit_path)
+            if text is None:
+                text = read_spare(self.exit_path)
+        except OSError as error:
+            raise ValueError(str(error)) from error
+        if text is None:
+            return None
+        status = _parse(text, agent_pb2.AllocationStatus())
+        if not status.HasField("exit"):
+            raise ValueError("it names no exit")
+        return status
+
+    @property
+    def has_exit(self) -> bool:
+        """Whether the runner has left its report, here or in shared memory beside a disk that refused it."""
+        return self.exit_path.exists() or has_spare(self.exit_path)
+
+    def write_nursery_pid(self, pid: int) -> None:
+        """Writes the pid by which the agent finds the nursery, and with it the store, when the runner is gone."""
+        _write_pids(self.nursery_path, [pid])
+
+    def write_rank_pids(self, pids: Iterable[int]) -> None:
+        """Writes the pids of the ranks. By them the agent finds the processes that the ranks have started, when runner
+        and nursery are gone."""
+        _write_pids(self.rank_pids_path, pids)
+
+    def open_log(self) -> int:
+        """Returns a descriptor of runner.log, which the agent hands to the runner as its output."""
+        return os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def take_lock(self) -> int:
+        """Returns a descriptor that holds the runner's lock until this process ends. Raises the errors of
+        `take_flock`."""
+        return take_flock(self.lock_path)
+
+    def hold_alive(self) -> int:
+        """Returns a descriptor of the flock'ed file `alive`.
+
+        The runner inherits it. Otherwise a restarted agent could take the runner for absent in the moment between the
+        fork and the runner's own lock. Raises BlockingIOError if a runner of this allocation lives.
+        """
+        return take_flock(self.alive_path)
+
+    def is_locked(self) -> bool:
+        """Whether a runner of this allocation lives.
+
+        `alive` is tested first. A test of the runner's own lock while a runner starts could make that runner believe
+        that another one holds it.
+        """
+        return _is_locked(self.alive_path) or _is_locked(self.lock_path)
+
+
+def _format(message: Message) -> str:
+    return json_format.MessageToJson(message, indent=None)
+
+
+def _write_message(path: Path, message: Message, *, is_durable: bool) -> None:
+    write_atomic(path, _format(message), mode=0o600, is_durable=is_durable)
+
+
+def _write_pids(path: Path, pids: Iterable[int]) -> None:
+    write_atomic(path, "".join(f"{pid}\n" for pid in pids), mode=0o600, is_durable=False)
+
+
+def _read_if_there(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _parse(text: str, message: M) -> M:
+    try:
+        return json_format.Parse(text, message, ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise ValueError(f"no {type(message).__name__} in JSON: {error}") from error
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
