@@ -69,6 +69,7 @@ class DriftCheck:
             return
         largest, smallest, self._due = self._answer()
         self._answer = None
+        # The second number is the maximum of the negatives, so this compares the largest and the smallest checksum.
         if largest == -smallest:
             return
         name, drift = self._find()

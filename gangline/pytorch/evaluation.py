@@ -80,6 +80,11 @@ class Evaluation:
         loader = self._loader.get_data_loader(num_replicas=replica.count, rank=replica.index)
         found = ValidationMetrics(self._trial.evaluation_reducer())
         with self._context.strategy.validating():
+            self._beat.leave_step()
+            if not self._has_run:
+                # The first batch may compile the model again, which takes longer than the hang watchdog allows.
+                self._beat.rest(VALIDATION)
+                self._has_run = True
             if self._context.strategy.needs_all_ranks:
                 self._make_up_for(loader)
             outputs = self._evaluate_all(loader, found)
@@ -95,11 +100,6 @@ class Evaluation:
     def _evaluate_all(self, loader: Any, found: ValidationMetrics) -> list[dict[str, Any]]:
         """Returns the results of evaluate_batch and adds them to `found`."""
         outputs: list[dict[str, Any]] = []
-        self._beat.leave_step()
-        if not self._has_run:
-            # The first batch may compile the model again, which takes longer than the hang watchdog allows.
-            self._beat.rest(VALIDATION)
-            self._has_run = True
         for index, batch in enumerate(loader):
             if index == self._max_batches:
                 break
@@ -116,6 +116,7 @@ class Evaluation:
         for _ in range(most - own):
             # A rank without data takes a batch of the whole data.
             self._evaluate(next(iter(loader if own else self._loader.get_data_loader())), 0)
+            self._beat.tick()
         self._context.reducers.reset(is_training=False)
 
     def _evaluate(self, batch: Any, index: int) -> dict[str, Any]:

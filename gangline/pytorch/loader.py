@@ -145,6 +145,7 @@ class _ShardSampler(data.Sampler[Any]):
                     if self.weights is not None:
                         self.weights.append(weight)
                     yield batch
+            # Only the epoch that was begun with another batch size has a shift.
             shift = 0
 
     def _take(self, read: Read, parts: list[Part]) -> list[tuple[Any, float]]:

@@ -246,6 +246,8 @@ class TrainingLoop:
         position = self._position
         batches, aggregation = position.batches + 1, self._aggregation_frequency
         completed_epoch = position.epoch + 1 if position.is_epoch_end else None
+        # One batch can bring several steps: those of all batches whose gradients were accumulated for this optimizer
+        # step.
         for wrapped in self._context.lr_schedulers:
             for _ in range(wrapped.steps_due(batches, aggregation, completed_epoch)):
                 wrapped.scheduler.step()
@@ -356,6 +358,7 @@ class TrainingLoop:
 
     def _validate(self) -> None:
         self._cut_trace("a validation begins")
+        # A validation resets shared reducers, so their training values are reported first.
         if self._reports.newest != self._position.batches and self._context.reducers.is_shared:
             self._reports.begin(self._position.batches, may_wait=False)
         self._reports.end()

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from gangline import pytorch
-from gangline.core import beat
+from gangline.core import DistributedContext, beat
 from gangline.domain.beat import Phase, Reading, Where
 from gangline.launch.beat_file import BEAT_KEY, BeatFile
+from gangline.pytorch.parallel.none import SingleStrategy
 from tests.support.small_trial import SmallTrial, fit
 
 Look = Callable[[str], None]
@@ -182,3 +183,21 @@ def test_a_trial_that_fails_is_watched_no_more_and_says_how_far_it_was(file: Bea
     with pytest.raises(ValueError, match="bad batch"):
         fit(Failing, max_length=pytorch.Batch(4))
     assert (file.read().phase, file.read().place) == (Phase.OUTSIDE, 2)
+
+
+def test_batches_of_a_rank_with_fewer_of_them_are_progress_too(file: BeatFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first one may compile the model, and the others wait for all of them."""
+    monkeypatch.setattr(SingleStrategy, "needs_all_ranks", True)
+    monkeypatch.setattr(DistributedContext, "maximum", lambda _, values: [value + 3 for value in values])
+    seen: list[tuple[Phase, int]] = []
+
+    def look(what: str) -> None:
+        if what == "validating":
+            seen.append((file.read().phase, file.read().life))
+
+    fit(lambda context: _Looking(context, look), max_length=pytorch.Batch(1))
+    phases, lives = [phase for phase, _ in seen], [life for _, life in seen]
+    assert phases[0] is Phase.RESTING
+    assert len(seen) > 3
+    assert Phase.RESTING not in phases[1:]
+    assert lives[:4] == list(range(lives[0], lives[0] + 4))
