@@ -27,10 +27,11 @@ from services.scheduler.placement import (
 )
 from services.scheduler.placement.change import EndWork
 from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.ledger import Ledger, Victims
+from services.scheduler.placement.ledger import Ledger
 from services.scheduler.placement.order import by_priority
 from services.scheduler.placement.outlook import expected_end, freed_by
 from services.scheduler.placement.policy.fair_share import fair_shares
+from services.scheduler.placement.preemption import Victims
 from services.scheduler.placement.queue import Queue, by_pool
 from services.scheduler.placement.room import Room
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
@@ -450,8 +451,8 @@ def test_in_every_order_of_ends_the_head_starts_as_early_as_without_backfill(
 
     def note(ledger: Ledger, request: PendingRequest, victims: Sequence[Running]) -> None:
         reserve(ledger, request, victims)
-        ahead.update(one.trial_id for one in ledger.assignments)
-        stoppable.update(work.allocation_id for work in ledger.stoppable)
+        ahead.update(one.trial_id for one in ledger.promises.assignments)
+        stoppable.update(work.allocation_id for work in ledger.reserved.stoppable)
 
     # What was assigned by then is ahead of the head in every policy.
     reserve = Ledger._reserve
