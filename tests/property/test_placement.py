@@ -574,6 +574,22 @@ def test_the_holder_waits_for_nobody_whom_it_may_have_stopped(snapshot: Snapshot
     assert find_fit(holder, room) is None
 
 
+@settings(deadline=None, max_examples=200)
+@given(snapshot=any_snapshots | contended_snapshots())
+def test_a_request_waits_behind_a_reservation_exactly_if_free_slots_would_do(snapshot: Snapshot) -> None:
+    decided = plan(snapshot, NOW)
+    if decided.preemptions or any(work.is_stopping for work in snapshot.running) or not snapshot.pools[0].backfill:
+        return  # others may have been promised free slots, or nothing starts behind the holder
+    room = Room(snapshot.agents, snapshot.pools[0])
+    for one in decided.assignments:
+        room.take(one.slots_by_agent)
+    waiting = (request for request in snapshot.requests if request.slots and request.trial_id in decided.reasons)
+    for request in waiting:
+        code, fits = decided.reasons[request.trial_id].code, find_fit(request, room) is not None
+        assert not fits or code not in (ReasonCode.NO_CAPACITY, ReasonCode.FRAGMENTED), request.trial_id
+        assert fits or code is not ReasonCode.BEHIND_RESERVATION, request.trial_id
+
+
 def _is_on_call_for(request: PendingRequest, work: Running, snapshot: Snapshot) -> bool:
     return (
         snapshot.pools[0].is_on_call_possible

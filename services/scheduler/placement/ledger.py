@@ -54,20 +54,22 @@ class Ledger:
         # Why requests with this key wait. Room, spare slots and the victims of a key only shrink while the plan grows,
         # so later ones wait as well. Cleared by a preemption, which may leave more slots to claim than it needs.
         self._settled: dict[LeagueKey, Cause] = {}
-        self._behind: dict[Shape, bool] = {}
+        # Whether requests of a shape fit into the room that the plan leaves. Valid once the plan is made, and read only
+        # then: until then the room shrinks.
+        self._fits_at_last: dict[Shape, bool] = {}
         promise_growth(view, now, self.promises, self.capability, is_order_fixed)
 
     def waiting(self) -> list[Waiting]:
         """Returns the waiting requests in the order of consideration, once the plan is made. Requests that
         `consider_queue` passed over are answered first; the plan stays as it is."""
-        if self._queue is None:
-            return in_turn(self._answers.values(), self._is_order_fixed)
         decided = self._decided
-        for request in self._queue:
+        for request in self._queue or ():
             if request.trial_id not in self._answers:
                 self.consider(request)
         assert self._decided == decided, "a request that was passed over has changed the plan"
-        return in_turn((self._answers[request.trial_id] for request in self._queue), self._is_order_fixed)
+        answers = self._answers
+        order = answers if self._queue is None else [request.trial_id for request in self._queue]
+        return in_turn((self._at_last(*answers[trial_id]) for trial_id in order), self._is_order_fixed)
 
     def consider_queue(self, queue: PoolQueue, victims_for: Callable[[PendingRequest], Victims]) -> None:
         """Considers a pool's whole queue, the last step of its plan. Once a request of a kind is refused, the rest of
@@ -154,10 +156,7 @@ class Ledger:
         if candidates and self._victims.preempt(request, candidates, key):
             self._settled.clear()
             return "claim"
-        is_behind = self.reserved.is_closed or (
-            self.reserved.reservation is not None and self._fits_without_reservation(request)
-        )
-        cause: Cause = "behind" if is_behind else "full"
+        cause: Cause = "behind" if self.reserved.is_closed else "full"
         if self._start_smaller(request, cause):
             return None
         if self.reserved.reservation is None:
@@ -213,6 +212,15 @@ class Ledger:
             spare = find_spare(request, self.room, outlook, self.now, opening.at)
             self.reserved.reserve(request, opening, spare, stoppable)
 
+    def _at_last(self, request: PendingRequest, cause: Cause | None) -> tuple[PendingRequest, Cause | None]:
+        """Returns the answer once the plan is made: a request that fits into the room that is left waits for the
+        reservation alone."""
+        if cause != "full" or not request.slots or self.reserved.reservation is None:
+            return request, cause
+        if request.shape not in self._fits_at_last:
+            self._fits_at_last[request.shape] = find_fit(request, self.room) is not None
+        return request, "behind" if self._fits_at_last[request.shape] else "full"
+
     @property
     def _situation(self) -> tuple[int, bool]:
         """Returns what answers depend on besides the room, which only shrinks: preemptions leave more room than they
@@ -235,9 +243,3 @@ class Ledger:
         if self.capability.of(request) != "fits":
             return True
         return (*self.reserved.key_of(request), "") in self._settled
-
-    def _fits_without_reservation(self, request: PendingRequest) -> bool:
-        shape = request.shape
-        if shape not in self._behind:
-            self._behind[shape] = find_fit(request, self.room) is not None
-        return self._behind[shape]
