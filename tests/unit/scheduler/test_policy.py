@@ -40,7 +40,9 @@ def _plan(
         for agent_id, slots in work.slots_by_agent.items():
             used[agent_id] += slots
     agents = tuple(AgentRoom(agent_id, "default", slots, used[agent_id]) for agent_id, slots in sizes.items())
-    return plan(Snapshot((config,), agents, tuple(requests), tuple(running or ()), groups), NOW)
+    return plan(
+        Snapshot((config,), agents, tuple(requests), tuple(running or ()), {one.id: one for one in groups}), NOW
+    )
 
 
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
