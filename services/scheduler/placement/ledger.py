@@ -48,8 +48,8 @@ class Ledger:
         self._victims = VictimSearch(self.promises, self.reserved)
         self._places = ComingPlaces(view.running, self.room)
         self._is_order_fixed = is_order_fixed or len(view.requests) < 2
-        # Requests with their answers, in the order of consideration. The cause is None for those that start.
-        self._answers: dict[str, tuple[PendingRequest, Cause | None]] = {}
+        # trial id -> why the request waits, None if it starts; in the order of consideration.
+        self._causes: dict[str, Cause | None] = {}
         self._queue: PoolQueue | None = None
         # Why requests with this key wait. Room, spare slots and the victims of a key only shrink while the plan grows,
         # so later ones wait as well. Cleared by a preemption, which may leave more slots to claim than it needs.
@@ -64,12 +64,14 @@ class Ledger:
         `consider_queue` passed over are answered first; the plan stays as it is."""
         decided = self._decided
         for request in self._queue or ():
-            if request.trial_id not in self._answers:
+            if request.trial_id not in self._causes:
                 self.consider(request)
         assert self._decided == decided, "a request that was passed over has changed the plan"
-        answers = self._answers
-        order = answers if self._queue is None else [request.trial_id for request in self._queue]
-        return in_turn((self._at_last(*answers[trial_id]) for trial_id in order), self._is_order_fixed)
+        order: Sequence[PendingRequest] | None = self._queue
+        if order is None:
+            request_by_id = {request.trial_id: request for request in self.view.requests}
+            order = [request_by_id[trial_id] for trial_id in self._causes]
+        return in_turn(((request, self._cause_at_last(request)) for request in order), self._is_order_fixed)
 
     def consider_queue(self, queue: PoolQueue, victims_for: Callable[[PendingRequest], Victims]) -> None:
         """Considers a pool's whole queue, the last step of its plan. Once a request of a kind is refused, the rest of
@@ -104,7 +106,7 @@ class Ledger:
         victims: within one shape and league, each request has at most the victims of the one before.
         """
         cause = self._answer(request, victims, league)
-        self._answers[request.trial_id] = request, cause
+        self._causes[request.trial_id] = cause
         return cause is None or cause == "claim"
 
     def _answer(self, request: PendingRequest, victims: Victims, league: str) -> Cause | None:
@@ -212,14 +214,15 @@ class Ledger:
             spare = find_spare(request, self.room, outlook, self.now, opening.at)
             self.reserved.reserve(request, opening, spare, stoppable)
 
-    def _at_last(self, request: PendingRequest, cause: Cause | None) -> tuple[PendingRequest, Cause | None]:
-        """Returns the answer once the plan is made: a request that fits into the room that is left waits for the
-        reservation alone."""
+    def _cause_at_last(self, request: PendingRequest) -> Cause | None:
+        """Returns why the request waits once the plan is made; None if it starts. A request that fits into the room
+        that is left waits for the reservation alone."""
+        cause = self._causes[request.trial_id]
         if cause != "full" or not request.slots or self.reserved.reservation is None:
-            return request, cause
+            return cause
         if request.shape not in self._fits_at_last:
             self._fits_at_last[request.shape] = find_fit(request, self.room) is not None
-        return request, "behind" if self._fits_at_last[request.shape] else "full"
+        return "behind" if self._fits_at_last[request.shape] else "full"
 
     @property
     def _situation(self) -> tuple[int, bool]:
