@@ -1,7 +1,8 @@
-"""Ends what has waited too long: leases of agents, attempts on lost agents, deadlines, the avoiding of an agent.
+"""Enforces time limits: leases of agents, attempts on lost agents, deadlines, exclusions of agents.
 
-Owns when a member on a lost agent is given up: its runner may train on while its agent is away, and is waited for until
-its own lease has run out. The rules themselves are pure (lease.py, transition/deadline.py). Called by the loop.
+Owns when a member on a lost agent is given up: its runner may continue to train while its agent is away, so the leader
+waits until the runner's own lease has ended. The rules themselves are pure (lease.py, transition/deadline.py). The term
+calls it before each scheduling cycle.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Memory:
         self._groups: dict[str, Group] = {}
 
     def groups(self) -> dict[str, Group]:
-        """Of these experiments."""
+        """Returns the groups of these experiments."""
         return dict(self._groups)
 
     def find(self, experiment_id: int) -> _Known | None:

@@ -14,7 +14,7 @@ Cause = Literal["held", "backoff", "never", "unhealthy", "quota", "claim", "behi
 
 
 class Waiting(NamedTuple):
-    """Holds a request that waits. is_behind: others of its kind (with slots, or without) come before it, or may."""
+    """Holds a request that waits. is_behind: whether others of its kind (with slots, or without) may precede it."""
 
     request: PendingRequest
     cause: Cause
