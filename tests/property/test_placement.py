@@ -601,7 +601,7 @@ def _is_on_call_for(request: PendingRequest, work: Running, snapshot: Snapshot) 
 
 
 def _is_stoppable_for(request: PendingRequest, work: Running, snapshot: Snapshot) -> bool:
-    """Of those that are not stopping already."""
+    """Returns whether the work may be preempted for it; work that is stopping already may not."""
     config = snapshot.pools[0]
     if config.policy != "priority" or not config.is_preemption_on or not work.is_preemptible or work.is_stopping:
         return False
@@ -611,7 +611,7 @@ def _is_stoppable_for(request: PendingRequest, work: Running, snapshot: Snapshot
 @settings(deadline=None)
 @given(snapshot=snapshots(), capacity=st.integers(0, 30))
 def test_shares_are_max_min_fair(snapshot: Snapshot, capacity: int) -> None:
-    """Nobody gets more than it wants; who gets less than that has, for its weight, no less than anybody else."""
+    """No group gets more than it wants. A group that gets less has, for its weight, no less than any other."""
     groups = {id_: replace(group, weight=group.weight or 0.5) for id_, group in snapshot.groups.items()}
     view = PoolView(snapshot.pools[0], snapshot.agents, snapshot.requests, snapshot.running, groups)
     shares = fair_shares(view, capacity)
