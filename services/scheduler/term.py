@@ -233,8 +233,8 @@ class Term:
         self.attempts.renew(allocation_id, spec.node_rank, committee, time.monotonic())
 
     async def _run_cycles(self) -> None:
-        """Ends everything that has expired, then runs a scheduling cycle, until it is cancelled. The cycle sees what the
-        first step has changed.
+        """Ends everything that has expired, then runs a scheduling cycle, until it is cancelled. The cycle sees the
+        changes of the first step.
         """
         while True:
             now = time.time()
