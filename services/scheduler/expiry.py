@@ -1,8 +1,8 @@
 """Enforces time limits: leases of agents, attempts on lost agents, deadlines, exclusions of agents.
 
 Owns when a member on a lost agent is given up: its runner may continue to train while its agent is away, so the leader
-waits until the runner's own lease has ended. The rules themselves are pure (lease.py, transition/deadline.py). The loop
-calls it.
+waits until the runner's own lease has ended. The rules themselves are pure (lease.py, transition/deadline.py). The term
+calls it before each scheduling cycle.
 """
 
 from __future__ import annotations

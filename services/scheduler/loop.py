@@ -1,7 +1,7 @@
-"""The scheduling cycle of the leader: expire, snapshot, plan, commit; the store dispatches each commit.
+"""The scheduling cycle of the leader: snapshot, plan, commit; the store dispatches each commit.
 
 The loop sleeps until an event wakes it (a submit, an exit, an agent) or the next deadline arrives; it never polls. It
-decides nothing: deadlines and plans are pure. The term starts and ends it.
+decides nothing: plans are pure. The term runs the cycles, each after the pass that ends what has expired (expiry.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from gangline.domain.state import State as Stage
 from services.common.election import Leadership
 from services.scheduler import metric
 from services.scheduler.experience import Experience
-from services.scheduler.expiry import Expiry
 from services.scheduler.hold import held_reason, is_held
 from services.scheduler.intake import Intake
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
@@ -69,7 +68,6 @@ class View:
     leadership: Leadership
     store: Store
     sessions: Sessions
-    expiry: Expiry
     intake: Intake
     experience: Experience
     pools: tuple[PoolConfig, ...]
@@ -106,41 +104,28 @@ class Loop:
         self._waking = None
         self.wake()
 
-    async def run(self) -> None:
-        """Runs cycles until it is cancelled."""
-        while True:
-            try:
-                await self.cycle()
-            except Exception:  # noqa: BLE001 - a bug in one cycle must not end placement for good
-                _log.exception("a scheduling cycle failed")
-                self._retry_soon()
-            await self._wait()
-
-    async def cycle(self) -> None:
-        """Runs one pass. Each step sees the changes of the step before it."""
-        now, started = time.time(), time.perf_counter()
-        # 1. What has waited too long ends: leases of agents, deadlines of allocations.
-        with _timed("expire"):
-            await self._view.expiry.expire(now)
+    async def cycle(self, now: float) -> None:
+        """Runs one pass. Each step sees the changes of the step before it. now: Unix seconds."""
+        started = time.perf_counter()
         if not self._state.count(Request) and not any(one.full_slots for one in self._state.all_of(Allocation)):
             self._plan, self._planned_revision = Plan((), (), {}), self._state.revision
             self._full_pools = frozenset()
             self._count()
             return
-        # 2. A frozen picture of agents, requests and running work.
+        # 1. A frozen picture of agents, requests and running work.
         with _timed("snapshot"):
             snapshot = self.take_snapshot(now)
-        # 3. The decision.
+        # 2. The decision.
         with _timed("plan"):
             self._plan, self._planned_revision = plan(snapshot, now), snapshot.revision
         self._full_pools = full_pools(snapshot, self._plan)
         self._pass_seconds = time.perf_counter() - started
-        # 4. Each assignment is checked again and written; the store dispatches what etcd accepted.
+        # 3. Each assignment is checked again and written; the store dispatches what etcd accepted.
         if self._view.leadership.is_fresh:
             with _timed("commit"):
                 await self._commit(self._plan, now)
         else:
-            self._retry_soon()
+            self.retry_soon()
         self._count()
 
     def pending(self) -> list[tuple[Request, Reason]]:
@@ -182,7 +167,7 @@ class Loop:
         changes = await asyncio.gather(*placing)
         if not all(changes):
             # The state moved between plan and commit.
-            self._retry_soon()
+            self.retry_soon()
         await asyncio.gather(*(self._preempt(preemption, now) for preemption in decided.preemptions))
 
     async def _place(self, assignment: Assignment, now: float) -> Change:
@@ -205,12 +190,12 @@ class Loop:
         order = StopOrder(ExitKind.PREEMPTED, f"makes room for trial {preemption.for_trial_id}", deadline_at)
         await view.store.commit(lambda records: stop(records, preemption.allocation_id, order, now))
 
-    async def _wait(self) -> None:
-        """Waits for the next wake or deadline. The pause after a wake, in which a burst arrives, is longer than the
-        last pass up to its commit. So planning takes a quarter of the time at most, and with a long queue less than
-        half.
+    async def wait(self, longest_seconds: float | None) -> None:
+        """Waits for the next wake or the next time to plan. The pause after a wake, in which a burst arrives, is longer
+        than the last pass up to its commit. So planning takes a quarter of the time at most, and with a long queue less
+        than half. longest_seconds: None for no limit.
         """
-        waits = [self._view.expiry.seconds_to_next()]
+        waits = [longest_seconds]
         if self._plan.look_at is not None:
             waits.append(max(_LEAST_LOOK_SECONDS, self._plan.look_at - time.time()))
         timeout = min((wait for wait in waits if wait is not None), default=None)
@@ -221,7 +206,7 @@ class Loop:
             await asyncio.sleep(min(pause, LONGEST_DEBOUNCE_SECONDS))
         self._wake.clear()
 
-    def _retry_soon(self) -> None:
+    def retry_soon(self) -> None:
         asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.wake)
 
     def _count(self) -> None:

@@ -23,7 +23,7 @@ from services.scheduler.facts import facts_of
 from services.scheduler.hold import is_held
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
 from services.scheduler.placement.queue import Queue
-from services.scheduler.placement.snapshot import Groups, default_pool
+from services.scheduler.placement.snapshot import default_pool
 from services.scheduler.records import State, get
 from services.scheduler.transition.exclusion import blocklist_of, holds
 from services.scheduler.transition.queue_move import position_of
@@ -83,11 +83,9 @@ class Memory:
         self._experiments: dict[int, _Known] = {}
         self._groups: dict[str, Group] = {}
 
-    def groups(self) -> Groups:
+    def groups(self) -> dict[str, Group]:
         """Returns the groups of these experiments."""
-        found = Groups(self._groups.values())
-        found.by_id = dict(self._groups)
-        return found
+        return dict(self._groups)
 
     def find(self, experiment_id: int) -> _Known | None:
         return self._experiments.get(experiment_id)

@@ -104,7 +104,7 @@ class Term:
             on_start=self._on_start,
         )
         patient_until = now + conditions.agent_lease_seconds + conditions.agent_grace_seconds
-        expiry = Expiry(
+        self.expiry = Expiry(
             leadership=leadership,
             store=self.store,
             sessions=self.sessions,
@@ -119,7 +119,6 @@ class Term:
             leadership=leadership,
             store=self.store,
             sessions=self.sessions,
-            expiry=expiry,
             intake=self.intake,
             experience=self.experience,
             pools=conditions.pools,
@@ -156,7 +155,7 @@ class Term:
         try:
             await warm_up_for(self.state)
             await self._wait_or_raise(asyncio.create_task(self.store.commit(self._found)), tasks)
-            tasks.add(asyncio.create_task(self.loop.run(), name="loop"))
+            tasks.add(asyncio.create_task(self._run_cycles(), name="loop"))
             tasks.add(asyncio.create_task(self.pursuit.run(), name="pursuit"))
             tasks.add(asyncio.create_task(self._notice_stalls(), name="stalls"))
             self._describe_start()
@@ -234,6 +233,21 @@ class Term:
         """Renews the member's lease, because the spec grants the first one."""
         committee = [witness.agent_id for witness in spec.committee]
         self.attempts.renew(allocation_id, spec.node_rank, committee, time.monotonic())
+
+    async def _run_cycles(self) -> None:
+        """Ends everything that has expired, then runs a scheduling cycle, until it is cancelled. The cycle sees the
+        changes of the first step.
+        """
+        while True:
+            now = time.time()
+            try:
+                with metric.CYCLE_SECONDS.labels("expire").time():
+                    await self.expiry.expire(now)
+                await self.loop.cycle(now)
+            except Exception:  # noqa: BLE001 - a bug in one cycle must not end placement for good
+                _log.exception("a scheduling cycle failed")
+                self.loop.retry_soon()
+            await self.loop.wait(self.expiry.seconds_to_next())
 
     async def _notice_stalls(self) -> None:
         """Detects pauses of this process. A process that was paused, or that the host did not schedule, has not read

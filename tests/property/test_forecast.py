@@ -83,7 +83,7 @@ def test_a_group_with_a_cap_starts_as_its_own_work_ends(busy: list[float], lengt
     )
     pool = (PoolConfig(POOL),)
     agents = (AgentRoom("a", POOL, 99, len(running)),)
-    decided = plan(Snapshot(pool, agents, requests, running, (Group("g", max_slots=cap),)), 0.0)
+    decided = plan(Snapshot(pool, agents, requests, running, {"g": Group("g", max_slots=cap)}), 0.0)
     ends = [*(work.estimated_end_at for work in running), *[0.0] * (cap - len(running))]
     for request in requests:
         first = min(ends)

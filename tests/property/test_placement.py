@@ -27,10 +27,11 @@ from services.scheduler.placement import (
 )
 from services.scheduler.placement.change import EndWork
 from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.ledger import Ledger, Victims
+from services.scheduler.placement.ledger import Ledger
 from services.scheduler.placement.order import by_priority
 from services.scheduler.placement.outlook import expected_end, freed_by
 from services.scheduler.placement.policy.fair_share import fair_shares
+from services.scheduler.placement.preemption import Victims
 from services.scheduler.placement.queue import Queue, by_pool
 from services.scheduler.placement.room import Room
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
@@ -64,9 +65,10 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     config = draw(configs())
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     left = {f"a{number}": size for number, size in enumerate(sizes)}
-    groups = tuple(
-        Group(f"g{n}", draw(st.none() | st.integers(0, 8)), draw(st.sampled_from([0.0, 1.0, 3.0]))) for n in range(3)
-    )
+    groups = {
+        f"g{n}": Group(f"g{n}", draw(st.none() | st.integers(0, 8)), draw(st.sampled_from([0.0, 1.0, 3.0])))
+        for n in range(3)
+    }
     running = tuple(draw(_running(left, number)) for number in range(draw(st.integers(0, 5))))
     running = tuple(work for work in running if work.slots_by_agent)
     places = {agent_id: draw(st.integers(1, 2)) for agent_id in left}
@@ -292,7 +294,7 @@ def snapshots_of_shares(draw: st.DrawFn) -> Snapshot:
         )
     )
     agents = tuple(AgentRoom(f"a{number}", POOL, size, size) for number, size in enumerate(sizes, 1))
-    groups = tuple(Group(f"g{number}", weight=draw(st.sampled_from([1.0, 2.0]))) for number in range(3))
+    groups = {f"g{n}": Group(f"g{n}", weight=draw(st.sampled_from([1.0, 2.0]))) for n in range(3)}
     config = PoolConfig(POOL, policy="fair_share", is_preemption_on=True)
     return Snapshot((config,), agents, requests, tuple(running), groups)
 
@@ -364,7 +366,7 @@ def test_plans_depend_on_nothing_but_their_input(snapshot: Snapshot, data: st.Da
 @given(snapshot=any_snapshots)
 def test_a_dump_is_planned_alike(snapshot: Snapshot) -> None:
     """Down to the words. A cap of nothing cannot be written, because no experiment can have one."""
-    groups = tuple(replace(group, max_slots=group.max_slots or None) for group in snapshot.groups)
+    groups = {id_: replace(group, max_slots=group.max_slots or None) for id_, group in snapshot.groups.items()}
     snapshot = replace(snapshot, groups=groups)
     again = parse_simulation(json.dumps(dump_simulation(snapshot, POOL, NOW)))
     assert again.now == NOW
@@ -407,7 +409,7 @@ def test_who_is_stopped_is_less_urgent_and_starts_somebody(snapshot: Snapshot) -
             places = agents[agent_id].used_zero_slot + (slots == 0)
             agents[agent_id] = replace(agents[agent_id], used=agents[agent_id].used + slots, used_zero_slot=places)
     waiting = tuple(request for request in snapshot.requests if request.trial_id not in taken)
-    after = plan(replace(snapshot, agents=tuple(agents.values()), running=left, requests=waiting, groups=()), NOW)
+    after = plan(replace(snapshot, agents=tuple(agents.values()), running=left, requests=waiting, groups={}), NOW)
     started = set(_assigned(after))
     for preemption in decided.preemptions:
         if snapshot.pools[0].policy == "priority" or not requests[preemption.for_trial_id].slots:
@@ -450,8 +452,8 @@ def test_in_every_order_of_ends_the_head_starts_as_early_as_without_backfill(
 
     def note(ledger: Ledger, request: PendingRequest, victims: Sequence[Running]) -> None:
         reserve(ledger, request, victims)
-        ahead.update(one.trial_id for one in ledger.assignments)
-        stoppable.update(work.allocation_id for work in ledger.stoppable)
+        ahead.update(one.trial_id for one in ledger.promises.assignments)
+        stoppable.update(work.allocation_id for work in ledger.reserved.stoppable)
 
     # What was assigned by then is ahead of the head in every policy.
     reserve = Ledger._reserve
@@ -573,6 +575,22 @@ def test_the_holder_waits_for_nobody_whom_it_may_have_stopped(snapshot: Snapshot
     assert find_fit(holder, room) is None
 
 
+@settings(deadline=None, max_examples=200)
+@given(snapshot=any_snapshots | contended_snapshots())
+def test_a_request_waits_behind_a_reservation_exactly_if_free_slots_would_do(snapshot: Snapshot) -> None:
+    decided = plan(snapshot, NOW)
+    if decided.preemptions or any(work.is_stopping for work in snapshot.running) or not snapshot.pools[0].backfill:
+        return  # others may have been promised free slots, or nothing starts behind the holder
+    room = Room(snapshot.agents, snapshot.pools[0])
+    for one in decided.assignments:
+        room.take(one.slots_by_agent)
+    waiting = (request for request in snapshot.requests if request.slots and request.trial_id in decided.reasons)
+    for request in waiting:
+        code, fits = decided.reasons[request.trial_id].code, find_fit(request, room) is not None
+        assert not fits or code not in (ReasonCode.NO_CAPACITY, ReasonCode.FRAGMENTED), request.trial_id
+        assert fits or code is not ReasonCode.BEHIND_RESERVATION, request.trial_id
+
+
 def _is_on_call_for(request: PendingRequest, work: Running, snapshot: Snapshot) -> bool:
     return (
         snapshot.pools[0].is_on_call_possible
@@ -594,7 +612,7 @@ def _is_stoppable_for(request: PendingRequest, work: Running, snapshot: Snapshot
 @given(snapshot=snapshots(), capacity=st.integers(0, 30))
 def test_shares_are_max_min_fair(snapshot: Snapshot, capacity: int) -> None:
     """No group gets more than it wants. A group that gets less has, for its weight, no less than any other."""
-    groups = {group.id: replace(group, weight=group.weight or 0.5) for group in snapshot.groups}
+    groups = {id_: replace(group, weight=group.weight or 0.5) for id_, group in snapshot.groups.items()}
     view = PoolView(snapshot.pools[0], snapshot.agents, snapshot.requests, snapshot.running, groups)
     shares = fair_shares(view, capacity)
     wanted: Counter[str] = Counter()
@@ -626,7 +644,7 @@ def test_a_group_has_others_stopped_only_up_to_its_own_share(snapshot: Snapshot)
         for agent_id, slots in work.slots_by_agent.items()
     )
     capacity = sum(agent.slots for agent in snapshot.agents if agent.is_usable) + lost
-    view = PoolView(snapshot.pools[0], snapshot.agents, snapshot.requests, snapshot.running, snapshot.group_by_id)
+    view = PoolView(snapshot.pools[0], snapshot.agents, snapshot.requests, snapshot.running, snapshot.groups)
     shares = fair_shares(view, capacity)
     held: Counter[str] = Counter()
     for work in snapshot.running:
@@ -696,3 +714,4 @@ def test_a_queue_that_is_kept_is_as_one_that_is_sorted(steps: list[tuple[int, in
     found, sorted_now = by_pool(kept.requests()), by_pool(tuple(there.values()))
     assert {pool: [*queue] for pool, queue in found.items()} == {pool: [*queue] for pool, queue in sorted_now.items()}
     assert sorted(kept.requests(), key=by_priority) == sorted(there.values(), key=by_priority)
+    assert (len(kept.requests()), kept.requests()[:]) == (len(there), tuple(kept.requests()))

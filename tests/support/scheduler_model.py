@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from operator import attrgetter
 
 from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Request, Timeline
@@ -278,5 +277,4 @@ def _expiry(allocation_id: str, now: float) -> Callable[[Records], Change]:
 
 
 def _in_one_order(snapshot: Snapshot) -> Snapshot:
-    requests, groups = sorted(snapshot.requests, key=by_priority), sorted(snapshot.groups, key=attrgetter("id"))
-    return replace(snapshot, requests=tuple(requests), groups=tuple(groups))
+    return replace(snapshot, requests=tuple(sorted(snapshot.requests, key=by_priority)))

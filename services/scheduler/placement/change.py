@@ -121,8 +121,9 @@ def apply_change(snapshot: Snapshot, change: Change) -> Snapshot:
         case EnableAgents(agent_ids):
             snapshot = _enable(snapshot, set(agent_ids))
         case RaiseMaxSlots(group, max_slots):
-            groups = (replace(g, max_slots=max_slots) if g.id == group else g for g in snapshot.groups)
-            snapshot = replace(snapshot, groups=tuple(groups))
+            if group in snapshot.groups:
+                raised = replace(snapshot.groups[group], max_slots=max_slots)
+                snapshot = replace(snapshot, groups={**snapshot.groups, group: raised})
         case MoveToFront(trial_id):
             snapshot = _with_request(snapshot, trial_id, is_first=True)
         case Release(trial_id):

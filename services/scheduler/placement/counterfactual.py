@@ -22,10 +22,11 @@ from services.scheduler.placement.change import (
     enabled,
 )
 from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.ledger import Ledger, Waiting
+from services.scheduler.placement.ledger import Ledger
 from services.scheduler.placement.outlook import Opening
 from services.scheduler.placement.room import Room
 from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Shape
+from services.scheduler.placement.waiting import Waiting
 
 
 class Counterfactual:
@@ -53,7 +54,7 @@ class Counterfactual:
         """Returns when the ends of running work would make room for the request, if no other request waited."""
         shape = request.shape
         if shape not in self._openings:
-            self._openings[shape] = self._ledger.outlook.opening(request)
+            self._openings[shape] = self._ledger.promises.outlook.opening(request)
         return self._openings[shape]
 
     def _exceeds_cap(self, request: PendingRequest) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from services.scheduler.placement.capability import Capability
 from services.scheduler.placement.fit import find_fit
 from services.scheduler.placement.order import by_priority
 from services.scheduler.placement.outlook import freed_by
+from services.scheduler.placement.promise import Promises
 from services.scheduler.placement.room import Room, Slots
-from services.scheduler.placement.snapshot import PendingRequest, Running
+from services.scheduler.placement.snapshot import PendingRequest, PoolView, Running
 
 # About the cost of two restarts: a full size that is expected within this time is worth waiting for.
 SOON_SECONDS = 60.0
@@ -32,7 +34,36 @@ def sizes_now(request: PendingRequest, now: float, opening_at: float | None) -> 
     return tuple(size for size in request.smaller_sizes if is_due or size == request.kept_slots)
 
 
-def growth_candidates(running: Iterable[Running], now: float) -> list[tuple[Running, PendingRequest]]:
+def promise_growth(view: PoolView, now: float, promises: Promises, capability: Capability, has_one_order: bool) -> None:
+    """Promises the slots of the full size to work on fewer slots, or keeps them while it stops. It runs first in a
+    plan, because a request with more right keeps the work from growing at all.
+
+    has_one_order: whether the pool's requests have one order. Without one every request may have more right, because
+    its turn depends on the others.
+    """
+
+    def has_more_right(request: PendingRequest, wanted: PendingRequest) -> bool:
+        """Returns whether this request waits for slots that smaller work would need to grow."""
+        if not request.slots or request.hold is not None or capability.of(request) != "fits":
+            return False
+        if has_one_order and by_priority(request) > by_priority(wanted):
+            return False
+        return request.not_before_at > now or quota.allows(request)
+
+    quota = promises.quota
+    for work, wanted in _growth_candidates(view.running, now):
+        extra = wanted.slots - work.slots
+        if quota.used[work.group] + extra > quota.cap_of(work.group):
+            continue
+        if any(has_more_right(request, wanted) for request in view.requests):
+            continue
+        grown = _find_growth(work, wanted, promises.room)
+        if grown is not None:
+            fit, left = grown
+            promises.grow(work, wanted, fit, left)
+
+
+def _growth_candidates(running: Iterable[Running], now: float) -> list[tuple[Running, PendingRequest]]:
     """Returns work that may grow now, or is being stopped for that, each with the request for its full size, in the
     order of the queue."""
     able = (
@@ -44,7 +75,7 @@ def growth_candidates(running: Iterable[Running], now: float) -> list[tuple[Runn
     return sorted(able, key=lambda pair: by_priority(pair[1]))
 
 
-def find_growth(work: Running, wanted: PendingRequest, room: Room) -> tuple[Slots, Slots] | None:
+def _find_growth(work: Running, wanted: PendingRequest, room: Room) -> tuple[Slots, Slots] | None:
     """Takes the slots for the full size out of the room: the work's own where they serve, and free ones.
 
     Returns where it fits, and which of its own slots come back to others; None when it does not fit. Its own slots

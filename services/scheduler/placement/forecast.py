@@ -14,10 +14,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf, log2
 
-from services.scheduler.placement.ledger import Ledger, Waiting
+from services.scheduler.placement.ledger import Ledger
 from services.scheduler.placement.outlook import LEAST_LEFT_SECONDS, Opening, freed_by
 from services.scheduler.placement.profile import Profile
 from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest
+from services.scheduler.placement.waiting import Waiting
 
 # A step beyond every profile.
 _NEVER = 1 << 30
@@ -30,17 +31,18 @@ class Forecast:
 
     def __init__(self, ledger: Ledger, opening: Callable[[PendingRequest], Opening | None]) -> None:
         self._ledger = ledger
+        self._reserved = ledger.reserved
         self._opening = opening
         self._requests = {request.trial_id: request for request in ledger.view.requests}
-        ends = [(end, work.slots) for end, work in ledger.outlook.ends if work.slots]
-        for assignment in ledger.assignments:
+        ends = [(end, work.slots) for end, work in ledger.promises.outlook.ends if work.slots]
+        for assignment in ledger.promises.assignments:
             request = self._requests[assignment.trial_id]
             if request.slots:
                 ends.append((ledger.now + self._run_seconds(request), sum(assignment.slots_by_agent.values())))
         self._profile = Profile(ledger.now, ledger.room.free, ends)
         self._lent_until = ledger.now
-        if ledger.reservation is not None and ledger.view.config.is_on_call_possible:
-            self._lent_until = ledger.reservation.at
+        if self._reserved.reservation is not None and ledger.view.config.is_on_call_possible:
+            self._lent_until = self._reserved.reservation.at
             self._profile.lend(self._profile.step_at(self._lent_until))
         else:
             self._profile.keep(self._kept_slots())
@@ -68,18 +70,18 @@ class Forecast:
         """Returns the time before which the request cannot start, even if no other request waited; None for never."""
         if waiting.cause == "claim":
             return self._ledger.now + LEAST_LEFT_SECONDS
-        reservation = self._ledger.reservation
-        if reservation is not None and reservation.trial_id == waiting.request.trial_id and self._ledger.stoppable:
+        reservation = self._reserved.reservation
+        if reservation is not None and self._reserved.is_holder(waiting.request) and self._reserved.stoppable:
             return reservation.at
         opening = self._opening(waiting.request)
         return None if opening is None else opening.at
 
     def _queued(self, waiting: Waiting, bound: float) -> float | None:
         """Returns the first time from the bound on at which the request finds room, and takes that room."""
-        request, reservation = waiting.request, self._ledger.reservation
+        request, reservation = waiting.request, self._reserved.reservation
         if waiting.cause == "claim":
             step, at = self._profile.step_at(bound), bound
-        elif reservation is not None and reservation.trial_id == request.trial_id:
+        elif reservation is not None and self._reserved.is_holder(request):
             at = max(bound, reservation.at)
             step = self._profile.step_at(at)
         else:
@@ -114,18 +116,18 @@ class Forecast:
     def _kept_slots(self) -> list[int]:
         """Returns, for each step before the reservation's time, how many free slots are kept for it. On the agents
         where its holder may start, these are all slots that are not spare; without backfill, all slots of the pool."""
-        reservation = self._ledger.reservation
+        reservation = self._reserved.reservation
         if reservation is None:
             return []
         num_steps = self._profile.step_at(reservation.at)
         if not self._ledger.view.config.backfill:
             return self._profile.free[:num_steps]
-        spare = self._ledger.spare.slots_by_agent
+        spare = self._reserved.spare.slots_by_agent
         freed: dict[str, list[int]] = {agent: [0] * (num_steps + 1) for agent in spare}
         for agent, steps in freed.items():
             bin_ = self._ledger.room.get(agent)
             steps[0] = bin_.free if bin_ is not None else 0
-        for end, work in self._ledger.outlook.ends:
+        for end, work in self._ledger.promises.outlook.ends:
             if end > reservation.at:
                 break
             for agent, slots in freed_by(work).items():
@@ -152,11 +154,11 @@ class _Caps:
         capped = {group.id for group in ledger.view.groups.values() if group.max_slots is not None}
         if not capped:
             return
-        for end, work in ledger.outlook.ends:
+        for end, work in ledger.promises.outlook.ends:
             if work.group in capped:
                 self._promise(work.group, work.slots, end)
         requests = {request.trial_id: request for request in ledger.view.requests}
-        for assignment in ledger.assignments:
+        for assignment in ledger.promises.assignments:
             self.promise(request := requests[assignment.trial_id], ledger.now + run_seconds(request))
 
     def allowed_at(self, request: PendingRequest) -> float | None:

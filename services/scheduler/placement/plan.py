@@ -54,7 +54,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
             agents=tuple(agents.get(config.name, ())),
             requests=requests.pop(config.name, ()),
             running=tuple(running.get(config.name, ())),
-            groups=snapshot.group_by_id,
+            groups=snapshot.groups,
             typical_run_seconds=snapshot.typical_run_seconds.get(config.name, 0.0),
         )
         # Without requests a pool still needs a plan if work on fewer slots may grow there.

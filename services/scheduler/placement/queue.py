@@ -56,14 +56,28 @@ class PoolQueue(Sequence[PendingRequest]):
         return in_order(chain.from_iterable(self.by_kind.values()))
 
 
-class Sorted(tuple[PendingRequest, ...]):
-    """Holds the requests of a snapshot in no order. by_pool: the same requests, sorted."""
+class ClusterQueue(Sequence[PendingRequest]):
+    """Holds the requests that wait in all pools. As a sequence, it has them in no particular order, without sorting."""
 
-    by_pool: Mapping[str, PoolQueue]
+    def __init__(self, by_pool: Mapping[str, PoolQueue]) -> None:
+        self.by_pool = by_pool
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_pool.values()))
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return (request for queue in self.by_pool.values() for line in queue.by_kind.values() for request in line)
+
+    @overload
+    def __getitem__(self, place: int) -> PendingRequest: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[PendingRequest]: ...
+    def __getitem__(self, place: int | slice) -> PendingRequest | Sequence[PendingRequest]:
+        return tuple(self)[place]
 
 
-def by_pool(requests: tuple[PendingRequest, ...]) -> Mapping[str, PoolQueue]:
-    if isinstance(requests, Sorted):
+def by_pool(requests: Sequence[PendingRequest]) -> Mapping[str, PoolQueue]:
+    if isinstance(requests, ClusterQueue):
         return requests.by_pool
     found: dict[str, list[PendingRequest]] = defaultdict(list)
     for request in requests:
@@ -90,15 +104,14 @@ class Queue:
         if not lines:
             del self._lines[request.pool]
 
-    def requests(self) -> Sorted:
-        """Returns the requests that wait now."""
-        queues = {
-            pool: PoolQueue({kind: tuple(line.requests) for kind, line in lines.items()})
-            for pool, lines in self._lines.items()
-        }
-        found = Sorted(chain.from_iterable(line for queue in queues.values() for line in queue.by_kind.values()))
-        found.by_pool = queues
-        return found
+    def requests(self) -> ClusterQueue:
+        """Returns the requests that wait now. Later changes of this queue do not change them."""
+        return ClusterQueue(
+            {
+                pool: PoolQueue({kind: tuple(line.requests) for kind, line in lines.items()})
+                for pool, lines in self._lines.items()
+            }
+        )
 
 
 class _Line:

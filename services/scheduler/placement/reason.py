@@ -19,9 +19,10 @@ from services.scheduler.placement.elastic import SOON_SECONDS
 from services.scheduler.placement.feasibility import describe_agents, never_fits
 from services.scheduler.placement.forecast import Forecast
 from services.scheduler.placement.lazy import Lazy
-from services.scheduler.placement.ledger import Cause, Ledger, Waiting
+from services.scheduler.placement.ledger import Ledger
 from services.scheduler.placement.room import Bin
 from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Shape
+from services.scheduler.placement.waiting import Cause, Waiting
 
 _Sentence = tuple[ReasonCode, str]
 # Causes that fewer slots may remove.
@@ -38,14 +39,17 @@ def close(ledger: Ledger) -> PoolPlan:
         replace(one, shrink_reason=explanation.why_smaller(requests[one.trial_id], ledger.shrunk[one.trial_id]))
         if one.trial_id in ledger.shrunk
         else one
-        for one in ledger.assignments
+        for one in ledger.promises.assignments
     )
-    return PoolPlan(assignments, tuple(ledger.preemptions), reasons, changes, ledger.reservation, ledger.look_at)
+    return PoolPlan(
+        assignments, tuple(ledger.promises.preemptions), reasons, changes, ledger.reserved.reservation, ledger.look_at
+    )
 
 
 class Explanation:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._reserved = ledger.reserved
         self._counterfactual = Counterfactual(ledger)
         # Requests of one shape and cause share a sentence, unless it names the request itself.
         self._sentences: dict[tuple[Cause, Shape], _Sentence] = {}
@@ -67,7 +71,7 @@ class Explanation:
         forecast = Forecast(self._ledger, self._counterfactual.opening)
         reasons: dict[str, Reason] = {}
         changes: dict[str, tuple[Change, ...]] = {}
-        for waiting in self._ledger.waiting:
+        for waiting in self._ledger.waiting():
             trial_id = waiting.request.trial_id
             needed = self._counterfactual.of(waiting)
             code, message = self._sentence(waiting)
@@ -113,16 +117,12 @@ class Explanation:
 
     def _sentence(self, waiting: Waiting) -> _Sentence:
         """Returns the sentence of a request. A sentence that names the request itself is not shared."""
-        if waiting.cause in ("held", "backoff", "quota", "claim") or self._holds(waiting.request):
+        if waiting.cause in ("held", "backoff", "quota", "claim") or self._reserved.is_holder(waiting.request):
             return self._tell[waiting.cause](waiting.request)
         key = waiting.cause, waiting.request.shape
         if key not in self._sentences:
             self._sentences[key] = self._tell[waiting.cause](waiting.request)
         return self._sentences[key]
-
-    def _holds(self, request: PendingRequest) -> bool:
-        reservation = self._ledger.reservation
-        return reservation is not None and reservation.trial_id == request.trial_id
 
     def _describe(self, changes: tuple[Change, ...]) -> str:
         key = tuple(MoveToFront if isinstance(change, MoveToFront) else change for change in changes)
@@ -132,14 +132,14 @@ class Explanation:
 
     def _blocking(self, waiting: Waiting, changes: Sequence[Change]) -> tuple[str, ...]:
         if waiting.cause == "claim":
-            return self._ledger.claims[waiting.request.trial_id]
+            return self._ledger.promises.claims[waiting.request.trial_id]
         if waiting.cause == "quota":
             return self._holders.get(waiting.request.group, ())
-        reservation = self._ledger.reservation
+        reservation = self._reserved.reservation
         if waiting.cause == "behind" and reservation is not None:
             return (reservation.trial_id,)
-        if self._holds(waiting.request) and self._ledger.waited_for:
-            return self._ledger.waited_for
+        if self._reserved.is_holder(waiting.request) and self._reserved.waited_for:
+            return self._reserved.waited_for
         return self._ending(changes)
 
     def _ending(self, changes: Sequence[Change]) -> tuple[str, ...]:
@@ -191,17 +191,17 @@ class Explanation:
         return ReasonCode.QUOTA_EXCEEDED, what
 
     def _claim(self, request: PendingRequest) -> _Sentence:
-        stopping = self._ledger.claims[request.trial_id]
+        stopping = self._ledger.promises.claims[request.trial_id]
         return ReasonCode.WAITING_FOR_PREEMPTION, f"{_needs(request)}; waits for {', '.join(stopping)} to stop"
 
     def _behind(self, request: PendingRequest) -> _Sentence:
-        reservation = self._ledger.reservation
+        reservation = self._reserved.reservation
         if reservation is None:
             return ReasonCode.BEHIND_RESERVATION, f"{_needs(request)}; the pool starts nobody before who is ahead of it"
         seconds = reservation.at - self._ledger.now
         held = ", ".join(f"{agent}: {slots}" for agent, slots in sorted(reservation.slots_by_agent.items())[:4])
         kept = f"{sum(reservation.slots_by_agent.values())} slots ({held}) are kept for {reservation.trial_id}"
-        others = self._ledger.spare.slots_by_agent.keys() - reservation.slots_by_agent.keys()
+        others = self._reserved.spare.slots_by_agent.keys() - reservation.slots_by_agent.keys()
         sooner = ", as are all others that would let it start sooner" if others else ""
         what = f"{_needs(request)}; {kept}, which is expected to start in {seconds:.0f} s{sooner}"
         return ReasonCode.BEHIND_RESERVATION, what
@@ -220,7 +220,7 @@ class Explanation:
         return ReasonCode.FRAGMENTED, f"{_needs(request)} on one agent or on whole idle ones; {spread}"
 
     def _stoppable(self, request: PendingRequest) -> str:
-        slots = sum(work.slots for work in self._ledger.stoppable) if self._holds(request) else 0
+        slots = sum(work.slots for work in self._reserved.stoppable) if self._reserved.is_holder(request) else 0
         return f"; {slots} more will be freed for it as soon as that is enough" if slots else ""
 
 

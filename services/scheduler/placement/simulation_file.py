@@ -84,7 +84,7 @@ def parse_simulation(text: str) -> Simulation:
         tuple(agents.values()),
         tuple(requests),
         tuple(running),
-        tuple(groups.values()),
+        groups,
         typical_run_seconds={POOL: top.number("typical_run_seconds", 0.0, 0.0)},
     )
     top.done()
@@ -122,7 +122,7 @@ def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]
         ],
         "groups": [
             {"id": group.id, "max_slots": group.max_slots, "weight": group.weight, "priority": group.priority}
-            for group in snapshot.groups
+            for group in snapshot.groups.values()
         ],
         "tasks": [*(_dump_running(work) for work in running), *(_dump_request(request) for request in requests)],
     }

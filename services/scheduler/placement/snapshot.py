@@ -70,12 +70,6 @@ class Group:
     priority: int = DEFAULT_PRIORITY
 
 
-class Groups(tuple[Group, ...]):
-    """Holds the groups of a snapshot. by_id: the same groups by their id, so that a plan need not index them again."""
-
-    by_id: Mapping[str, Group]
-
-
 # Slots, single agent, blocklist, excluded agents.
 Shape = tuple[int, bool, tuple[str, ...], tuple[tuple[str, str], ...]]
 # Smaller sizes, shrink_at, kept slots.
@@ -243,21 +237,17 @@ def default_pool(name: str) -> PoolConfig:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Holds the input of one planning cycle. requests: in any order; a Sorted tuple spares the planner its sorting.
-    revision: of the state that the snapshot was taken from. typical_run_seconds: by pool, the median of the runs that
-    have ended there; it replaces an unknown estimate, but only in the ETA."""
+    """Holds the input of one planning cycle. requests: in any order; a ClusterQueue (queue.py) spares the planner
+    its sorting. groups: by id. revision: of the state that the snapshot was taken from. typical_run_seconds: by pool,
+    the median of the runs that have ended there; it replaces an unknown estimate, but only in the ETA."""
 
     pools: tuple[PoolConfig, ...]
     agents: tuple[AgentRoom, ...]
-    requests: tuple[PendingRequest, ...] = ()
+    requests: Sequence[PendingRequest] = ()
     running: tuple[Running, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: Mapping[str, Group] = field(default_factory=dict)
     revision: int = 0
     typical_run_seconds: Mapping[str, float] = field(default_factory=dict)
-
-    @cached_property
-    def group_by_id(self) -> Mapping[str, Group]:
-        return self.groups.by_id if isinstance(self.groups, Groups) else {group.id: group for group in self.groups}
 
     @cached_property
     def pool_names(self) -> frozenset[str]:

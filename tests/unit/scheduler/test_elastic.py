@@ -193,7 +193,7 @@ def test_a_request_whose_cap_is_used_up_keeps_nothing_from_growing_once_its_back
     )
     agents = (AgentRoom("a1", "default", 4, 2), AgentRoom("a2", "default", 4, 1))
     urgent = PendingRequest("2.2", "2", "default", 2, priority=1, not_before_at=not_before_at)
-    snapshot = Snapshot((PoolConfig("default"),), agents, (urgent,), works, (Group("2", max_slots=2),))
+    snapshot = Snapshot((PoolConfig("default"),), agents, (urgent,), works, {"2": Group("2", max_slots=2)})
     assert [one.allocation_id for one in plan(snapshot, 100.0).preemptions] == (["1.1.1"] if grows else [])
 
 

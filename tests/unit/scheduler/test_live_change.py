@@ -85,7 +85,7 @@ def test_a_lower_max_slots_stops_nothing_and_starts_nothing() -> None:
     assert allocation.state is State.STARTING
     facts = facts_of(_experiment(model, 1).config_json)
     assert (facts.max_slots, facts.weight) == (2, 3.0)
-    [group] = model.snapshot().groups
+    [group] = model.snapshot().groups.values()
     assert (group.id, group.max_slots, group.weight) == ("experiment 1", 2, 3.0)
     model.change_resources(1, max_slots=0)
     assert facts_of(_experiment(model, 1).config_json).max_slots is None

@@ -40,7 +40,9 @@ def _plan(
         for agent_id, slots in work.slots_by_agent.items():
             used[agent_id] += slots
     agents = tuple(AgentRoom(agent_id, "default", slots, used[agent_id]) for agent_id, slots in sizes.items())
-    return plan(Snapshot((config,), agents, tuple(requests), tuple(running or ()), groups), NOW)
+    return plan(
+        Snapshot((config,), agents, tuple(requests), tuple(running or ()), {one.id: one for one in groups}), NOW
+    )
 
 
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
@@ -137,6 +139,19 @@ def test_short_work_backfills_and_long_work_waits() -> None:
     assert reason.would_start_if == "it is moved to the front of the queue"
     assert _assigned(_plan(POOL, {"a": 4}, [_request(1, 4), short], running)) == {"2.1": {"a": 1}}
     assert _assigned(_plan(replace(POOL, backfill=False), {"a": 4}, [_request(1, 4), short], running)) == {}
+
+
+def test_a_request_is_not_said_to_wait_for_a_reservation_once_the_pool_is_full() -> None:
+    """The one in front would have fitted without the reservation, until a short one took the last slot."""
+    running = [_work(10, "a", 3, estimated_end_at=NOW + 100, is_bounded=True)]
+    short = _request(4, 1, estimated_seconds=90.0, is_bounded=True)
+    decided = _plan(POOL, {"a": 4}, [_request(1, 4), _request(2, 1), _request(3, 1), short], running)
+    assert _assigned(decided) == {"4.1": {"a": 1}}
+    for trial_id in ("2.1", "3.1"):
+        reason = decided.reasons[trial_id]
+        assert reason.code is ReasonCode.NO_CAPACITY
+        assert reason.message == "needs 1 slot; 0 of 4 are free in pool 'default'"
+        assert reason.would_start_if == "it is moved to the front of the queue"
 
 
 def _on_call(number: int, agent: str, slots: int, **fields: object) -> Running:

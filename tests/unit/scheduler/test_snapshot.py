@@ -46,7 +46,7 @@ def test_a_pool_has_its_own_default_priority() -> None:
     model.submit("lab", 1, resource_pool="lab")
     [request] = model.snapshot().requests
     assert request.priority == 10
-    assert model.snapshot().groups[0].priority == 10
+    assert [group.priority for group in model.snapshot().groups.values()] == [10]
 
 
 def test_paused_requests_are_held_and_say_by_whom() -> None:

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from services.scheduler.placement.assignment import PoolPlan
-from services.scheduler.placement.ledger import Ledger, Victims
+from services.scheduler.placement.ledger import Ledger
 from services.scheduler.placement.order import by_priority
+from services.scheduler.placement.preemption import Victims
 from services.scheduler.placement.queue import PoolQueue
 from services.scheduler.placement.reason import close
 from services.scheduler.placement.snapshot import PendingRequest, PoolView, Running
@@ -46,7 +47,7 @@ def _victims(
 ) -> Sequence[Running]:
     """Returns the work that the request may have stopped. victims, on_call: the least urgent first."""
     found = less_urgent(victims, request)
-    if not on_call or ledger.reservation is not None:
+    if not on_call or ledger.reserved.reservation is not None:
         return found
     place = by_priority(request)
     equal = (work for work in on_call if work.priority == request.priority)
