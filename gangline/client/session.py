@@ -28,7 +28,7 @@ from gangline.client.record import (
 from gangline.client.submission import Submission, prepare_submission
 from gangline.config import parse_config
 from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
-from gangline.domain.explanation import Explanation, explain
+from gangline.domain.explanation import Explanation
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import parse_job_id
 from gangline.domain.resource import Agent
@@ -37,7 +37,7 @@ from gangline.domain.state import Availability, ExperimentAction, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
 from gangline.errors import Effect, ErrorKind, GanglineError
-from gangline.rpc import CHUNK_BYTES
+from gangline.rpc import CHUNK_BYTES, is_unknown_method
 from gangline.v1 import gateway_pb2 as pb
 from gangline.wire import from_proto
 
@@ -263,19 +263,24 @@ class Client:
         experiment_id: 0 for all experiments.
         """
         answer = self._connection.call(self._stub.ListTasks, pb.ListTasksRequest(experiment_id=experiment_id))
-        return [view.task(message) for message in answer.tasks]
+        return [from_proto(Task, message) for message in answer.tasks]
 
     def explain(self, job_id: int | str) -> Explanation:
         """Explains why an experiment (7) or one of its trials ("7.1") waits, what would start it and when, or where it
         runs.
 
-        Raises GanglineError `id.job`, `experiment.not_found`, `trial.not_found`.
+        Raises GanglineError `id.job`, `experiment.not_found`, `trial.not_found`, and `job.unexplained` for a gateway of
+        an older version.
         """
-        experiment_id, trial_id = parse_job_id(str(job_id))
-        found = self.get_experiment(experiment_id)
-        trials = [trial.trial for trial in found.trials]
-        agents = [agent.agent for agent in self.list_agents()]
-        return explain(found.experiment, found.reason, trials, self.list_tasks(), agents, trial_id=trial_id)
+        parse_job_id(str(job_id))
+        try:
+            answer = self._connection.call(self._stub.ExplainJob, pb.ExplainJobRequest(job_id=str(job_id)))
+        except GanglineError as error:
+            if not is_unknown_method(error):
+                raise
+            text = "this gateway is too old to explain a job; upgrade it, or look with: gangline job list"
+            raise GanglineError("job.unexplained", text, ErrorKind.UNAVAILABLE) from error
+        return from_proto(Explanation, answer.explanation)
 
     def get_snapshot(self, pool: str = "") -> str:
         """Returns the planner's present input, as JSON that `gangline simulate` reads. pool: empty for the only one."""

@@ -15,11 +15,10 @@ from gangline.client.record import (
     Progress,
     TrialView,
 )
-from gangline.domain.allocation import Allocation, Reason, Request
+from gangline.domain.allocation import Allocation, Reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Cluster, ServiceInstance
 from gangline.domain.search import Search
-from gangline.domain.task import Task
 from gangline.v1 import gateway_pb2, ingest_pb2
 from gangline.wire import from_proto
 
@@ -62,19 +61,6 @@ def log_entry(message: gateway_pb2.StoredLog) -> LogEntry:
 
 def metrics_entry(message: gateway_pb2.StoredMetrics) -> MetricsEntry:
     return MetricsEntry(message.id, message.trial_id, message.at, metrics(message.point))
-
-
-def task(message: gateway_pb2.Task) -> Task:
-    return Task(
-        trial=from_proto(Trial, message.trial),
-        experiment_name=message.experiment_name,
-        allocation=_optional(Allocation, message, "allocation"),
-        request=_optional(Request, message, "request"),
-        reason=_optional(Reason, message, "reason"),
-        queue_place=message.queue_place,
-        priority=message.priority if message.HasField("priority") else None,
-        weight=message.weight,
-    )
 
 
 def agent_view(message: gateway_pb2.AgentView) -> AgentView:

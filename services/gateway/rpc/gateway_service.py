@@ -114,7 +114,11 @@ class GatewayService(GatewayServiceServicer):
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         tasks = await self._usecases.queue.list_tasks(current_principal(), request.experiment_id)
-        return pb.ListTasksResponse(tasks=[mapping.task_to_proto(task) for task in tasks])
+        return pb.ListTasksResponse(tasks=[wire.to_proto(task) for task in tasks])
+
+    async def ExplainJob(self, request: pb.ExplainJobRequest, context: Context) -> pb.ExplainJobResponse:
+        explanation = await self._usecases.queue.explain(current_principal(), request.job_id)
+        return pb.ExplainJobResponse(explanation=wire.to_proto(explanation))
 
     async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
         views = self._usecases.agents.list(current_principal())

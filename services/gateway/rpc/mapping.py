@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from gangline import wire
 from gangline.domain.experiment import QueueMove, ResourceChange
 from gangline.domain.state import ExperimentAction
-from gangline.domain.task import Task
 from gangline.errors import invalid
 from gangline.v1 import gateway_pb2, ingest_pb2
 from services.gateway.record import (
@@ -78,19 +77,6 @@ def experiment_view_to_proto(view: ExperimentView) -> gateway_pb2.ExperimentView
         trials=[_trial_view_to_proto(trial) for trial in view.trials],
         search=wire.to_proto(view.search) if view.search else None,
         reason=wire.to_proto(view.reason) if view.reason else None,
-    )
-
-
-def task_to_proto(task: Task) -> gateway_pb2.Task:
-    return gateway_pb2.Task(
-        trial=wire.to_proto(task.trial),
-        experiment_name=task.experiment_name,
-        allocation=wire.to_proto(task.allocation) if task.allocation else None,
-        request=wire.to_proto(task.request) if task.request else None,
-        reason=wire.to_proto(task.reason) if task.reason else None,
-        queue_place=task.queue_place,
-        priority=task.priority,
-        weight=task.weight,
     )
 
 

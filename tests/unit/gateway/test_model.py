@@ -73,7 +73,7 @@ def test_waiting_task_carries_request_and_reason() -> None:
     task = Task(TRIAL, "digits", request=Request("7.1", 7, "default", 2, submitted_at=1.0), reason=REASON)
     document = as_json(model.Task.model_validate(task))
     assert document["request"] == {"pool": "default", "slots": 2, "priority": 42, "submittedAt": "1970-01-01T00:00:01Z"}
-    assert mapping.task_to_proto(task).reason.blocking_ids == ["8.1"]
+    assert wire.to_proto(task).reason.blocking_ids == ["8.1"]
 
 
 def test_rank_zero_differs_from_no_rank() -> None:
