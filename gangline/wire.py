@@ -16,6 +16,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, cast
 
 from google.protobuf.message import Message
@@ -25,6 +26,8 @@ from gangline.v1 import types_pb2
 # Where a record's message is looked for. Those after the first are loaded when a record is not in types.proto, so a
 # rank never loads the messages of the gateway.
 _MODULES = ("types_pb2", "gateway_pb2", "ingest_pb2")
+# The records that are not called like their message.
+_MESSAGE_NAMES = {"ClusterView": "GetClusterResponse"}
 
 T = typing.TypeVar("T")
 E = typing.TypeVar("E", bound=StrEnum)
@@ -97,11 +100,12 @@ def _message_of(record_type: type) -> type[Message]:
 
 @cache
 def _message(record_type: type) -> type[Message]:
+    name = _MESSAGE_NAMES.get(record_type.__name__, record_type.__name__)
     for module in _MODULES:
-        found = getattr(import_module(f"gangline.v1.{module}"), record_type.__name__, None)
+        found = getattr(import_module(f"gangline.v1.{module}"), name, None)
         if found is not None:
             return cast("type[Message]", found)
-    raise LookupError(f"no message is called {record_type.__name__}")
+    raise LookupError(f"no message is called {name}")
 
 
 def _plan_of(record_type: type) -> tuple[FieldPlan, ...]:
@@ -141,7 +145,7 @@ def _field_plan(name: str, hint: Any, default: Any) -> tuple[Setter, Getter]:
             lambda m, v: setattr(m, name, v),
             lambda m: getattr(m, name) if m.HasField(name) else None,
         )
-    return (lambda m, v: setattr(m, name, v), lambda m: getattr(m, name))
+    return (lambda m, v: setattr(m, name, v), attrgetter(name))
 
 
 def _repeated_plan(name: str, item: Any) -> tuple[Setter, Getter]:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from gangline import wire
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability
+from gangline.domain.view import AgentView
 from gangline.errors import invalid, not_found
 from gangline.v1 import scheduler_pb2
 from services.common.server import Principal
 from services.gateway.auth import check_admin, check_user
 from services.gateway.leader import Leader
 from services.gateway.mirror import Watched
-from services.gateway.record import AgentView
 
 
 class Agents:

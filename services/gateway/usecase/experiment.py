@@ -12,6 +12,7 @@ from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Tr
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, State
 from gangline.domain.trace import TraceOrder, check_batches
+from gangline.domain.view import ExperimentView, TrialView
 from gangline.errors import GanglineError, invalid, not_found
 from gangline.v1 import scheduler_pb2
 from services.common.server import Principal
@@ -19,7 +20,6 @@ from services.gateway.auth import check_user
 from services.gateway.leader import Leader, check_request_id
 from services.gateway.mirror import LEADER_BELL, Watched
 from services.gateway.parsing import off_loop, read_text
-from services.gateway.record import ExperimentView, TrialView
 from services.gateway.submitter import Submitter
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
