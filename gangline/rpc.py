@@ -140,6 +140,12 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
     return GanglineError("rpc.failed", f"{target} answered {status.name}: {failure.details()}", kind)
 
 
+def is_unknown_method(error: GanglineError) -> bool:
+    """Returns whether a call failed because its peer, of an older version, does not have the method."""
+    failure = error.__cause__
+    return isinstance(failure, grpc.RpcError) and failure.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 def find_leader(failure: grpc.RpcError) -> str:
     """Returns "host:port" of the scheduler that leads where the failed call's answer names it; else an empty string."""
     detail = _find_detail(failure)

@@ -1,9 +1,10 @@
 """The only map between protos and the domain.
 
-A domain record and its message have the same field names, so one generic mapping serves all of them. Enums map by name,
+A domain record and its message have the same name and the same field names, so one generic mapping serves all of them.
+Enums map by name,
 tuples to repeated fields, mappings to maps, and None to an absent or unspecified field. An unspecified enum without
-None maps to the record's default. The module opens no connection. Its only state is the field plan that it derives once
-for each class.
+None maps to the record's default. The module opens no connection. Its only state are the message class and the field
+plan that it derives once for each record class.
 """
 
 from __future__ import annotations
@@ -14,46 +15,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from importlib import import_module
+from operator import attrgetter
 from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from gangline.domain import allocation, experiment, fusion, resource, search, trace
 from gangline.v1 import types_pb2
 
-_MESSAGE_BY_RECORD: dict[type, type[Message]] = {
-    record: getattr(types_pb2, record.__name__)
-    for record in (
-        allocation.Allocation,
-        allocation.Exclusion,
-        allocation.ExitReport,
-        allocation.LogHit,
-        allocation.Member,
-        allocation.Reason,
-        allocation.Request,
-        allocation.SizeChange,
-        allocation.Timeline,
-        experiment.Checkpoint,
-        experiment.Experiment,
-        experiment.QueueMove,
-        experiment.ResourceChange,
-        experiment.Trial,
-        fusion.FusionRecord,
-        resource.Agent,
-        resource.Cluster,
-        resource.Counter,
-        resource.FailedStart,
-        resource.NetworkInterface,
-        resource.ServiceInstance,
-        resource.Slot,
-        resource.User,
-        search.Search,
-        search.SearchEvent,
-        search.SearchLog,
-        search.SearchPreview,
-        trace.TraceOrder,
-    )
-}
+# Where a record's message is looked for. Those after the first are loaded when a record is not in types.proto, so a
+# rank never loads the messages of the gateway.
+_MODULES = ("types_pb2", "gateway_pb2", "ingest_pb2")
+# The records that are not called like their message.
+_MESSAGE_NAMES = {"ClusterView": "GetClusterResponse"}
 
 T = typing.TypeVar("T")
 E = typing.TypeVar("E", bound=StrEnum)
@@ -64,9 +38,9 @@ FieldPlan = tuple[str, Setter, Getter, bool]
 
 
 def to_proto(record: Any) -> Any:
-    """Returns the message of types.proto that holds the same as this domain record."""
+    """Returns the message that holds the same as this domain record."""
     record_type = type(record)
-    message = _MESSAGE_BY_RECORD[record_type]()
+    message = _message_of(record_type)()
     for name, setter, _, has_presence in _plan_of(record_type):
         value = getattr(record, name)
         # Most fields of most records are empty, which is what a message's field without presence is before it is set.
@@ -95,7 +69,7 @@ def encode(record: Any) -> bytes:
 
 def decode(record_type: type[T], payload: bytes) -> T:
     """Reads what `encode` wrote. Raises google.protobuf's DecodeError for other bytes."""
-    return from_proto(record_type, _MESSAGE_BY_RECORD[record_type].FromString(payload))
+    return from_proto(record_type, _message_of(record_type).FromString(payload))
 
 
 def enum_number(member: StrEnum) -> int:
@@ -120,6 +94,20 @@ def _members(enum_type: type[StrEnum]) -> dict[int, StrEnum]:
     return {number: member for member, number in _numbers(enum_type).items()}
 
 
+def _message_of(record_type: type) -> type[Message]:
+    return _message(cast("Any", record_type))
+
+
+@cache
+def _message(record_type: type) -> type[Message]:
+    name = _MESSAGE_NAMES.get(record_type.__name__, record_type.__name__)
+    for module in _MODULES:
+        found = getattr(import_module(f"gangline.v1.{module}"), name, None)
+        if found is not None:
+            return cast("type[Message]", found)
+    raise LookupError(f"no message is called {name}")
+
+
 def _plan_of(record_type: type) -> tuple[FieldPlan, ...]:
     return _plan(cast("Any", record_type))
 
@@ -127,7 +115,7 @@ def _plan_of(record_type: type) -> tuple[FieldPlan, ...]:
 @cache
 def _plan(record_type: type) -> tuple[FieldPlan, ...]:
     """Returns name, setter, getter, and whether its message tells an empty value from an absent one."""
-    described = _MESSAGE_BY_RECORD[record_type].DESCRIPTOR.fields_by_name
+    described = _message_of(record_type).DESCRIPTOR.fields_by_name
     hints = typing.get_type_hints(record_type)
     found: list[Field[Any]] = list(fields(record_type))
     return tuple(
@@ -157,7 +145,7 @@ def _field_plan(name: str, hint: Any, default: Any) -> tuple[Setter, Getter]:
             lambda m, v: setattr(m, name, v),
             lambda m: getattr(m, name) if m.HasField(name) else None,
         )
-    return (lambda m, v: setattr(m, name, v), lambda m: getattr(m, name))
+    return (lambda m, v: setattr(m, name, v), attrgetter(name))
 
 
 def _repeated_plan(name: str, item: Any) -> tuple[Setter, Getter]:

@@ -29,8 +29,8 @@ from gangline.cli.summary import (
 )
 from gangline.cli.terminal import is_terminal, raw_output, say
 from gangline.cli.text import format_duration, format_metrics
-from gangline.client.record import ExperimentView, TrialView
 from gangline.domain.state import State
+from gangline.domain.view import ExperimentView, TrialView
 from gangline.printable import to_line, to_printable
 
 # Least interval between two plain lines that show only progress. A change of state is always written.

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gangline.cli.text import count, format_table
-from gangline.client.record import ExperimentView, TrialView
 from gangline.domain.experiment import Experiment
 from gangline.domain.state import State
+from gangline.domain.view import ExperimentView, TrialView
 
 _STATES = (State.RUNNING, State.STARTING, State.STOPPING, State.QUEUED)
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from gangline.cli.search_summary import best_trial, is_search, search_line, trial_table
 from gangline.cli.text import format_duration, format_metrics
-from gangline.client.record import ExperimentView, TrialView
 from gangline.domain import explanation
 from gangline.domain.allocation import ExitReport, shrunk_reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.pause import clock_time, describe_exclusion
 from gangline.domain.state import Outcome, ReasonCode, State
+from gangline.domain.view import ExperimentView, TrialView
 
 _MOST_LAST_LINES = 12
 

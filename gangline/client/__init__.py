@@ -3,23 +3,17 @@
 from gangline.client.change import new_request_id
 from gangline.client.login import Login, find_login, load_login
 from gangline.client.packing import CodeArchive, pack_code
-from gangline.client.record import (
-    AgentView,
-    ClusterView,
-    Created,
-    EtcdHealth,
-    ExperimentView,
-    LogEntry,
-    Metrics,
-    MetricsEntry,
-    Progress,
-    TrialView,
-)
+from gangline.client.record import Created, LogEntry
 from gangline.client.session import Client
 from gangline.client.submission import Submission, prepare_submission
 from gangline.domain.explanation import Blocker, Explanation, TaskExplanation
+from gangline.domain.history import MetricsPoint as Metrics
+from gangline.domain.history import ProgressPoint as Progress
+from gangline.domain.history import StoredMetrics as MetricsEntry
+from gangline.domain.resource import EtcdHealth
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder
+from gangline.domain.view import AgentView, ClusterView, ExperimentView, TrialView
 
 __all__ = [
     "AgentView",

@@ -11,33 +11,28 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from gangline.client import change, view
+from gangline.client import change
 from gangline.client.change import new_request_id
 from gangline.client.connection import Connection, say_create
 from gangline.client.download import check_target, write_files
 from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
-from gangline.client.record import (
-    AgentView,
-    ClusterView,
-    Created,
-    ExperimentView,
-    LogEntry,
-    MetricsEntry,
-)
+from gangline.client.record import Created, LogEntry, log_entry
 from gangline.client.submission import Submission, prepare_submission
 from gangline.config import parse_config
 from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
-from gangline.domain.explanation import Explanation, explain
+from gangline.domain.explanation import Explanation
 from gangline.domain.fusion import FusionRecord
+from gangline.domain.history import StoredLog, StoredMetrics
 from gangline.domain.id import parse_job_id
 from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, ExperimentAction, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
+from gangline.domain.view import AgentView, ClusterView, ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
-from gangline.rpc import CHUNK_BYTES
+from gangline.rpc import CHUNK_BYTES, is_unknown_method
 from gangline.v1 import gateway_pb2 as pb
 from gangline.wire import from_proto
 
@@ -131,7 +126,7 @@ class Client:
 
     def get_experiment(self, experiment_id: int) -> ExperimentView:
         answer = self._connection.call(self._stub.GetExperiment, pb.GetExperimentRequest(experiment_id=experiment_id))
-        return view.experiment_view(answer.view)
+        return from_proto(ExperimentView, answer.view)
 
     def watch_experiment(self, experiment_id: int, seconds: float | None = None) -> Iterator[ExperimentView]:
         """Yields the view now and after each change, until the experiment has ended. It survives a gateway's restart.
@@ -140,7 +135,7 @@ class Client:
         """
         request = pb.WatchExperimentRequest(experiment_id=experiment_id)
         for message in self._connection.stream(self._stub.WatchExperiment, lambda: request, seconds):
-            found = view.experiment_view(message.view)
+            found = from_proto(ExperimentView, message.view)
             yield found
             if found.experiment.state is State.TERMINAL:
                 return
@@ -241,11 +236,11 @@ class Client:
             for stored in message.logs:
                 if stored.id > last_id:
                     last_id = stored.id
-                    yield view.log_entry(stored)
+                    yield log_entry(from_proto(StoredLog, stored))
 
     def stream_metrics(
         self, experiment_id: int, trial_id: str = "", group: str = "", follow: bool = False
-    ) -> Iterator[MetricsEntry]:
+    ) -> Iterator[StoredMetrics]:
         """Yields metrics, oldest first. group: limits them to this name, such as "validation"; empty for all. follow:
         goes on until the experiment has ended."""
         last_id = 0
@@ -254,7 +249,7 @@ class Client:
             for stored in message.metrics:
                 if stored.id > last_id:
                     last_id = stored.id
-                    yield view.metrics_entry(stored)
+                    yield from_proto(StoredMetrics, stored)
 
     def list_tasks(self, experiment_id: int = 0) -> list[Task]:
         """Returns the running tasks, oldest first, then the waiting ones, in the order in which the planner considers
@@ -263,19 +258,24 @@ class Client:
         experiment_id: 0 for all experiments.
         """
         answer = self._connection.call(self._stub.ListTasks, pb.ListTasksRequest(experiment_id=experiment_id))
-        return [view.task(message) for message in answer.tasks]
+        return [from_proto(Task, message) for message in answer.tasks]
 
     def explain(self, job_id: int | str) -> Explanation:
         """Explains why an experiment (7) or one of its trials ("7.1") waits, what would start it and when, or where it
         runs.
 
-        Raises GanglineError `id.job`, `experiment.not_found`, `trial.not_found`.
+        Raises GanglineError `id.job`, `experiment.not_found`, `trial.not_found`, and `job.unexplained` for a gateway of
+        an older version.
         """
-        experiment_id, trial_id = parse_job_id(str(job_id))
-        found = self.get_experiment(experiment_id)
-        trials = [trial.trial for trial in found.trials]
-        agents = [agent.agent for agent in self.list_agents()]
-        return explain(found.experiment, found.reason, trials, self.list_tasks(), agents, trial_id=trial_id)
+        parse_job_id(str(job_id))
+        try:
+            answer = self._connection.call(self._stub.ExplainJob, pb.ExplainJobRequest(job_id=str(job_id)))
+        except GanglineError as error:
+            if not is_unknown_method(error):
+                raise
+            text = "this gateway is too old to explain a job; upgrade it, or look with: gangline job list"
+            raise GanglineError("job.unexplained", text, ErrorKind.UNAVAILABLE) from error
+        return from_proto(Explanation, answer.explanation)
 
     def get_snapshot(self, pool: str = "") -> str:
         """Returns the planner's present input, as JSON that `gangline simulate` reads. pool: empty for the only one."""
@@ -284,7 +284,7 @@ class Client:
 
     def list_agents(self) -> list[AgentView]:
         answer = self._connection.call(self._stub.ListAgents, pb.ListAgentsRequest())
-        return [view.agent_view(message) for message in answer.agents]
+        return [from_proto(AgentView, message) for message in answer.agents]
 
     def enable_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
         """Lets new work start on it again. slot_ids: limits the change to these of its slots. This and the next two
@@ -331,7 +331,7 @@ class Client:
         return self._connection.call(self._stub.ForgetFusion, request).is_forgotten
 
     def get_cluster(self) -> ClusterView:
-        return view.cluster_view(self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
+        return from_proto(ClusterView, self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
 
     def _submit(self, config_json: str, code_sha256: str, request_id: str, is_open: bool) -> Created:
         request = pb.CreateExperimentRequest(request_id=request_id, config_json=config_json, code_sha256=code_sha256)

@@ -1,7 +1,7 @@
 """PURE: explains why an experiment or a trial runs or waits: its tasks, and the things that block it.
 
 The planner decides why a request waits (Reason). This module resolves the ids in that reason, so that a reader
-understands them. The gateway and the SDK make the same explanation with it.
+understands them. The gateway makes each explanation; the HTTP API, the SDK and the commands show it.
 """
 
 from __future__ import annotations

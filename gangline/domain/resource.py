@@ -1,4 +1,4 @@
-"""PURE: a cluster's resources: agents, their slots and interfaces. types.proto explains the fields."""
+"""PURE: a cluster's resources: agents, their slots and interfaces, services, etcd. types.proto explains the fields."""
 
 from __future__ import annotations
 
@@ -87,6 +87,22 @@ class Cluster:
     schema_version: int
     id: str
     created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdHealth:
+    """Describes whether etcd works. is_available: a linearizable read was answered. num_members: number of configured
+    endpoints.
+
+    problem: one sentence while etcd is not available. since: wall-clock time at which this state began; 0 for the
+    start.
+    """
+
+    is_available: bool = True
+    num_members: int = 0
+    num_answering: int = 0
+    problem: str = ""
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -687,6 +687,114 @@ class Task(google.protobuf.message.Message):
 Global___Task: typing_extensions.TypeAlias = Task
 
 @typing.final
+class ExplainJobRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Of an experiment ("7") or of one of its trials ("7.1")."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+
+Global___ExplainJobRequest: typing_extensions.TypeAlias = ExplainJobRequest
+
+@typing.final
+class ExplainJobResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPLANATION_FIELD_NUMBER: builtins.int
+    @property
+    def explanation(self) -> Global___Explanation: ...
+    def __init__(
+        self,
+        *,
+        explanation: Global___Explanation | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["explanation", b"explanation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["explanation", b"explanation"]) -> None: ...
+
+Global___ExplainJobResponse: typing_extensions.TypeAlias = ExplainJobResponse
+
+@typing.final
+class Explanation(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    @property
+    def reason(self) -> gangline.v1.types_pb2.Reason:
+        """Why no further trial starts: it is paused, or the search waits for trials to end; absent otherwise."""
+
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TaskExplanation]:
+        """The requested trial, ended or not; for an experiment all trials that have not ended."""
+
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+        reason: gangline.v1.types_pb2.Reason | None = ...,
+        tasks: collections.abc.Iterable[Global___TaskExplanation] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment", "reason", b"reason"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "reason", b"reason", "tasks", b"tasks"]) -> None: ...
+
+Global___Explanation: typing_extensions.TypeAlias = Explanation
+
+@typing.final
+class TaskExplanation(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    BLOCKERS_FIELD_NUMBER: builtins.int
+    @property
+    def task(self) -> Global___Task: ...
+    @property
+    def blockers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Blocker]:
+        """The things that the ids in the task's reason name, in their order."""
+
+    def __init__(
+        self,
+        *,
+        task: Global___Task | None = ...,
+        blockers: collections.abc.Iterable[Global___Blocker] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "task", b"task"]) -> None: ...
+
+Global___TaskExplanation: typing_extensions.TypeAlias = TaskExplanation
+
+@typing.final
+class Blocker(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    kind: builtins.str
+    """"allocation", "trial" or "agent"; "gone" for an id that no longer exists."""
+    text: builtins.str
+    """A part of a sentence that describes it."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        kind: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "kind", b"kind", "text", b"text"]) -> None: ...
+
+Global___Blocker: typing_extensions.TypeAlias = Blocker
+
+@typing.final
 class ListAgentsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

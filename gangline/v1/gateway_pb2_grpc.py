@@ -99,6 +99,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.ListTasksRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.ListTasksResponse.FromString,
                 _registered_method=True)
+        self.ExplainJob = channel.unary_unary(
+                '/gangline.v1.GatewayService/ExplainJob',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.ExplainJobRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.ExplainJobResponse.FromString,
+                _registered_method=True)
         self.ListAgents = channel.unary_unary(
                 '/gangline.v1.GatewayService/ListAgents',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.ListAgentsRequest.SerializeToString,
@@ -236,6 +241,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainJob(self, request, context):
+        """Explains why an experiment or a trial waits, what would start it and when, or where it runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAgents(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -362,6 +374,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.ListTasks,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.ListTasksRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.ListTasksResponse.SerializeToString,
+            ),
+            'ExplainJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainJob,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.ExplainJobRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.ExplainJobResponse.SerializeToString,
             ),
             'ListAgents': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAgents,
@@ -760,6 +777,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/ListTasks',
             gangline_dot_v1_dot_gateway__pb2.ListTasksRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.ListTasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ExplainJob',
+            gangline_dot_v1_dot_gateway__pb2.ExplainJobRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.ExplainJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -233,6 +233,22 @@ _GatewayServiceListTasksType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceExplainJobType = typing_extensions.TypeVar(
+    '_GatewayServiceExplainJobType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ExplainJobRequest,
+        gangline.v1.gateway_pb2.ExplainJobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ExplainJobRequest,
+        gangline.v1.gateway_pb2.ExplainJobResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ExplainJobRequest,
+        gangline.v1.gateway_pb2.ExplainJobResponse,
+    ],
+)
+
 _GatewayServiceListAgentsType = typing_extensions.TypeVar(
     '_GatewayServiceListAgentsType',
     grpc.UnaryUnaryMultiCallable[
@@ -377,7 +393,7 @@ _GatewayServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -431,6 +447,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListTasksRequest,
             gangline.v1.gateway_pb2.ListTasksResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ExplainJobRequest,
+            gangline.v1.gateway_pb2.ExplainJobResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListAgentsRequest,
@@ -525,6 +545,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.ListTasksResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ExplainJobRequest,
+            gangline.v1.gateway_pb2.ExplainJobResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListAgentsRequest,
             gangline.v1.gateway_pb2.ListAgentsResponse,
         ],
@@ -597,6 +621,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     ListTasks: _GatewayServiceListTasksType
     """What runs and what waits, each waiting one with its reason."""
+
+    ExplainJob: _GatewayServiceExplainJobType
+    """Explains why an experiment or a trial waits, what would start it and when, or where it runs."""
 
     ListAgents: _GatewayServiceListAgentsType
 
@@ -673,6 +700,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ListTasksRequest,
         gangline.v1.gateway_pb2.ListTasksResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ExplainJobRequest,
+        gangline.v1.gateway_pb2.ExplainJobResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ListAgentsRequest,
@@ -813,6 +844,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.ListTasksResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ListTasksResponse]]:
         """What runs and what waits, each waiting one with its reason."""
+
+    @abc.abstractmethod
+    def ExplainJob(
+        self,
+        request: gangline.v1.gateway_pb2.ExplainJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.ExplainJobResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ExplainJobResponse]]:
+        """Explains why an experiment or a trial waits, what would start it and when, or where it runs."""
 
     @abc.abstractmethod
     def ListAgents(

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 import structlog
 
 from gangline import wire
-from gangline.domain.resource import ServiceInstance
+from gangline.domain.resource import EtcdHealth, ServiceInstance
 from gangline.errors import GanglineError, unavailable
 from services.common import keys
 from services.common.etcd import (
     Committed,
     Delete,
     EtcdClient,
-    EtcdHealth,
     Guard,
     KeyValue,
     Lease,

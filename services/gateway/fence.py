@@ -6,9 +6,10 @@ token.
 
 from __future__ import annotations
 
+from gangline.domain.history import LogLine
 from gangline.domain.id import parse_allocation_id
 from services.common import keys
-from services.gateway.record import IngestRecord, LogLine
+from services.gateway.record import IngestRecord
 from services.gateway.state import ClusterState
 
 # The last lines of an attempt explain why it ended, and its host's clock may be ahead of the leader's. A metric of that

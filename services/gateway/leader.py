@@ -1,4 +1,4 @@
-"""Calls of the gateway to the leading scheduler.
+"""Calls of the gateway to the leading scheduler, and the one way of a user's change through it.
 
 The mirror names the leader. Every call here is idempotent (a request id, or an end that changes nothing twice). So a
 call that fails because leadership moves is retried against the next leader until its patience ends. The final error
@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
+import structlog
 
 from gangline import rpc
 from gangline.domain.resource import ServiceInstance
-from gangline.errors import Effect, ErrorKind, GanglineError, unavailable
+from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailable
 from gangline.v1 import scheduler_pb2_grpc
 from services.common.concurrency import first_of
 from services.common.not_leader import NOT_LEADER_CODE
+from services.common.server import Principal
+from services.gateway.auth import check_user
 from services.gateway.mirror import LEADER_BELL, Watched
 
 if TYPE_CHECKING:
@@ -31,12 +34,27 @@ TRY_SECONDS = 5.0
 PATIENCE_SECONDS = 12.0
 # Pause before the next try at a leader that does not answer.
 REDIAL_SECONDS = 0.25
+# How long the answer to a change waits for the mirror to show the write.
+MIRROR_SECONDS = 5.0
+# Request ids are stored with the experiment, so their length is bounded.
+MAX_REQUEST_ID = 200
 # The error of a leader that cannot write to etcd.
 UNWRITABLE_CODE = "state.unwritable"
 # Errors that say less than etcd's own problem does, while it has one.
 _VAGUE_CODES = frozenset({"rpc.timeout", "rpc.unreachable", "gateway.no_leader", NOT_LEADER_CODE})
 
+log = structlog.get_logger(__name__)
+
+
+class ChangeRequest(Protocol):
+    """The fields that every message of a user's change has."""
+
+    request_id: str
+    user: str
+
+
 Q = TypeVar("Q")
+C = TypeVar("C", bound=ChangeRequest)
 A = TypeVar("A")
 Choose = Callable[["SchedulerServiceAsyncStub"], "grpc.aio.UnaryUnaryMultiCallable[Q, A]"]
 
@@ -64,6 +82,26 @@ class Leader:
         # Of the channel. Making one takes longer than a call's own work.
         self._stub: SchedulerServiceAsyncStub | None = None
         self._closing: set[asyncio.Task[None]] = set()
+
+    async def change(self, principal: Principal, request_id: str, choose: Choose[C, A], request: C) -> A:
+        """Makes a user's change, as in `change(principal, id, lambda scheduler: scheduler.EndTrial, request)`. Fills in
+        the request id and the user. Returns the leader's answer when the caller can read its own write. A use case
+        with checks of its own calls check_user before them.
+
+        Raises GanglineError `auth.forbidden`, `request.no_id`, `request.long_id`, and the errors of `call`.
+        """
+        check_user(principal)
+        check_request_id(request_id)
+        request.request_id, request.user = request_id, principal.name
+        answer = await self.call(choose, request)
+        # An answer without a revision belongs to a change that writes nothing to etcd, such as the order of a trace.
+        await self.settle(getattr(answer, "revision", 0))
+        return answer
+
+    async def settle(self, revision: int) -> None:
+        """Waits until the mirror shows this revision. The write is done either way, so a delay is no error."""
+        if not await self._mirror.wait_for_revision(revision, MIRROR_SECONDS):
+            log.warning("the mirror is behind", revision=revision, mirrored=self._mirror.state.revision)
 
     async def call(self, choose: Choose[Q, A], request: Q) -> A:
         """Returns the leader's answer, as in `call(lambda scheduler: scheduler.EndTrial, request)`. Retries, also with
@@ -142,6 +180,15 @@ class Leader:
             self._channel = grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS)
             self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         return self._stub
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises GanglineError `request.no_id` or `request.long_id`."""
+    if not request_id:
+        raise invalid("request.no_id", "this change has no request id; make one up (a UUID), and repeat it on a retry")
+    if len(request_id) > MAX_REQUEST_ID:
+        text = f"the request id has {len(request_id)} characters; at most {MAX_REQUEST_ID} are stored, as a UUID's 36"
+        raise invalid("request.long_id", text)
 
 
 def no_leader() -> GanglineError:

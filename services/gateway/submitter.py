@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import grpc
-
 from gangline import rpc
 from gangline.config.bound import is_small
 from gangline.errors import ErrorKind, GanglineError
@@ -135,7 +133,7 @@ class Submitter:
         try:
             answer = await self._leader.call(lambda scheduler: scheduler.SubmitExperiments, group)
         except GanglineError as error:
-            if not _is_unknown_method(error):
+            if not rpc.is_unknown_method(error):
                 raise
             # A leader of an older version.
             return await asyncio.gather(*(self._call_one(request) for request in requests), return_exceptions=True)
@@ -150,8 +148,3 @@ class Submitter:
 
 def _outcome(result: scheduler_pb2.SubmitResult) -> scheduler_pb2.SubmitExperimentResponse | GanglineError:
     return result.created if result.HasField("created") else rpc.error_in(result.error, result.status)
-
-
-def _is_unknown_method(error: GanglineError) -> bool:
-    failure = error.__cause__
-    return isinstance(failure, grpc.RpcError) and failure.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -19,8 +19,8 @@ import yaml
 
 from gangline.client import Client
 from gangline.client.packing import pack_code
-from gangline.client.record import ExperimentView
 from gangline.domain.state import ExitKind, Outcome
+from gangline.domain.view import ExperimentView
 from gangline.errors import ErrorKind, GanglineError
 from gangline.local.shutdown import find_runners
 from tests.support import hostile

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gangline.client.record import TrialView
 from gangline.domain.state import ExitKind, Outcome
+from gangline.domain.view import TrialView
 from tests.support.cluster import Cluster, running_cluster
 
 # The first attempt saves three checkpoints, damages the last one or its storage, and ends with an error.

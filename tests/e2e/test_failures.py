@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gangline.client import Client
-from gangline.client.record import ExperimentView
 from gangline.domain.state import ExitKind, Outcome
+from gangline.domain.view import ExperimentView
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.failing_trial import failing_config, failing_source, write_code
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.record import ExperimentView
 from gangline.domain.state import Outcome, State
+from gangline.domain.view import ExperimentView
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_trial import NUM_BATCHES, Gate, wait_for
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from gangline.client import Client
-from gangline.client.record import ExperimentView, TrialView
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, ExitKind, Outcome, State
+from gangline.domain.view import ExperimentView, TrialView
 from tests.support.fleet import Fleet
 from tests.support.gated_trial import wait_for
 

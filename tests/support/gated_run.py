@@ -18,9 +18,9 @@ from urllib.parse import urlparse
 from google.protobuf import json_format
 
 from gangline.client import Client
-from gangline.client.record import ExperimentView, TrialView
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import State
+from gangline.domain.view import ExperimentView, TrialView
 from gangline.local.identity import Identity, identify, wait_gone
 from gangline.local.layout import Layout
 from gangline.local.shutdown import find_cluster_processes, find_runners

@@ -17,7 +17,13 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from gangline import rpc
+from gangline import rpc, wire
+from gangline.domain.allocation import Reason
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.explanation import explain
+from gangline.domain.id import parse_job_id
+from gangline.domain.resource import Agent
+from gangline.domain.task import Task
 from gangline.errors import Effect, GanglineError, not_found, unauthenticated
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import gateway_pb2_grpc, types_pb2
@@ -219,6 +225,22 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
         wanted = [task for task in self.tasks if request.experiment_id in (0, task.trial.experiment_id)]
         return self._answer("ListTasks", context, lambda: pb.ListTasksResponse(tasks=wanted))
+
+    def ExplainJob(self, request: pb.ExplainJobRequest, context: Any) -> pb.ExplainJobResponse:
+        def handle() -> pb.ExplainJobResponse:
+            experiment_id, trial_id = parse_job_id(request.job_id)
+            view = self._views(experiment_id)[-1]
+            explanation = explain(
+                wire.from_proto(Experiment, view.experiment),
+                wire.from_proto(Reason, view.reason) if view.HasField("reason") else None,
+                [wire.from_proto(Trial, trial.trial) for trial in view.trials],
+                [wire.from_proto(Task, task) for task in self.tasks],
+                [wire.from_proto(Agent, agent.agent) for agent in self.agents],
+                trial_id=trial_id,
+            )
+            return pb.ExplainJobResponse(explanation=wire.to_proto(explanation))
+
+        return self._answer("ExplainJob", context, handle)
 
     def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:
         return self._answer("ListAgents", context, lambda: pb.ListAgentsResponse(agents=self.agents))

@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from gangline.domain.resource import EtcdHealth
 from gangline.errors import GanglineError, unavailable
 from services.common.etcd.failure import TryFailed
 from services.common.etcd.health import examine
@@ -23,7 +24,6 @@ from services.common.etcd.record import (
     Committed,
     Compacted,
     Delete,
-    EtcdHealth,
     Guard,
     KeyValue,
     Listing,

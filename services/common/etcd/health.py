@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 import grpc
 import structlog
 
+from gangline.domain.resource import EtcdHealth
 from gangline.errors import GanglineError
 from services.common.etcd.connection import Connection
-from services.common.etcd.record import EtcdHealth
 from services.common.etcd.session import Session
 from services.common.etcd.stub import Operation, messages
 

@@ -97,22 +97,6 @@ class Status:
     used_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class EtcdHealth:
-    """Describes whether etcd works. is_available: a linearizable read was answered. num_members: number of configured
-    endpoints.
-
-    problem: one sentence while etcd is not available. since: wall-clock time at which this state began; 0 for the
-    start.
-    """
-
-    is_available: bool = True
-    num_members: int = 0
-    num_answering: int = 0
-    problem: str = ""
-    since: float = 0.0
-
-
 class Compacted(Exception):
     """Reports that a watch cannot continue: etcd has dropped the history before `revision`. The caller lists again."""
 

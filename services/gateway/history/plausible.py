@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from gangline.domain.plausible import plausible_amount, plausible_count, plausible_time
-from services.gateway.record import IngestRecord, LogLine, MetricsPoint, ProgressPoint
+from services.gateway.record import IngestRecord
 
 
 def plausible_record(record: IngestRecord, now: float) -> IngestRecord:

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from gangline.domain.history import LogLine, MetricsPoint, Newest, ProgressPoint, StoredLog, StoredMetrics
 from gangline.errors import unavailable
 from services.gateway.history import table
-from services.gateway.record import LogLine, MetricsPoint, Newest, ProgressPoint, Scope, StoredLog, StoredMetrics
+from services.gateway.record import Scope
 
 # Queries at a time; further ones wait.
 NUM_THREADS = 4

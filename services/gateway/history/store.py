@@ -14,9 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from services.gateway.history import table
 from services.gateway.history.database import writing
-from services.gateway.record import IngestBatch, IngestRecord, LogLine, MetricsPoint, ProgressPoint
+from services.gateway.record import IngestBatch, IngestRecord
 
 Row = dict[str, Any]
 

@@ -14,13 +14,15 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from gangline.domain.history import StoredLog, StoredMetrics
+from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError
 from services.common.server import Principal
 from services.gateway.http import model
 from services.gateway.http.admission import Caller
 from services.gateway.http.context import Cases
 from services.gateway.http.route import Route
-from services.gateway.record import ExperimentView, Scope, StoredLog, StoredMetrics
+from services.gateway.record import Scope
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.ingest import experiment_id_of
 

@@ -433,7 +433,8 @@ class EtcdHealth(Answer):
 class ClusterView(Answer):
     """Describes the cluster. leader: null when no scheduler leads."""
 
-    cluster: Cluster | None
+    # Null as long as no scheduler has made an id for it.
+    cluster: Annotated[Cluster | None, BeforeValidator(lambda cluster: cluster if cluster and cluster.id else None)]
     version: str
     leader: ServiceInstance | None
     services: list[ServiceInstance]

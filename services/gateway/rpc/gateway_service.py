@@ -55,13 +55,13 @@ class GatewayService(GatewayServiceServicer):
 
     async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:
         view = await self._usecases.experiments.view(current_principal(), request.experiment_id)
-        return pb.GetExperimentResponse(view=mapping.experiment_view_to_proto(view))
+        return pb.GetExperimentResponse(view=wire.to_proto(view))
 
     async def WatchExperiment(
         self, request: pb.WatchExperimentRequest, context: Context
     ) -> AsyncIterator[pb.WatchExperimentResponse]:
         async for view in self._usecases.experiments.watch(current_principal(), request.experiment_id):
-            yield pb.WatchExperimentResponse(view=mapping.experiment_view_to_proto(view))
+            yield pb.WatchExperimentResponse(view=wire.to_proto(view))
 
     async def KillExperiment(self, request: pb.KillExperimentRequest, context: Context) -> pb.KillExperimentResponse:
         experiment = await self._usecases.experiments.kill(
@@ -103,22 +103,26 @@ class GatewayService(GatewayServiceServicer):
             follow=request.follow,
         )
         async for page in pages:
-            yield pb.StreamLogsResponse(logs=[mapping.log_to_proto(row) for row in page])
+            yield pb.StreamLogsResponse(logs=[wire.to_proto(row) for row in page])
 
     async def StreamMetrics(
         self, request: pb.StreamMetricsRequest, context: Context
     ) -> AsyncIterator[pb.StreamMetricsResponse]:
         scope = Scope(request.experiment_id, request.trial_id, request.group)
         async for page in self._usecases.records.metrics(current_principal(), scope, follow=request.follow):
-            yield pb.StreamMetricsResponse(metrics=[mapping.metrics_to_proto(row) for row in page])
+            yield pb.StreamMetricsResponse(metrics=[wire.to_proto(row) for row in page])
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         tasks = await self._usecases.queue.list_tasks(current_principal(), request.experiment_id)
-        return pb.ListTasksResponse(tasks=[mapping.task_to_proto(task) for task in tasks])
+        return pb.ListTasksResponse(tasks=[wire.to_proto(task) for task in tasks])
+
+    async def ExplainJob(self, request: pb.ExplainJobRequest, context: Context) -> pb.ExplainJobResponse:
+        explanation = await self._usecases.queue.explain(current_principal(), request.job_id)
+        return pb.ExplainJobResponse(explanation=wire.to_proto(explanation))
 
     async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
         views = self._usecases.agents.list(current_principal())
-        return pb.ListAgentsResponse(agents=[mapping.agent_view_to_proto(view) for view in views])
+        return pb.ListAgentsResponse(agents=[wire.to_proto(view) for view in views])
 
     async def UpdateAgent(self, request: pb.UpdateAgentRequest, context: Context) -> pb.UpdateAgentResponse:
         agent = await self._usecases.agents.change(
@@ -149,7 +153,8 @@ class GatewayService(GatewayServiceServicer):
         return pb.DeleteCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in found])
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
-        return mapping.cluster_to_proto(self._usecases.clusters.describe(current_principal()))
+        cluster: pb.GetClusterResponse = wire.to_proto(self._usecases.clusters.describe(current_principal()))
+        return cluster
 
     async def GetSnapshot(
         self, request: pb.GatewayServiceGetSnapshotRequest, context: Context

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from gangline import wire
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability
+from gangline.domain.view import AgentView
 from gangline.errors import invalid, not_found
 from gangline.v1 import scheduler_pb2
 from services.common.server import Principal
 from services.gateway.auth import check_admin, check_user
 from services.gateway.leader import Leader
 from services.gateway.mirror import Watched
-from services.gateway.record import AgentView
-from services.gateway.usecase.settling import check_request_id, settle
 
 
 class Agents:
@@ -52,13 +51,9 @@ class Agents:
         For administrators only, because it stops or delays the work of all users.
         """
         check_admin(principal, "enable, drain or disable agents and slots")
-        check_request_id(request_id)
         if availability is None:
             raise invalid("request.availability", "say whether it is to be ENABLED, DRAINING or DISABLED")
-        request = scheduler_pb2.ChangeAgentRequest(
-            request_id=request_id, agent_id=agent_id, slot_ids=slot_ids, user=principal.name
-        )
+        request = scheduler_pb2.ChangeAgentRequest(agent_id=agent_id, slot_ids=slot_ids)
         request.availability = wire.enum_number(availability)  # type: ignore[assignment]  # protobuf takes the number
-        answer = await self._leader.call(lambda scheduler: scheduler.ChangeAgent, request)
-        await settle(self._mirror, answer.revision)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.ChangeAgent, request)
         return wire.from_proto(Agent, answer.agent)

@@ -16,7 +16,6 @@ from services.gateway.auth import check_user
 from services.gateway.leader import Leader
 from services.gateway.mirror import Watched
 from services.gateway.storage import Storage
-from services.gateway.usecase.settling import check_request_id, settle
 from services.gateway.usecase.stream import in_thread
 from services.gateway.usecase.view import Views
 
@@ -56,16 +55,12 @@ class Checkpoints:
         Raises GanglineError `checkpoint.none_named`, and the errors of the leader.
         """
         check_user(principal)
-        check_request_id(request_id)
         if not checkpoint_ids:
             raise invalid("checkpoint.none_named", "name the checkpoints that are to be deleted")
-        answer = await self._leader.call(
-            lambda scheduler: scheduler.ChangeCheckpoints,
-            scheduler_pb2.ChangeCheckpointsRequest(
-                request_id=request_id, delete_ids=checkpoint_ids, user=principal.name
-            ),
+        request = scheduler_pb2.ChangeCheckpointsRequest(delete_ids=checkpoint_ids)
+        answer = await self._leader.change(
+            principal, request_id, lambda scheduler: scheduler.ChangeCheckpoints, request
         )
-        await settle(self._mirror, answer.revision)
         return [wire.from_proto(Checkpoint, message) for message in answer.checkpoints]
 
     async def download(self, principal: Principal, checkpoint_id: str) -> AsyncIterator[tuple[str, bytes]]:

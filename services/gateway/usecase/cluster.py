@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gangline
+from gangline.domain.resource import Cluster
 from gangline.domain.state import AgentState
+from gangline.domain.view import ClusterView
 from services.common.etcd import HealthWatch
 from services.common.server import Principal
 from services.gateway.auth import check_user
 from services.gateway.discovery import Target, list_targets
 from services.gateway.leader import no_leader
 from services.gateway.mirror import Watched
-from services.gateway.record import ClusterView, Health
+from services.gateway.record import Health
+
+# Shown before a scheduler has led for the first time.
+NOT_FOUNDED = Cluster(0, "", 0.0)
 
 
 class Clusters:
@@ -24,7 +29,7 @@ class Clusters:
         alive = [agent for agent in state.agents.all() if agent.state is AgentState.ALIVE]
         holders = state.allocation_id_by_slot_id()
         return ClusterView(
-            cluster=state.cluster,
+            cluster=state.cluster or NOT_FOUNDED,
             version=gangline.__version__,
             leader=state.leader,
             services=tuple(sorted(state.instances.all(), key=lambda instance: (instance.kind, instance.id))),

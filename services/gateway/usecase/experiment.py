@@ -12,18 +12,17 @@ from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Tr
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, State
 from gangline.domain.trace import TraceOrder, check_batches
+from gangline.domain.view import ExperimentView, TrialView
 from gangline.errors import GanglineError, invalid, not_found
 from gangline.v1 import scheduler_pb2
 from services.common.server import Principal
 from services.gateway.auth import check_user
-from services.gateway.leader import Leader
+from services.gateway.leader import Leader, check_request_id
 from services.gateway.mirror import LEADER_BELL, Watched
 from services.gateway.parsing import off_loop, read_text
-from services.gateway.record import ExperimentView, TrialView
 from services.gateway.submitter import Submitter
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
-from services.gateway.usecase.settling import check_request_id, settle
 from services.gateway.usecase.view import Views
 
 # Experiments in one listing.
@@ -64,7 +63,7 @@ class Experiments:
         except GanglineError as error:
             error.request_id = request_id
             raise
-        await settle(self._mirror, answer.revision)
+        await self._leader.settle(answer.revision)
         return wire.from_proto(Experiment, answer.experiment), list(answer.warnings)
 
     async def find(self, principal: Principal, request_id: str) -> Experiment:
@@ -78,17 +77,12 @@ class Experiments:
                 "request.not_found",
                 f"request {request_id} has made no experiment; if its command still runs, it may yet",
             )
-        await settle(self._mirror, answer.revision)
+        await self._leader.settle(answer.revision)
         return wire.from_proto(Experiment, answer.experiment)
 
     async def kill(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
-        check_user(principal)
-        check_request_id(request_id)
-        answer = await self._leader.call(
-            lambda scheduler: scheduler.EndExperiment,
-            scheduler_pb2.EndExperimentRequest(request_id=request_id, experiment_id=experiment_id, user=principal.name),
-        )
-        await settle(self._mirror, answer.revision)
+        request = scheduler_pb2.EndExperimentRequest(experiment_id=experiment_id)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.EndExperiment, request)
         return wire.from_proto(Experiment, answer.experiment)
 
     async def change(
@@ -99,11 +93,8 @@ class Experiments:
         changes: exactly one, which is None for an action that this version does not know.
         """
         check_user(principal)
-        check_request_id(request_id)
         change = _only(changes)
-        request = scheduler_pb2.ChangeExperimentRequest(
-            request_id=request_id, experiment_id=experiment_id, user=principal.name
-        )
+        request = scheduler_pb2.ChangeExperimentRequest(experiment_id=experiment_id)
         match change:
             case ExperimentAction():
                 request.action = wire.enum_number(change)  # type: ignore[assignment]  # protobuf takes the number
@@ -112,32 +103,21 @@ class Experiments:
                 request.resources.CopyFrom(wire.to_proto(change))
             case QueueMove():
                 request.move.CopyFrom(wire.to_proto(change))
-        answer = await self._leader.call(lambda scheduler: scheduler.ChangeExperiment, request)
-        await settle(self._mirror, answer.revision)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.ChangeExperiment, request)
         return wire.from_proto(Experiment, answer.experiment)
 
     async def kill_trial(self, principal: Principal, request_id: str, trial_id: str) -> Trial:
         """Kills one trial; the others of its experiment continue."""
-        check_user(principal)
-        check_request_id(request_id)
-        answer = await self._leader.call(
-            lambda scheduler: scheduler.EndTrial,
-            scheduler_pb2.EndTrialRequest(request_id=request_id, trial_id=trial_id, user=principal.name),
-        )
-        await settle(self._mirror, answer.revision)
+        request = scheduler_pb2.EndTrialRequest(trial_id=trial_id)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.EndTrial, request)
         return wire.from_proto(Trial, answer.trial)
 
     async def profile_trial(self, principal: Principal, request_id: str, trial_id: str, batches: int) -> TraceOrder:
         """Has so many of the trial's next batches traced. A later order replaces one that has not begun."""
         check_user(principal)
-        check_request_id(request_id)
         check_batches(batches)
-        answer = await self._leader.call(
-            lambda scheduler: scheduler.ProfileTrial,
-            scheduler_pb2.ProfileTrialRequest(
-                request_id=request_id, trial_id=trial_id, batches=batches, user=principal.name
-            ),
-        )
+        request = scheduler_pb2.ProfileTrialRequest(trial_id=trial_id, batches=batches)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.ProfileTrial, request)
         return wire.from_proto(TraceOrder, answer.order)
 
     async def preview_search(self, principal: Principal, config_json: str, limit: int) -> SearchPreview:

@@ -8,7 +8,6 @@ from services.common.server import Principal
 from services.gateway.auth import check_user
 from services.gateway.leader import Leader
 from services.gateway.mirror import Watched
-from services.gateway.usecase.settling import check_request_id, settle
 
 
 class Fusion:
@@ -24,11 +23,6 @@ class Fusion:
     async def forget(self, principal: Principal, request_id: str, key: str) -> bool:
         """Deletes a record; returns whether there was one. Any user may do this: it only costs the next trial of this
         kind some steps."""
-        check_user(principal)
-        check_request_id(request_id)
-        answer = await self._leader.call(
-            lambda scheduler: scheduler.ForgetFusion,
-            scheduler_pb2.ForgetFusionRequest(request_id=request_id, key=key, user=principal.name),
-        )
-        await settle(self._mirror, answer.revision)
+        request = scheduler_pb2.ForgetFusionRequest(key=key)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.ForgetFusion, request)
         return answer.is_forgotten

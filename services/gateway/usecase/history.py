@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from gangline.domain.history import StoredLog, StoredMetrics
 from gangline.domain.state import State
 from gangline.errors import invalid
 from services.common.server import Principal
 from services.gateway.auth import check_user
 from services.gateway.history.reader import Reader
 from services.gateway.mirror import Watched
-from services.gateway.record import Scope, StoredLog, StoredMetrics
+from services.gateway.record import Scope
 from services.gateway.usecase.following import Following
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.view import Views

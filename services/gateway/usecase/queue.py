@@ -47,6 +47,7 @@ class Queue:
 
     async def explain(self, principal: Principal, job_id: str) -> Explanation:
         """Explains why a job waits. job_id: of an experiment ("7") or of a trial ("7.1")."""
+        check_user(principal)
         experiment_id, trial_id = parse_job_id(job_id)
         tasks = await self.list_tasks(principal)
         view = await self._views.view_experiment(experiment_id)

@@ -8,11 +8,12 @@ from dataclasses import replace
 from gangline.domain.absence import absent
 from gangline.domain.allocation import Reason
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.history import Newest
 from gangline.domain.state import CheckpointState, State
+from gangline.domain.view import ExperimentView, TrialView
 from services.common import keys
 from services.gateway.history.reader import Reader
 from services.gateway.mirror import Watched
-from services.gateway.record import ExperimentView, Newest, TrialView
 from services.gateway.usecase.pending import Pending
 from services.gateway.usecase.search import explain_search
 
@@ -66,9 +67,12 @@ class Views:
         if checkpoint is None or checkpoint.state is CheckpointState.DELETING:
             # An ended trial's record is never changed, so it still has the name of a checkpoint that was deleted since.
             trial = replace(trial, latest_checkpoint_id="")
+        latest = newest.get(trial.id, NOTHING)
         return TrialView(
             trial=trial,
             allocation=self._mirror.state.live_allocation(trial.id),
             reason=reasons.get(trial.id) if trial.state is State.QUEUED else None,
-            newest=newest.get(trial.id, NOTHING),
+            progress=latest.progress,
+            training=latest.training,
+            validation=latest.validation,
         )

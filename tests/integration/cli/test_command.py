@@ -303,9 +303,10 @@ def test_wrong_token_is_the_users_and_an_absent_cluster_is_not(
 
 
 def test_panel_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gangline.client.view import experiment_view
+    from gangline.domain.view import ExperimentView
+    from gangline.wire import from_proto
 
-    drawn = [live._panel(experiment_view(message), 1010.0) for message in make_story()]
+    drawn = [live._panel(from_proto(ExperimentView, message), 1010.0) for message in make_story()]
     text = "\n".join(_render(panel) for panel in drawn)
     assert "waits: needs 4 slots; 2 are free; starts if 2 more slots became free" in text
     assert "50 of 200 batches (25%) loss 0.5, 1234 samples/s" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 
 from gangline.client import Client, TraceOrder
@@ -47,6 +48,21 @@ def test_explain_joins_the_reason_with_what_it_names(client: Client, queue: Stan
     assert explained.task.reason is not None
     assert (explained.task.reason.code, explained.task.reason.eta_at) == (ReasonCode.NO_CAPACITY, 5.0)
     assert [blocker.kind for blocker in explained.blockers] == ["allocation"]
+    assert queue.calls == ["ExplainJob"]
+
+
+def test_an_older_gateway_explains_nothing(
+    client: Client, queue: StandInGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: StandInGateway, request: pb.ExplainJobRequest, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
+    queue.stop()
+    monkeypatch.setattr(StandInGateway, "ExplainJob", refuse)
+    queue.start(queue.address)
+    with pytest.raises(GanglineError, match="too old to explain a job; upgrade it") as caught:
+        client.explain(2)
+    assert caught.value.code == "job.unexplained"
 
 
 def test_resources_and_places_are_sent_as_they_were_said(client: Client, queue: StandInGateway) -> None:

@@ -33,6 +33,7 @@ UNARY_CALLS = {
     "ProfileTrial": pb.GatewayServiceProfileTrialRequest(),
     "PreviewSearch": pb.GatewayServicePreviewSearchRequest(),
     "ListTasks": pb.ListTasksRequest(),
+    "ExplainJob": pb.ExplainJobRequest(),
     "ListAgents": pb.ListAgentsRequest(),
     "UpdateAgent": pb.UpdateAgentRequest(),
     "ListCheckpoints": pb.ListCheckpointsRequest(),

@@ -13,21 +13,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from gangline.domain.history import LogLine, MetricsPoint, Newest, ProgressPoint
 from gangline.errors import GanglineError
 from services.gateway.history import table
 from services.gateway.history.database import open_database, writing
 from services.gateway.history.reader import Reader
 from services.gateway.history.store import store_batches
 from services.gateway.history.writer import Writer
-from services.gateway.record import (
-    IngestBatch,
-    IngestRecord,
-    LogLine,
-    MetricsPoint,
-    Newest,
-    ProgressPoint,
-    Scope,
-)
+from services.gateway.record import IngestBatch, IngestRecord, Scope
 from tests.support.postgres import Postgres, find_postgres
 from tests.support.wait import within
 

@@ -9,9 +9,14 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from gangline import wire
+from gangline.domain.experiment import Trial
+from gangline.domain.state import State
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.v1 import scheduler_pb2
-from services.common.etcd import EtcdClient
+from services.common import keys
+from services.common.etcd import EtcdClient, Put
+from services.common.server import Principal
 from services.gateway import leader as leader_module
 from services.gateway.leader import Leader
 from services.gateway.mirror import Mirror
@@ -21,6 +26,7 @@ from tests.support.wait import until, within
 
 # How long the calls of these tests wait for a leader. A call that must not wait ends in less than half of it.
 PATIENCE_SECONDS = 8.0
+ALICE = Principal(kind="user", name="alice")
 SUBMIT = scheduler_pb2.SubmitExperimentRequest(request_id="r1", owner="alice", config_json="{}")
 
 
@@ -107,6 +113,36 @@ async def test_refusal_by_the_leader_is_final_and_keeps_its_code(
         )
     assert (failure.value.code, failure.value.kind) == ("experiment.not_found", ErrorKind.NOT_FOUND)
     assert time.monotonic() - started < PATIENCE_SECONDS / 2
+
+
+async def test_a_users_change_carries_its_id_and_its_user_and_is_readable_afterwards(
+    gateway: Leader, schedulers: list[StandInLeader], mirror: Mirror, etcd: EtcdClient
+) -> None:
+    await etcd.commit([Put(keys.trial("7.1"), wire.encode(Trial("7.1", 7, 1)))])
+    request = scheduler_pb2.EndTrialRequest(trial_id="7.1")
+    await gateway.change(ALICE, "r7", lambda scheduler: scheduler.EndTrial, request)
+    ended = mirror.state.trials.find(keys.trial("7.1"))
+    assert ended is not None
+    assert (ended.state, ended.reason) == (State.TERMINAL, "killed by alice")
+    assert (request.request_id, request.user) == ("r7", "alice")
+
+
+@pytest.mark.parametrize(
+    ("principal", "request_id", "code"),
+    [
+        (Principal(kind="allocation", name="7.1.1"), "r", "auth.forbidden"),
+        (ALICE, "", "request.no_id"),
+        (ALICE, "r" * 201, "request.long_id"),
+    ],
+)
+async def test_a_users_change_is_checked_before_it_leaves(
+    gateway: Leader, schedulers: list[StandInLeader], principal: Principal, request_id: str, code: str
+) -> None:
+    request = scheduler_pb2.ProfileTrialRequest(trial_id="7.1", batches=1)
+    with pytest.raises(GanglineError) as failure:
+        await gateway.change(principal, request_id, lambda scheduler: scheduler.ProfileTrial, request)
+    assert failure.value.code == code
+    assert schedulers[0].trace_orders == []
 
 
 async def test_patience_ends(mirror: Mirror, schedulers: list[StandInLeader]) -> None:

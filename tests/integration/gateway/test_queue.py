@@ -11,11 +11,13 @@ import pytest
 from gangline import rpc, wire
 from gangline.domain.allocation import Allocation, Member, Request
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.explanation import Explanation
 from gangline.domain.state import State
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import types_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
+from services.gateway.http import queue_model
 from tests.integration.gateway.test_experiment import create
 from tests.support.gateway import Client
 from tests.support.stand_in_leader import DEFAULT_PRIORITIES, StandInLeader
@@ -116,6 +118,9 @@ async def test_explanation_of_an_experiment_and_of_a_trial(queue: Client) -> Non
         [explained] = explanation["tasks"]
         assert (explanation["experiment"]["id"], explanation["reason"], explained["blockers"]) == (8, None, [])
         assert explained["task"]["reason"]["message"] == REASON
+        answer = await queue.gateway.ExplainJob(pb.ExplainJobRequest(job_id=job_id), metadata=queue.metadata)
+        both = wire.from_proto(Explanation, answer.explanation)
+        assert queue_model.Explanation.model_validate(both).model_dump(mode="json", by_alias=True) == explanation
     running = (await queue.http.get("/api/v1/jobs/7/explanation")).json()["tasks"][0]["task"]
     assert running["allocation"]["members"][0]["agentId"] == "a1"
 

@@ -11,12 +11,12 @@ from gangline.cli.live import _follow_lines, _panel
 from gangline.cli.summary import final_lines, status_line, trial_lines
 from gangline.cli.text import format_age, format_bytes, format_duration, format_metrics, format_table, to_json
 from gangline.client import ExperimentView
-from gangline.client.view import experiment_view
 from gangline.domain.allocation import ExitReport, Reason
 from gangline.domain.state import ExitKind, Outcome, ReasonCode
+from gangline.wire import from_proto
 from tests.support.view import make_story
 
-WAITING, RUNNING, COMPLETED = (experiment_view(message) for message in make_story())
+WAITING, RUNNING, COMPLETED = (from_proto(ExperimentView, message) for message in make_story())
 
 
 def failed() -> ExperimentView:

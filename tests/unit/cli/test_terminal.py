@@ -14,9 +14,9 @@ import gangline.cli
 from gangline.cli import live
 from gangline.cli.terminal import clean_output, complain, say, say_log
 from gangline.cli.text import format_table, to_json
-from gangline.client.record import ExperimentView, TrialView
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
+from gangline.domain.view import ExperimentView, TrialView
 from gangline.printable import find_unprintable, to_line, to_printable
 
 _UNSAFE = [

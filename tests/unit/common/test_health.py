@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from services.common.etcd import EtcdHealth, HealthWatch
+from gangline.domain.resource import EtcdHealth
+from services.common.etcd import HealthWatch
 from services.common.etcd.health import word_problem
 from tests.support.wait import until
 

@@ -7,19 +7,14 @@ import json
 from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Member, Reason, Request, Timeline
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
+from gangline.domain.resource import Cluster, EtcdHealth, ServiceInstance
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, State
 from gangline.domain.task import Task
+from gangline.domain.view import ClusterView, ExperimentView, TrialView
 from gangline.v1 import ingest_pb2
 from services.gateway.http import model
-from services.gateway.record import (
-    ExperimentView,
-    IngestRecord,
-    LogLine,
-    MetricsPoint,
-    Newest,
-    ProgressPoint,
-    TrialView,
-)
+from services.gateway.record import IngestRecord
 from services.gateway.rpc import mapping
 
 EXIT = ExitReport("a1", ExitKind.USER_ERROR, "ValueError: no", 1, 1, None, 5.0, 6.0, ("line",))
@@ -29,7 +24,7 @@ TRIAL = Trial(
 )  # fmt: skip
 ALLOCATION = Allocation("7.1.2", "7.1", 7, 2, 1, "default", (Member("a1", 0, ("a1/0",)),), State.STOPPING, (EXIT,))
 REASON = Reason(ReasonCode.NO_CAPACITY, "needs 2", "one more is free", ("8.1",), 12.0)
-NEWEST = Newest(ProgressPoint(5, 10, 3.5), MetricsPoint("training", 5, {"loss": 1.5}), None)
+PROGRESS, TRAINING = ProgressPoint(5, 10, 3.5), MetricsPoint("training", 5, {"loss": 1.5})
 EXPERIMENT = Experiment(7, "n", "alice", '{"name": "n"}', "ab", State.TERMINAL, Outcome.FAILED, "why", "r", 1.0, 9.0)
 
 
@@ -40,7 +35,7 @@ def as_json(answer: model.Answer) -> dict[str, object]:
 
 
 def test_full_view_keeps_everything_in_both_forms() -> None:
-    view = ExperimentView(EXPERIMENT, (TrialView(TRIAL, ALLOCATION, REASON, NEWEST),))
+    view = ExperimentView(EXPERIMENT, (TrialView(TRIAL, ALLOCATION, REASON, PROGRESS, TRAINING),))
     document = model.ExperimentView.model_validate(view).model_dump(mode="json", by_alias=True)
     trial = document["trials"][0]
     assert document["experiment"]["endTime"] == "1970-01-01T00:00:09Z"
@@ -50,7 +45,7 @@ def test_full_view_keeps_everything_in_both_forms() -> None:
     assert trial["trial"]["lastFailure"]["lastLines"] == ["line"]
     assert trial["allocation"]["members"] == [{"agentId": "a1", "nodeRank": 0, "slotIds": ["a1/0"]}]
     assert trial["reason"]["wouldStartIf"] == "one more is free"
-    message = mapping.experiment_view_to_proto(view)
+    message = wire.to_proto(view)
     assert wire.from_proto(Trial, message.trials[0].trial) == TRIAL
     assert wire.from_proto(Allocation, message.trials[0].allocation) == ALLOCATION
     assert message.trials[0].progress.samples_per_second == 3.5
@@ -58,22 +53,30 @@ def test_full_view_keeps_everything_in_both_forms() -> None:
 
 
 def test_what_has_not_happened_is_null_and_absent() -> None:
-    view = TrialView(Trial("7.1", 7, 1), None, None, Newest())
+    view = TrialView(Trial("7.1", 7, 1))
     document = as_json(model.TrialView.model_validate(view))
     assert document["allocation"] is None
     assert document["reason"] is None
     trial = document["trial"]
     assert isinstance(trial, dict)
     assert (trial["startTime"], trial["endTime"], trial["outcome"], trial["latestValidation"]) == (None,) * 4
-    message = mapping.experiment_view_to_proto(ExperimentView(EXPERIMENT, (view,))).trials[0]
+    message = wire.to_proto(ExperimentView(EXPERIMENT, (view,))).trials[0]
     assert not any(message.HasField(name) for name in ("allocation", "reason", "progress", "training"))
+
+
+def test_a_cluster_that_no_scheduler_has_led_is_null() -> None:
+    leader = ServiceInstance("s1", "scheduler", "h:1")
+    led = ClusterView(Cluster(3, "c", 1.0), "0.1", leader, (leader,), 1, 2, 3, 4, EtcdHealth())
+    assert as_json(model.ClusterView.model_validate(led))["cluster"] == {"id": "c", "schemaVersion": 3}
+    fresh = ClusterView(Cluster(0, "", 0.0), "0.1", None, (), 0, 0, 0, 0, EtcdHealth())
+    assert as_json(model.ClusterView.model_validate(fresh))["cluster"] is None
 
 
 def test_waiting_task_carries_request_and_reason() -> None:
     task = Task(TRIAL, "digits", request=Request("7.1", 7, "default", 2, submitted_at=1.0), reason=REASON)
     document = as_json(model.Task.model_validate(task))
     assert document["request"] == {"pool": "default", "slots": 2, "priority": 42, "submittedAt": "1970-01-01T00:00:01Z"}
-    assert mapping.task_to_proto(task).reason.blocking_ids == ["8.1"]
+    assert wire.to_proto(task).reason.blocking_ids == ["8.1"]
 
 
 def test_rank_zero_differs_from_no_rank() -> None:

@@ -1,0 +1,69 @@
+"""PURE: views that the gateway joins from several records: an experiment, a trial, an agent, the cluster.
+
+Each view is declared here alone. The gateway makes it, gangline.wire maps it to its message in gateway.proto and back,
+the HTTP models read its attributes, and the SDK and the commands show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gangline.domain.allocation import Allocation, Reason
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.history import MetricsPoint, Newest, ProgressPoint
+from gangline.domain.resource import Agent, Cluster, EtcdHealth, ServiceInstance
+from gangline.domain.search import Search
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """Joins a trial with its newest progress and metrics. allocation: the live one. reason: why it waits; None unless
+    it is queued and a scheduler leads."""
+
+    trial: Trial
+    allocation: Allocation | None = None
+    reason: Reason | None = None
+    progress: ProgressPoint | None = None
+    training: MetricsPoint | None = None
+    validation: MetricsPoint | None = None
+
+    @property
+    def newest(self) -> Newest:
+        """Returns the newest history by itself, as the HTTP API groups it."""
+        return Newest(self.progress, self.training, self.validation)
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentView:
+    """Joins an experiment with its trials. search: None for experiments of older versions. reason: why no further trial
+    starts; None when there is none."""
+
+    experiment: Experiment
+    trials: tuple[TrialView, ...] = ()
+    search: Search | None = None
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """Joins an agent with its allocations. allocation_id_by_slot_id: free slots are absent."""
+
+    agent: Agent
+    allocation_id_by_slot_id: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Describes the cluster; its message is GetClusterResponse. cluster: with an empty id until a scheduler has led for
+    the first time. leader: None while no scheduler leads. etcd: None from gateways of older versions."""
+
+    cluster: Cluster
+    version: str
+    leader: ServiceInstance | None
+    services: tuple[ServiceInstance, ...]
+    num_agents: int
+    num_slots: int
+    num_slots_used: int
+    num_pending: int
+    etcd: EtcdHealth | None = None
