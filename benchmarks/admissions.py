@@ -40,11 +40,11 @@ from benchmarks.control_plane import ControlPlane, running_control_plane
 from benchmarks.machine import describe_machine
 from benchmarks.simulated_agent import Book, SimulatedAgent
 from benchmarks.statistic import summarise
-from gangline import rpc, wire
 from gangline.config import ExperimentConfig
 from gangline.domain.experiment import Experiment
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import Outcome
+from gangline.protocol import rpc, wire
 from gangline.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings

@@ -31,9 +31,9 @@ from benchmarks.statistic import Ratio, paired_ratio, summarise
 from gangline import pytorch
 from gangline.config.optimization import parse_optimizations
 from gangline.core.context import alone
-from gangline.pytorch.parallel.ddp import DdpStrategy
-from gangline.pytorch.parallel.exchange import Exchange
-from gangline.pytorch.setting import TrialSetting
+from gangline.pytorch.parallel.whole.ddp import DdpStrategy
+from gangline.pytorch.parallel.whole.exchange import Exchange
+from gangline.pytorch.trial.setting import TrialSetting
 
 # Our rate over the peer's must not fall below this.
 BAR = 0.99

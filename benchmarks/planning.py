@@ -22,7 +22,7 @@ from functools import partial
 from benchmarks.machine import describe_machine
 from benchmarks.statistic import summarise
 from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolConfig, Running, Snapshot, plan
-from services.scheduler.placement.queue import Queue
+from services.scheduler.placement.request.queue import Queue
 from services.scheduler.placement.simulation_file import dump_simulation, parse_simulation
 
 # Passes of each case, of which the median counts.

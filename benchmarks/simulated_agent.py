@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from gangline import rpc, wire
 from gangline.domain.resource import Agent
+from gangline.protocol import rpc, wire
 from gangline.v1 import agent_pb2, agent_pb2_grpc, runner_pb2, types_pb2
 
 # Without this option, channels of one process to one address share a connection.

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.machine import describe_machine
 from benchmarks.statistic import summarise
-from services.scheduler.simulator.engine import Setting, play
-from services.scheduler.simulator.estimate import Estimates
+from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.figure import Figures, figures_of
 from services.scheduler.simulator.figure_report import describe_stop
 from services.scheduler.simulator.load import LOADS, draw_load
 from services.scheduler.simulator.strategy import choose_strategies
+from services.scheduler.simulator.submission import Estimates
 
 # Each seed is a trace of its own.
 SEEDS = range(1, 6)
@@ -74,7 +74,7 @@ def play_all(load: str, seed: int, days: float) -> list[Figures]:
     found = []
     for name, estimates in ROWS:
         (strategy,) = choose_strategies([name])
-        played = play(submissions, AGENTS, strategy, Setting(estimates))
+        played = play(submissions, AGENTS, strategy, EngineContext(estimates))
         found.append(figures_of(name, played, strategy.has_head))
     return found
 
@@ -93,7 +93,7 @@ def main() -> int:
     parser.add_argument("--days", type=float, default=2.0, help="of submissions (default 2)")
     days = parser.parse_args().days
     print(describe_machine())
-    print(describe_stop(Setting()))
+    print(describe_stop(EngineContext()))
     num_moved = 0
     for load, intensity in INTENSITY.items():
         played = [play_all(load, seed, days) for seed in SEEDS]

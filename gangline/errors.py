@@ -23,7 +23,7 @@ class ErrorKind(StrEnum):
     INTERNAL = "internal"
 
 
-# A message crosses the wire in gRPC trailers, where a character takes up to 12 bytes; rpc.py allows for it.
+# A message crosses the wire in gRPC trailers, where a character takes up to 12 bytes; protocol/rpc.py allows for it.
 _MOST_CHARACTERS = 1200
 _CUT = " [...] "
 

@@ -19,10 +19,10 @@ from torch import nn
 from gangline import pytorch
 from gangline.pytorch.fusion import probe
 from gangline.pytorch.fusion.agreement import agree_on_longest, is_same_everywhere
+from gangline.pytorch.fusion.bucket_partition import DEFAULT_CAPS, MIB, partition_by_caps
 from gangline.pytorch.fusion.bucketed import BucketedModel
-from gangline.pytorch.fusion.opening import Fusion, Untuned, open_fusion
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS, MIB, partition_by_caps
 from gangline.pytorch.fusion.tuner import Tuner
+from gangline.pytorch.training.fusion_opening import Fusion, Untuned, open_fusion
 
 # Caps of the grid, in MiB.
 GRID_MIB = (0.25, 0.5, 1, 2, 4, 8, 16, 25, 50, 100, 200)

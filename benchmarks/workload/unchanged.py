@@ -14,7 +14,7 @@ from torch import nn
 
 from gangline import pytorch
 from gangline.pytorch.fusion.bucketed import BucketedModel
-from gangline.pytorch.fusion.opening import open_fusion
+from gangline.pytorch.training.fusion_opening import open_fusion
 
 _STEPS = 80
 _WIDTH = 256

@@ -1,11 +1,14 @@
-"""PURE: lists the modules of Determined that have a counterpart in Gangline."""
+"""PURE: lists the modules and names of Determined that have a counterpart in Gangline."""
 
 from __future__ import annotations
+
+from gangline.alias.cluster_info import ClusterInfo, TrialInfo, get_cluster_info
+from gangline.errors import InvalidHP
 
 ROOT = "determined"
 
 TARGET_BY_MODULE = {
-    ROOT: "gangline.alias.root",
+    ROOT: "gangline.alias.surface",
     "determined.core": "gangline.core",
     "determined.launch": "gangline.launch",
     "determined.launch.torch_distributed": "gangline.launch.torch_distributed",
@@ -30,3 +33,10 @@ def submodule(module: str, name: str) -> str | None:
     """Returns the full name of the submodule where Gangline has a counterpart, else None."""
     full = f"{module}.{name}"
     return full if full in TARGET_BY_MODULE else None
+
+
+LOG_FORMAT = "%(levelname)s: [%(process)d] %(name)s: %(message)s"
+# The version of Determined whose names and meanings these are.
+__version__ = "0.38.1"
+
+__all__ = ["LOG_FORMAT", "ClusterInfo", "InvalidHP", "TrialInfo", "__version__", "get_cluster_info"]

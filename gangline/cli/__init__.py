@@ -1,2 +1,2 @@
-"""The command line. Each group of commands has a module; pure functions in `text` and `summary` make the output. Loads
+"""The command line. Each group of commands has a module; pure functions in `output.text` make the output. Loads
 grpc, pydantic and rich only in the commands that need them, so that --help is quick."""

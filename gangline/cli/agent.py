@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.output.text import format_age, format_bytes
 from gangline.cli.shared import Json, connect, new_group, show, show_table
-from gangline.cli.text import format_age, format_bytes
-from gangline.domain.pause import troubles_of
+from gangline.domain.explanation import troubles_of
 from gangline.errors import invalid
 
 if TYPE_CHECKING:

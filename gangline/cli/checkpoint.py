@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gangline.cli.output.text import format_age, format_bytes
 from gangline.cli.shared import Json, connect, new_group, show, show_table
-from gangline.cli.text import format_age, format_bytes
 
 app = new_group("Find, fetch and delete checkpoints.")
 

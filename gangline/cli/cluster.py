@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gangline.cli.output.terminal import mention, say, say_document, say_json
+from gangline.cli.output.text import count, format_duration, format_table
 from gangline.cli.shared import Json, connect, show
-from gangline.cli.terminal import mention, say, say_document, say_json
-from gangline.cli.text import count, format_duration, format_table
 from gangline.errors import ErrorKind, GanglineError, invalid
 
 if TYPE_CHECKING:

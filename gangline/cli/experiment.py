@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gangline.cli.output.terminal import complain, mention, say, say_json, say_log
+from gangline.cli.output.text import format_age, format_duration, format_metrics
 from gangline.cli.shared import (
     ExperimentId,
     ExperimentIds,
@@ -22,8 +24,6 @@ from gangline.cli.shared import (
     trial_of,
     warn,
 )
-from gangline.cli.terminal import complain, mention, say, say_json, say_log
-from gangline.cli.text import format_age, format_duration, format_metrics
 from gangline.errors import ErrorKind, GanglineError
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def cancel(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
 @app.command()
 def trials(experiment_id: ExperimentId, is_json: Json = False) -> None:
     """List the trials of an experiment with the hyperparameters that differ; * marks the best."""
-    from gangline.cli.search_summary import headings, trial_rows  # noqa: PLC0415 - loads the client's records
+    from gangline.cli.output.summary import headings, trial_rows  # noqa: PLC0415 - loads the client's records
 
     with connect() as client:
         view = client.get_experiment(experiment_id)
@@ -257,7 +257,7 @@ def _follow(views: Any, number: int, is_json: bool) -> ExperimentView | None:
             for last in views:  # noqa: B007 - the last one is what is printed
                 pass
             return last
-        from gangline.cli.live import follow  # noqa: PLC0415 - loads rich
+        from gangline.cli.output.live import follow  # noqa: PLC0415 - loads rich
 
         return follow(views)
     except KeyboardInterrupt:
@@ -268,7 +268,7 @@ def _follow(views: Any, number: int, is_json: bool) -> ExperimentView | None:
 
 def _show_end(view: ExperimentView, is_json: bool) -> None:
     """Prints how it ended; exits with 1 when the outcome is not COMPLETED."""
-    from gangline.cli.summary import final_lines  # noqa: PLC0415 - loads the client's records
+    from gangline.cli.output.summary import final_lines  # noqa: PLC0415 - loads the client's records
 
     show(view, is_json, lambda: final_lines(view))
     if view.experiment.outcome != "COMPLETED":
@@ -276,8 +276,7 @@ def _show_end(view: ExperimentView, is_json: bool) -> None:
 
 
 def _description(view: ExperimentView) -> list[str]:
-    from gangline.cli.search_summary import is_search, trial_table  # noqa: PLC0415 - loads the client's records
-    from gangline.cli.summary import final_lines, size_lines, status_line  # noqa: PLC0415 - loads the client's records
+    from gangline.cli.output.summary import final_lines, is_search, size_lines, status_line, trial_table  # noqa: PLC0415 - loads the client's records  # noqa: PLC0415 - loads the client's records
     from gangline.config import describe_config  # noqa: PLC0415 - loads pydantic
 
     lines = final_lines(view) if view.experiment.outcome else [status_line(view)]

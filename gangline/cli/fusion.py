@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.output.text import format_age, format_bytes
 from gangline.cli.shared import Json, connect, new_group, show, show_table
-from gangline.cli.text import format_age, format_bytes
 from gangline.errors import invalid, not_found
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli.setting import WhenFree, show_resources
+from gangline.cli.experiment_set import WhenFree, show_resources
 from gangline.cli.shared import ExperimentId, Json, connect, new_group, show, show_table
 from gangline.errors import invalid
 
@@ -21,7 +21,7 @@ def list_jobs(
     is_json: Json = False,
 ) -> None:
     """List running trials and the queue of each pool, in queue order."""
-    from gangline.cli.job_summary import HEADINGS, in_queue_order, job_row  # noqa: PLC0415 - loads records
+    from gangline.cli.output.job_summary import HEADINGS, in_queue_order, job_row  # noqa: PLC0415 - loads records
 
     with connect() as client:
         tasks = in_queue_order([task for task in client.list_tasks() if pool in ("", task.pool)])
@@ -35,7 +35,7 @@ def explain(
     is_json: Json = False,
 ) -> None:
     """Explain why an experiment or a trial waits, what would start it and when; or where it runs."""
-    from gangline.cli.job_summary import explanation_lines  # noqa: PLC0415 - loads records
+    from gangline.cli.output.job_summary import explanation_lines  # noqa: PLC0415 - loads records
 
     with connect() as client:
         explanation = client.explain(job_id)

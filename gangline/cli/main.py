@@ -14,8 +14,20 @@ from typing import Annotated
 import typer
 
 import gangline
-from gangline.cli import agent, checkpoint, cluster, experiment, fusion, job, search, setting, simulate, task, trial
-from gangline.cli.terminal import clean_output, complain, say
+from gangline.cli import (
+    agent,
+    checkpoint,
+    cluster,
+    experiment,
+    experiment_set,
+    fusion,
+    job,
+    search,
+    simulate,
+    task,
+    trial,
+)
+from gangline.cli.output.terminal import clean_output, complain, say
 from gangline.errors import Effect, ErrorKind, GanglineError
 
 # Kinds with exit status 1; all others are mistakes that the user can correct.
@@ -38,7 +50,7 @@ app.command("preview-search")(search.preview_search)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     simulate.simulate
 )
-experiment.app.add_typer(setting.app, name="set")
+experiment.app.add_typer(experiment_set.app, name="set")
 for _group, _name, _aliases in (
     (experiment.app, "experiment", ("e", "exp")),
     (trial.app, "trial", ()),

@@ -27,8 +27,8 @@ def preview_search(
 
 
 def _lines(preview: SearchPreview) -> list[str]:
-    from gangline.cli.search_summary import differing, flatten, format_values  # noqa: PLC0415 - loads records
-    from gangline.cli.text import count, format_table  # noqa: PLC0415 - with the above
+    from gangline.cli.output.summary import differing, flatten, format_values  # noqa: PLC0415 - loads records
+    from gangline.cli.output.text import count, format_table  # noqa: PLC0415 - with the above
 
     at_once = f", at most {preview.max_concurrent_trials} at a time" if preview.max_concurrent_trials else ""
     lines = [f"{preview.searcher}: {count(preview.num_trials, 'trial')}{at_once}, seed {preview.seed}"]

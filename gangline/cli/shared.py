@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gangline.cli.terminal import complain, say, say_json
-from gangline.cli.text import format_table
+from gangline.cli.output.terminal import complain, say, say_json
+from gangline.cli.output.text import format_table
 from gangline.errors import invalid
 
 if TYPE_CHECKING:

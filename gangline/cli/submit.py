@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gangline.cli.output.terminal import can_ask, mention
 from gangline.cli.repetition import Entry, age_of
 from gangline.cli.shared import warn
 from gangline.cli.submit_memory import SubmitMemory, read_clock
-from gangline.cli.terminal import can_ask, mention
 from gangline.client.change import new_request_id
 from gangline.client.connection import say_create
 from gangline.errors import Effect, ErrorKind, GanglineError, conflict

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from gangline.cli.output.text import format_age
 from gangline.cli.shared import Json, connect, new_group, show_table
-from gangline.cli.text import format_age
 
 if TYPE_CHECKING:
     from gangline.client import Task

@@ -9,7 +9,7 @@ import typer
 
 from gangline.cli import experiment
 from gangline.cli.shared import Json, connect, new_group, show
-from gangline.domain.absence import absent
+from gangline.domain.id import absent
 
 if TYPE_CHECKING:
     from gangline.client import TraceOrder, TrialView
@@ -93,8 +93,7 @@ def _experiment_of(trial_id: str) -> int:
 
 
 def _description(view: TrialView) -> list[str]:
-    from gangline.cli.search_summary import flatten, format_values  # noqa: PLC0415 - loads the client's records
-    from gangline.cli.summary import batches_of, place_of, trial_lines, waiting_for  # noqa: PLC0415 - with the above
+    from gangline.cli.output.summary import batches_of, flatten, format_values, place_of, trial_lines, waiting_for  # noqa: PLC0415 - loads the client's records  # noqa: PLC0415 - with the above
 
     trial = view.trial
     words = [f"trial {trial.id}: {trial.outcome or trial.state}", batches_of(view)]

@@ -12,8 +12,8 @@ from gangline.config import check_resource_change
 from gangline.domain.experiment import QueueMove, ResourceChange
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
+from gangline.protocol.wire import enum_number, to_proto
 from gangline.v1 import gateway_pb2 as pb
-from gangline.wire import enum_number, to_proto
 
 
 def new_request_id() -> str:

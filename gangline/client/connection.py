@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import grpc
 
-from gangline import rpc
 from gangline.client.login import Login
 from gangline.errors import Effect, ErrorKind, GanglineError, say_effect
+from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2, gateway_pb2_grpc
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from gangline.domain.code_limit import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
+from gangline.domain.limits import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
 from gangline.errors import GanglineError, invalid
 
 # Links may multiply folders without a single file in them, so folders have a limit of their own.

@@ -32,9 +32,9 @@ from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
 from gangline.domain.view import AgentView, ClusterView, ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
-from gangline.rpc import CHUNK_BYTES, is_unknown_method
+from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
+from gangline.protocol.wire import from_proto
 from gangline.v1 import gateway_pb2 as pb
-from gangline.wire import from_proto
 
 
 class Client:

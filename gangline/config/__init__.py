@@ -5,15 +5,14 @@ other packages use.
 """
 
 from gangline.config.batch import BatchSplit, split_batch
-from gangline.config.change import check_resource_change
 from gangline.config.code_check import check_code
-from gangline.config.difference import describe_config
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import sample as sample_hyperparameters
-from gangline.config.length import Length
 from gangline.config.parallelism import Parallelism
 from gangline.config.parse import check_config, parse_config, read_config
-from gangline.config.schema import export_schema
+from gangline.config.resource import check_resource_change
+from gangline.config.schema import describe_config, export_schema
+from gangline.config.searcher import Length
 from gangline.domain.entrypoint import Command, Entrypoint, Module, Script, TrialClass, parse_entrypoint
 
 __all__ = [

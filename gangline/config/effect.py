@@ -10,13 +10,12 @@ from pydantic import BaseModel
 
 from gangline.config.batch import find_bad_batch_size
 from gangline.config.complaint import Complaint
-from gangline.config.elastic import find_size_conflict
+from gangline.config.elastic import find_size_conflict, find_spread_conflict
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import find_undrawable
 from gangline.config.resource import Resources
 from gangline.config.searcher import BUILT_SEARCHERS, Searcher
-from gangline.config.spread import find_spread_conflict
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
 _LATER = "not built yet"

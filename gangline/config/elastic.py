@@ -1,19 +1,19 @@
-"""PURE: computes the smaller numbers of slots on which a trial may run while it cannot have slots_per_trial.
+"""PURE: the numbers of slots on which a trial may run: what its strategy allows, and smaller sizes while slots are
+short.
 
-A smaller size divides the data replicas of slots_per_trial, and the strategy can use it. So each replica takes the
-batches of a whole number of replicas, one after the other, and sums their gradients. Batches, records and optimizer
-steps are those of the full size, and no slot needs memory for more than its usual batch. Called at submit and by the
-scheduler.
+A smaller size divides slots_per_trial, and the strategy can use it. So each slot takes the batches of a whole number of
+slots, one after the other, and sums their gradients. Batches, records and optimizer steps are those of the full size,
+and no slot needs memory for more than its usual batch. Called at submit, by the scheduler and by ranks.
 """
 
 from __future__ import annotations
 
+import difflib
 from functools import lru_cache
 
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
-from gangline.config.spread import slots_conflict
-from gangline.config.strategy_table import STRATEGIES
+from gangline.config.parallelism import BUILT, STRATEGIES
 
 _PATH = ("resources", "min_slots_per_trial")
 # The largest number of replicas whose batches one replica trains. It bounds the search for sizes for any number that a
@@ -54,3 +54,48 @@ def find_size_conflict(config: ExperimentConfig) -> Complaint | None:
         f"size divides slots_per_trial, and the strategy can use it; {advice}, or change slots_per_trial"
     )
     return Complaint("invalid_value", _PATH, text)
+
+
+def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
+    """Returns a complaint when the strategy cannot spread this experiment over its slots."""
+    strategy, slots = config.parallelism.strategy, config.resources.slots_per_trial
+    if not STRATEGIES[strategy].is_built:
+        return Complaint("not_supported", ("parallelism",), unknown_strategy(strategy))
+    text = slots_conflict(strategy, slots, "resources.slots_per_trial is")
+    return None if text is None else Complaint("invalid_value", ("parallelism",), text)
+
+
+def slots_conflict(strategy: str, slots: int, what: str) -> str | None:
+    """Returns why the strategy cannot use that many slots; None when it can. what: the words before their number, as in
+    "resources.slots_per_trial is"."""
+    row = STRATEGIES[strategy]
+    if row.family == "single" and slots > 1:
+        return f"{strategy} trains on one slot, but {what} {slots}; use ddp"
+    if slots % row.ranks_per_replica != 0:
+        nearest = slots + row.ranks_per_replica - slots % row.ranks_per_replica
+        return (
+            f"{strategy} trains each replica on {row.ranks_per_replica} slots, but {what} {slots}, no multiple of "
+            f"that; use {nearest} slots"
+        )
+    if slots >= row.fewest_slots and slots % row.slots_multiple == 0:
+        return None
+    if row.slots_multiple == 1:
+        return (
+            f"{strategy} divides the state of a trial over its slots, but {what} {slots}; use none, or at least "
+            f"{row.fewest_slots} slots"
+        )
+    nearest = max(row.fewest_slots, slots + slots % row.slots_multiple)
+    instead = "none" if slots < 2 else "zero3"
+    return (
+        f"{strategy} needs an even number of slots, at least {row.fewest_slots}, because it makes equal copies of a "
+        f"divided trial, but {what} {slots}; use {instead}, or {nearest} slots"
+    )
+
+
+def unknown_strategy(name: str) -> str:
+    """Returns the message about a strategy that this version does not have."""
+    if name in STRATEGIES:
+        return f"{name} is not built yet; this version has {', '.join(BUILT)}"
+    nearest = difflib.get_close_matches(name, BUILT, n=2)
+    advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    return f"there is no strategy {name!r}; {advice}this version has {', '.join(BUILT)}"

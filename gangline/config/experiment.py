@@ -15,16 +15,13 @@ from gangline.config.batch import too_small
 from gangline.config.bound import MAX_NAME_LENGTH, count_text
 from gangline.config.environment import BindMount, Environment, RetentionPolicy
 from gangline.config.failure import HangDetection, LogPolicy
-from gangline.config.grid import Grid, find_uncounted
-from gangline.config.hyperparameter import check_hyperparameters, possible_values
-from gangline.config.length import Length
+from gangline.config.hyperparameter import Grid, check_hyperparameters, find_uncounted, possible_values
 from gangline.config.optimization import Optimizations, compression_conflict
-from gangline.config.parallelism import Parallelism
+from gangline.config.parallelism import STRATEGIES, Parallelism
 from gangline.config.resource import Profiling, Reproducibility, Resources
-from gangline.config.searcher import MAX_TRIALS, Searcher
+from gangline.config.searcher import MAX_TRIALS, Length, Searcher
 from gangline.config.section import Section, fault, wrong_type
 from gangline.config.storage import CheckpointStorage
-from gangline.config.strategy_table import STRATEGIES
 from gangline.domain.entrypoint import TrialClass, parse_entrypoint
 
 

@@ -1,14 +1,15 @@
-"""PURE: the `hyperparameters` section: constants, ranges and nested mappings of them.
+"""PURE: the `hyperparameters` section: constants, ranges, nested mappings of them, and the points of a grid over them.
 
-The section is kept as the user wrote it, because trials and search print it so. parse_range reads one entry, and sample
-draws one set for a trial from the caller's random number generator. gangline.config.grid numbers the points of a grid.
-A range computes one point at a time, so that a large `count` costs neither time nor memory.
+The section is kept as the user wrote it, because trials and search print it so. parse_range reads one entry, sample
+draws one set for a trial from the caller's random number generator, and a grid numbers all combinations. A range
+computes one point at a time, so that a large `count` costs neither time nor memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, model_validator
@@ -249,3 +250,44 @@ def _check_range(value: Any, path: tuple[str | int, ...]) -> None:
 
         first = complaints_of(failure, value)[0]
         raise fault(first.code, first.text, *path, *first.path) from failure
+
+
+def find_uncounted(values: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Returns the path of the first range without a `count`. A grid cannot list its points without one."""
+    for path, found in ranges_of(values):
+        if not isinstance(found, Const | Categorical) and found.count is None:
+            return path
+    return None
+
+
+class Grid:
+    """Computes the points of a grid. They are numbered from 1; the hyperparameter that was written last changes
+    fastest."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._axes = list(ranges_of(values))
+        self._empty = _skeleton(values)
+
+    @property
+    def num_points(self) -> int:
+        return prod(axis.num_points for _, axis in self._axes)
+
+    def point(self, number: int) -> dict[str, Any]:
+        place, point = number - 1, _copy(self._empty)
+        # The last axis is the lowest digit of the number, so it changes fastest.
+        for path, axis in reversed(self._axes):
+            place, index = divmod(place, axis.num_points)
+            target = point
+            for name in path[:-1]:
+                target = target[name]
+            target[path[-1]] = axis.point(index)
+        return point
+
+
+def _skeleton(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keeps the order of the names, which filling from the last axis would reverse."""
+    return {name: _skeleton(value) if is_nested(value) else None for name, value in values.items()}
+
+
+def _copy(skeleton: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copy(value) if isinstance(value, Mapping) else value for name, value in skeleton.items()}

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from gangline.config.complaint import complaints_of, join_path
+from gangline.config.parallelism import is_sharded
 from gangline.config.section import WRITTEN, Section, fault, wrong_type
-from gangline.config.strategy_table import is_sharded
 from gangline.errors import invalid
 
 HOOKS = ("fp16", "bf16", "powersgd")

@@ -1,13 +1,67 @@
-"""PURE: the `parallelism` section: the strategy that spreads one trial over its slots, as one word or a mapping."""
+"""PURE: the `parallelism` section, and the one table of strategies by which a trial is spread over its slots."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from gangline.config.section import Section, fault, wrong_type
-from gangline.config.strategy_table import STRATEGIES, StrategyName, owners_of
+
+StrategyName = Literal["auto", "none", "ddp", "zero1", "zero2", "zero3", "hsdp", "pipeline"]
+# How parameters lie on the slots: on one slot alone, whole on each, divided over all of them, or layer by layer. `auto`
+# chooses one of the others.
+Family = Literal["single", "replicated", "sharded", "staged", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRow:
+    """options: keys of the section `parallelism` that the strategy knows. script_options: further options of torch's
+    class, for scripts that pass their configuration themselves. fewest_slots: the least number of slots of a trial.
+    slots_multiple: the number of slots is a multiple of it. ranks_per_replica: how many ranks train on the same
+    records, as parts of one data replica; the class answers the same in `Strategy.replica_of`."""
+
+    name: StrategyName
+    family: Family
+    options: tuple[str, ...] = ()
+    script_options: tuple[str, ...] = ()
+    fewest_slots: int = 1
+    slots_multiple: int = 1
+    ranks_per_replica: int = 1
+    is_built: bool = True
+
+
+_DDP_OPTIONS = ("find_unused_parameters", "static_graph")
+_STAGE_OPTIONS = ("stages", "microbatches", "schedule", "split")
+
+STRATEGIES: dict[str, StrategyRow] = {
+    row.name: row
+    for row in (
+        StrategyRow("none", "single"),
+        StrategyRow("ddp", "replicated", _DDP_OPTIONS, ("broadcast_buffers",)),
+        StrategyRow("zero1", "replicated", _DDP_OPTIONS, ("broadcast_buffers",), fewest_slots=2),
+        StrategyRow("zero2", "sharded", ("blocks",), fewest_slots=2),
+        StrategyRow("zero3", "sharded", ("blocks",), fewest_slots=2),
+        # Equal copies of a divided trial: at least two copies of two slots.
+        StrategyRow("hsdp", "sharded", ("blocks",), fewest_slots=4, slots_multiple=2),
+        StrategyRow("auto", "any", (*_STAGE_OPTIONS, *_DDP_OPTIONS, "blocks"), is_built=False),
+        StrategyRow("pipeline", "staged", _STAGE_OPTIONS, is_built=False),
+    )
+}
+BUILT = tuple(row.name for row in STRATEGIES.values() if row.is_built)
+
+
+def is_sharded(strategy: str) -> bool:
+    """Whether the strategy divides parameters over the slots, so that gradients do not go through DDP."""
+    row = STRATEGIES.get(strategy)
+    return row is not None and row.family == "sharded"
+
+
+def owners_of(option: str) -> tuple[str, ...]:
+    """Returns the strategies that know this key of the section `parallelism`, without `auto`."""
+    return tuple(row.name for row in STRATEGIES.values() if option in row.options and row.family != "any")
+
 
 # The keys that some strategies do not know, in the order in which they are checked.
 _OPTIONS = ("stages", "microbatches", "schedule", "split", "find_unused_parameters", "static_graph", "blocks")

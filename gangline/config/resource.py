@@ -1,13 +1,17 @@
-"""PURE: the sections `resources`, `reproducibility` and `profiling`."""
+"""PURE: the sections `resources`, `reproducibility` and `profiling`, and the check of changes of a living experiment's
+resources."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from gangline.config.section import Section, fault, wrong_type
+from gangline.domain.experiment import ResourceChange
+from gangline.errors import invalid
 
 _MEMORY_SIZE = re.compile(r"^([0-9]*[.])?[0-9]+ ?(([kmgtp]i?b?)|b)?$", re.IGNORECASE)
 
@@ -63,3 +67,29 @@ class Profiling(Section):
         if first is not None and last is not None and first > last:
             raise fault("invalid_value", f"must be at least begin_on_batch {first}, found {last}", "end_after_batch")
         return self
+
+
+LEAST_URGENT = 99
+MOST_SLOTS = 2**31 - 1
+
+
+def check_resource_change(change: ResourceChange) -> None:
+    """Raises GanglineError `resources.nothing`, `resources.priority`, `resources.weight`, `resources.max_slots`,
+    `resources.when_free`."""
+    if change.priority is change.weight is change.max_slots is None:
+        raise invalid("resources.nothing", "nothing is to be changed; give a priority, a weight or max_slots")
+    if change.when_free and not change.max_slots:
+        raise invalid(
+            "resources.when_free",
+            "'when free' says how a lower max_slots takes effect; give it together with max_slots of 1 or more",
+        )
+    if change.priority is not None and not 1 <= change.priority <= LEAST_URGENT:
+        raise invalid(
+            "resources.priority", f"priority {change.priority} is out of range; give 1 (most urgent) to {LEAST_URGENT}"
+        )
+    if change.weight is not None and not (math.isfinite(change.weight) and change.weight >= 0):
+        raise invalid("resources.weight", f"weight {change.weight:g} is out of range; give 0 or more")
+    if change.max_slots is not None and not 0 <= change.max_slots <= MOST_SLOTS:
+        raise invalid(
+            "resources.max_slots", f"max_slots {change.max_slots} is out of range; give a number of slots, 0 for no cap"
+        )

@@ -1,8 +1,13 @@
-"""PURE: the JSON schema of an experiment's configuration, for editors that complete and check YAML."""
+"""PURE: a configuration for other readers: its JSON schema for editors, and its differences from the defaults as
+YAML."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+import yaml
+from pydantic import ValidationError
 
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.optimization import HOOKS
@@ -25,3 +30,13 @@ def export_schema() -> dict[str, Any]:
 
 def _allow(definitions: dict[str, Any], name: str, short: dict[str, Any]) -> None:
     definitions[name] = {"anyOf": [definitions[name], short]}
+
+
+def describe_config(config_json: str) -> str:
+    """Returns YAML without default values. A configuration of another version that this version cannot read is shown
+    whole. Submitted again, the text makes the same experiment."""
+    try:
+        values = ExperimentConfig.model_validate_json(config_json).model_dump(mode="json", exclude_defaults=True)
+    except ValidationError:
+        values = json.loads(config_json or "{}")
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip("\n")

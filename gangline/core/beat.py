@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gangline.cluster_info import ClusterInfo
-from gangline.core.collectives import count_collectives
+from gangline.core.distributed import count_collectives
 from gangline.domain.beat import BREAK, UNKNOWN, Collectives, Phase, Where
 from gangline.domain.failure import hang_rule_of
 from gangline.launch.beat_file import (

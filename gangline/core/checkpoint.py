@@ -21,9 +21,8 @@ from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
-from gangline.core.link import Link
+from gangline.core.link import Link, temporary_folder
 from gangline.core.manifest import StoredFile
-from gangline.core.scratch import temporary_folder
 from gangline.core.storage import CheckpointStore, checkpoint_url, describe_files, list_files, verify
 from gangline.domain.experiment import VALIDATION_METRICS
 from gangline.domain.failure import LATEST_CORRUPT

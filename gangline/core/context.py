@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from gangline.cluster_info import ClusterInfo, get_cluster_info
+from gangline.core import refusal
 from gangline.core.beat import Beat, NoBeat, open_beat
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import DistributedContext
@@ -26,7 +27,6 @@ from gangline.domain.partial import Writer
 from gangline.domain.storage_url import check_storage_url
 from gangline.errors import invalid
 from gangline.lacking import Lacking
-from gangline.launch import refusal
 
 
 class Context(Lacking):

@@ -2,20 +2,26 @@
 
 Owns DistributedContext. It never makes a process group for training; gangline.pytorch or the user's script makes it.
 Rank, local rank and node rank mean what torch.distributed means by them.
+
+Counts the collectives that this process has entered, from the numbers that torch's groups keep; the hang watchdog
+compares the counts of all ranks.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gangline.cluster_info import get_cluster_info
+from gangline.core import refusal
 from gangline.core.link import connect
 from gangline.core.transport import AloneTransport, StoreTransport, TorchTransport, Transport
+from gangline.domain.beat import Collectives
 from gangline.errors import invalid
 from gangline.lacking import Lacking
-from gangline.launch import refusal, store_host
+from gangline.launch import store_host
 
 # The port at which rank 0 listens for a launcher of a script's own that names no other.
 CHIEF_PORT = 12360
@@ -257,3 +263,37 @@ def _store_of_environment(rank: int, size: int) -> Callable[[str], Any]:
         return PrefixStore(f"{name}/{attempt}", store)
 
     return open_part
+
+
+# Prefix of the description of a process group that serves a background thread.
+BACKGROUND_GROUP = "gangline:background"
+
+
+def count_collectives() -> Collectives:
+    """Returns the counts over the groups that exist now; all zero where no process group is open."""
+    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        groups = list(module._world.pg_map) if module is not None else []
+    except (AttributeError, RuntimeError):
+        # Another thread makes or leaves a group at this moment, or this version of torch keeps its groups elsewhere.
+        return Collectives()
+    world = others = background = 0
+    for group in groups:
+        number = _number_of(group)
+        if group is module.GroupMember.WORLD:
+            world = number
+        elif getattr(group, "group_desc", "").startswith(BACKGROUND_GROUP):
+            background += number
+        else:
+            others += number
+    return Collectives(world, others, background)
+
+
+def _number_of(group: Any) -> int:
+    """Sums the sequence numbers over all backends of the group, because one may carry tensors of CPUs and another those
+    of GPUs."""
+    try:
+        backends = {id(found): found for found in map(group._get_backend, group._device_types)}
+        return sum(int(found._get_sequence_number_for_group()) for found in backends.values())
+    except (AttributeError, RuntimeError):
+        return 0

@@ -2,8 +2,11 @@
 
 Owns the one connection of this process. Each frame holds a RankMessage or a RunnerMessage. Sending never waits for the
 runner. A background thread sends what the socket does not take at once. The thread starts with the connection, which is
-made after the fork, in the rank. A lost runner ends the rank. Called by gangline.launch.entrypoint, gangline.core and
+made after the fork, in the rank. A lost runner ends the rank. Called by gangline.rank.entrypoint, gangline.core and
 gangline.pytorch.
+
+Owns the temporary folders of a rank as well: on the cluster they lie beside the socket, in a folder that is removed
+with the attempt.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from gangline import frame, unix_socket
 from gangline.cluster_info import get_cluster_info
 from gangline.domain.state import ExitKind
+from gangline.protocol.wire import enum_number
 from gangline.v1 import rank_pb2
-from gangline.wire import enum_number
 
 SOCKET_KEY = "GANGLINE_RUNNER_SOCKET"
 # The exit code of a rank that has lost its runner.
@@ -375,3 +380,9 @@ def connect() -> Link:
         path, cluster = os.environ.get(SOCKET_KEY), get_cluster_info()
         _current = RunnerLink(path, cluster.rank) if path and cluster else LocalLink()
     return _current
+
+
+def temporary_folder(purpose: str) -> TemporaryDirectory[str]:
+    """Makes a temporary folder. purpose: a part of its name, so that an operator who finds it knows its use."""
+    socket_path = os.environ.get(SOCKET_KEY)
+    return TemporaryDirectory(prefix=f"gangline-{purpose}-", dir=Path(socket_path).parent if socket_path else None)

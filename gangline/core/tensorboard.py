@@ -19,7 +19,7 @@ from typing import Any
 
 import fsspec
 
-from gangline.core.scratch import temporary_folder
+from gangline.core.link import temporary_folder
 from gangline.domain.trace import tensorboard_url_of
 from gangline.errors import invalid
 

@@ -1,7 +1,8 @@
 """PURE: explains why an experiment or a trial runs or waits: its tasks, and the things that block it.
 
 The planner decides why a request waits (Reason). This module resolves the ids in that reason, so that a reader
-understands them. The gateway makes each explanation; the HTTP API, the SDK and the commands show it.
+understands them, and makes the sentences about agents that are out of use. The gateway and the SDK make the same
+explanation with it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gangline.domain.allocation import Allocation, Reason
+from gangline.domain.allocation import Allocation, Exclusion, Reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, Availability, State
@@ -128,3 +129,24 @@ def _agent_words(agent: Agent) -> str:
 
 def _slots(number: int) -> str:
     return "1 slot" if number == 1 else f"{number} slots"
+
+
+def describe_exclusion(exclusion: Exclusion) -> str:
+    return f"excluded for this trial until {clock_time(exclusion.until_at)}: {exclusion.reason}"
+
+
+def describe_quarantine(agent: Agent) -> str:
+    return f"out of use until {clock_time(agent.quarantined_until_at)}: {agent.quarantine_reason}"
+
+
+def troubles_of(agent: Agent, now: float) -> list[str]:
+    """Returns why no work starts on the agent, beside what operators set; empty when it has no trouble."""
+    quarantine = describe_quarantine(agent) if agent.quarantined_until_at > now else ""
+    return [trouble for trouble in (agent.problem, quarantine) if trouble]
+
+
+def clock_time(at: float) -> str:
+    """Returns the time of day of Unix seconds: "14:05:06 UTC"."""
+    minutes, seconds = divmod(int(at) % 86400, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{seconds:02} UTC"

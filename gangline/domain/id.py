@@ -1,4 +1,4 @@
-"""PURE: makes and parses ids.
+"""PURE: makes and parses ids, and makes the error for an id that names no record.
 
 An experiment is a number (7), its trials are "7.1", "7.2", and the attempts to run one are its allocations "7.1.1",
 "7.1.2". So an id names its parent, sorts by age and can be typed.
@@ -6,7 +6,7 @@ An experiment is a number (7), its trials are "7.1", "7.2", and the attempts to 
 
 from __future__ import annotations
 
-from gangline.errors import GanglineError, invalid
+from gangline.errors import GanglineError, invalid, not_found
 from gangline.printable import find_unprintable
 
 # The longest count of digits whose numbers all fit into 64 bits.
@@ -66,3 +66,19 @@ def _is_number(text: str) -> bool:
 
 def _malformed(text: str, what: str, example: str) -> GanglineError:
     return invalid(f"id.{what}", f"{text!r} is no {what} id; one looks like {example!r}")
+
+
+_LISTED_BY = {
+    "experiment": "gangline experiment list",
+    "checkpoint": "gangline checkpoint list",
+    "agent": "gangline agent list",
+}
+
+
+def absent(name: str, record_id: int | str) -> GanglineError:
+    """Makes the error `<name>.not_found`. name: of any record, also of one that no command lists."""
+    listed_by = _LISTED_BY.get(name, "")
+    if name == "trial":
+        listed_by = f"gangline experiment trials {str(record_id).partition('.')[0]}"
+    advice = f"; list them with: {listed_by}" if listed_by else ""
+    return not_found(f"{name}.not_found", f"there is no {name} {record_id}{advice}")

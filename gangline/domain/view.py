@@ -1,7 +1,7 @@
 """PURE: views that the gateway joins from several records: an experiment, a trial, an agent, the cluster.
 
-Each view is declared here alone. The gateway makes it, gangline.wire maps it to its message in gateway.proto and back,
-the HTTP models read its attributes, and the SDK and the commands show it.
+Each view is declared here alone. The gateway makes it, gangline.protocol.wire maps it to its message in gateway.proto
+and back, the HTTP models read its attributes, and the SDK and the commands show it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Describes the exception that ended a rank: its kind, one line, and a traceback that begins in the user's code.
 
-The scheduler decides from the kind whether the trial runs again. Called by gangline.launch.entrypoint.
+The scheduler decides from the kind whether the trial runs again. Called by gangline.rank.entrypoint.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from typing import Any, NoReturn
 
 from gangline.launch import channel, child, store_host
 
-DEFAULT_TARGET = "gangline.launch.entrypoint:run"
+DEFAULT_TARGET = "gangline.rank.entrypoint:run"
 # Time limit for the kernel to end the killed processes.
 BURIAL_SECONDS = 5.0
 

@@ -4,20 +4,19 @@ Importing it loads torch, but starts no thread and touches no GPU, so that ranks
 imported it.
 """
 
-from gangline.pytorch.batch import TorchData
-from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.checkpoint import load_checkpoint
-from gangline.pytorch.context import PyTorchTrialContext
-from gangline.pytorch.experimental import PyTorchExperimentalContext
+from gangline.pytorch.data.batch_data import TorchData
+from gangline.pytorch.data.loader import DataLoader
 from gangline.pytorch.load import load_trial_from_checkpoint_path
-from gangline.pytorch.loader import DataLoader
-from gangline.pytorch.metric import Reducer
-from gangline.pytorch.reducer import MetricReducer
-from gangline.pytorch.scheduler import LRScheduler
+from gangline.pytorch.metrics.metric import Reducer
+from gangline.pytorch.metrics.reducer import MetricReducer
 from gangline.pytorch.setup import init
-from gangline.pytorch.trainer import Trainer
-from gangline.pytorch.trial import PyTorchTrial
-from gangline.pytorch.unit import Batch, Epoch, Record, TrainUnit
+from gangline.pytorch.training.trainer import Trainer
+from gangline.pytorch.trial.callback import PyTorchCallback
+from gangline.pytorch.trial.context import PyTorchExperimentalContext, PyTorchTrialContext
+from gangline.pytorch.trial.lr_scheduler import LRScheduler
+from gangline.pytorch.trial.trial import PyTorchTrial
+from gangline.pytorch.trial.unit import Batch, Epoch, Record, TrainUnit
 
 __all__ = [
     "Batch",

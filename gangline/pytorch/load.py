@@ -14,11 +14,11 @@ from gangline.core.context import alone
 from gangline.core.storage import verify
 from gangline.errors import invalid
 from gangline.pytorch.checkpoint import open_source, restore
-from gangline.pytorch.context import PyTorchTrialContext
 from gangline.pytorch.group import choose_device
 from gangline.pytorch.parallel import choose_strategy
 from gangline.pytorch.setup import make_setting
-from gangline.pytorch.trial import PyTorchTrial
+from gangline.pytorch.trial.context import PyTorchTrialContext
+from gangline.pytorch.trial.trial import PyTorchTrial
 
 T = TypeVar("T", bound=PyTorchTrial)
 # Determined once took torch.load's options by name. Code that still passes them must run.

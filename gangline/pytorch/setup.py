@@ -16,10 +16,11 @@ from gangline.core.beat import BUILD, GROUP, open_beat
 from gangline.core.manifest import find_unwritable
 from gangline.domain.failure import hang_rule_of
 from gangline.errors import invalid
-from gangline.pytorch import group, seed
-from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch import group
+from gangline.pytorch.data import seed
 from gangline.pytorch.parallel import choose_strategy
-from gangline.pytorch.setting import TrialSetting, optimizations_from, seed_from
+from gangline.pytorch.trial.context import PyTorchTrialContext
+from gangline.pytorch.trial.setting import TrialSetting, optimizations_from, seed_from
 
 # Lower bound of a collective's timeout on the cluster (2 h): the hang watchdog must act first (timeout_of).
 _LEAST_TIMEOUT_SECONDS = 7200.0

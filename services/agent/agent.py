@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 import structlog
 
 import gangline
-from gangline import wire
 from gangline.domain.allocation import Allocation
 from gangline.domain.resource import Agent as AgentRecord
 from gangline.domain.resource import NetworkInterface
 from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError
+from gangline.protocol import wire
 from gangline.v1 import agent_pb2, runner_pb2
-from services.agent import metrics, network
-from services.agent.admission import refuse_epoch, refuse_start
-from services.agent.journal import Journal
-from services.agent.record import StopOrder
-from services.agent.roster import Roster
-from services.agent.slot import Slots
+from services.agent.allocations.command_check import refuse_epoch, refuse_start
+from services.agent.allocations.journal import Journal
+from services.agent.allocations.journal_record import StopOrder
+from services.agent.allocations.roster import Roster
+from services.agent.devices.slot import Slots
+from services.agent.machine import identity as network
+from services.agent.machine import metrics
 
 log = structlog.get_logger(__name__)
 
@@ -41,8 +42,8 @@ class Identity:
 
 
 class Agent:
-    """Implements link.Peer. program.py replaces slots and problem when their health changes, and machine.py replaces
-    interfaces.
+    """Implements leader_stream.Peer. program.py replaces slots and problem when their health changes, and machine.py
+    replaces interfaces.
 
     problem: why no allocation can start here now; empty if there is no problem.
     """

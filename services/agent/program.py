@@ -12,22 +12,22 @@ import signal
 
 import structlog
 
-from gangline import wire
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
+from gangline.protocol import wire
 from gangline.v1 import agent_pb2
 from services.agent.agent import Agent, Identity
-from services.agent.disk_monitor import DiskMonitor
-from services.agent.health import Policy
-from services.agent.journal import Journal, open_journal
-from services.agent.launcher import Launcher, RunnerProgram
-from services.agent.link import Link, Outbox
-from services.agent.machine import watch_machine
-from services.agent.monitor import SlotMonitor
-from services.agent.roster import Roster
+from services.agent.allocations.journal import Journal, open_journal
+from services.agent.allocations.launcher import Launcher, RunnerProgram
+from services.agent.allocations.roster import Roster
+from services.agent.allocations.warm import Template
+from services.agent.connection.leader_stream import LeaderStream, Outbox
+from services.agent.devices.gpu_health import Policy
+from services.agent.devices.monitor import SlotMonitor
+from services.agent.devices.slot import Slots, load_slots
+from services.agent.machine.disk_monitor import DiskMonitor
+from services.agent.machine_report import watch_machine
 from services.agent.settings import AgentSettings
-from services.agent.slot import Slots, load_slots
-from services.agent.warm import Template
 from services.common.concurrency import cancel
 from services.common.security import load_token
 from services.common.telemetry import serve_metrics, write_ready_file
@@ -68,7 +68,7 @@ class _Running:
         self._disk = DiskMonitor(
             settings.state_dir, settings.health_seconds, settings.health_good_checks, journal.drop_kept, self._on_disk
         )
-        self._link = Link(settings.scheduler_addresses, token, self._agent, self._outbox)
+        self._link = LeaderStream(settings.scheduler_addresses, token, self._agent, self._outbox)
 
     async def run(self) -> None:
         signals = _catch_signals()
@@ -124,7 +124,7 @@ class _Running:
 def _make_templates(settings: AgentSettings, program: RunnerProgram) -> list[Template]:
     # The runner template loads no torch: runners are cheap, and a CUDA context cannot be forked.
     return [
-        Template("runner-template", (*program.preload, "services.agent.entry"), settings.state_dir),
+        Template("runner-template", (*program.preload, "services.agent.allocations.runner_entry"), settings.state_dir),
         Template("rank-template", program.rank_preload, settings.state_dir),
     ]
 

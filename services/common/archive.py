@@ -3,6 +3,8 @@
 Owns the rules for members and the limits of their headers, so that reading takes time and memory in proportion to the
 archive. The code blocks. Gateways run it in a process of its own (`archive_judge`); trial runners unpack with it.
 As a program, `python -m services.common.archive FILE`, it limits itself, judges the file and prints a verdict as JSON.
+
+Uses the backport of tarfile's extraction filters where Python is older than 3.11.4, as on Debian 12.
 """
 
 from __future__ import annotations
@@ -11,15 +13,15 @@ import gzip
 import json
 import resource
 import sys
+import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
-from gangline.domain.code_limit import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
+from gangline.domain.limits import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
 from gangline.errors import GanglineError
-from services.common.tar import tarfile
 
 # Headers and padding add to the files, and a stream of nothing else must end as well.
 MAX_STREAM_BYTES = 2 * MAX_MB * MB
@@ -206,3 +208,9 @@ def _main() -> None:
 
 if __name__ == "__main__":
     _main()
+
+
+if not TYPE_CHECKING and not hasattr(tarfile, "data_filter"):
+    from backports import tarfile
+
+__all__ = ["tarfile"]

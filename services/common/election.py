@@ -2,8 +2,8 @@
 
 Owns the leader key. One transaction creates it under the winner's lease; its create revision is the fencing token
 (epoch) that every write compares, so a leader that was paused past its lease cannot change anything. Also owns a
-fail-over that is faster than the lease: a standby deposes a leader whose process has died (`tether.py`). The contents
-of the writes are the scheduler's business.
+fail-over that is faster than the lease: a standby deposes a leader whose process has died (`leader_probe.py`). The
+contents of the writes are the scheduler's business.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import structlog
 
-from gangline import wire
 from gangline.domain.resource import EtcdHealth, ServiceInstance
 from gangline.errors import GanglineError, unavailable
+from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import (
     Committed,
@@ -30,11 +30,11 @@ from services.common.etcd import (
     Put,
     Unsure,
 )
-from services.common.tether import leader_died
+from services.common.leader_probe import leader_died
 
 _log = structlog.get_logger(__name__)
 
-# A host that falls silent is replaced after this time; a process that dies, at once (see tether.py).
+# A host that falls silent is replaced after this time; a process that dies, at once (see leader_probe.py).
 LEASE_SECONDS = 5.0
 # Heartbeats of the lease: several may be missed before it ends.
 BEAT_SECONDS = 1.0

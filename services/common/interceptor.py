@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import Counter, Histogram
 
 from gangline.errors import ErrorKind, GanglineError, invalid
-from gangline.rpc import MAX_MESSAGE_BYTES, find_token, status_of
+from gangline.protocol.rpc import MAX_MESSAGE_BYTES, find_token, status_of
 
 _log = structlog.get_logger(__name__)
 

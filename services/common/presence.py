@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from gangline import wire
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import GanglineError
+from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
 

@@ -20,7 +20,7 @@ import grpc.aio
 import structlog
 
 from gangline.errors import ErrorKind, GanglineError, invalid
-from gangline.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from gangline.protocol.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from services.common.address import bind_error, join_address, split_address
 from services.common.interceptor import CallInterceptor
 

@@ -10,8 +10,7 @@ import structlog
 
 from gangline.errors import ErrorKind, GanglineError
 from services.common.telemetry import configure_logging, write_ready_file
-from services.gateway.process import run_gateway
-from services.gateway.settings import GatewaySettings
+from services.gateway.program import GatewaySettings, run_gateway
 
 log = structlog.get_logger(__name__)
 

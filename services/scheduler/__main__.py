@@ -25,15 +25,15 @@ from services.common.presence import announce
 from services.common.security import load_token
 from services.common.server import Server, serve
 from services.common.telemetry import configure_logging, serve_metrics, write_ready_file
-from services.scheduler.directory import Directory
-from services.scheduler.reign import reign
-from services.scheduler.seat import Seat
+from services.scheduler.leader.leader_status import LeaderStatus
+from services.scheduler.leader.leadership import run_leadership
+from services.scheduler.leader.term import TermContext
 from services.scheduler.service.access import authenticator
 from services.scheduler.service.agent_service import AgentService
 from services.scheduler.service.runner_service import RunnerService
 from services.scheduler.service.scheduler_service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.term import Conditions
+from services.scheduler.state.directory import Directory
 
 _log = structlog.get_logger(__name__)
 
@@ -67,8 +67,8 @@ async def run(settings: SchedulerSettings) -> None:
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(EtcdClient(settings.etcd))
         directory = Directory(client)
-        seat = Seat(settings.id, directory)
-        server = await _serve(settings, seat, cluster_token)
+        leader_status = LeaderStatus(settings.id, directory)
+        server = await _serve(settings, leader_status, cluster_token)
         stack.push_async_callback(server.stop, _GRACE_SECONDS)
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
         instance = ServiceInstance(
@@ -82,32 +82,40 @@ async def run(settings: SchedulerSettings) -> None:
         await stack.enter_async_context(announce(client, instance))
         tasks = {
             asyncio.create_task(directory.run(), name="directory"),
-            asyncio.create_task(_reign(client, settings, instance, seat, conditions), name="reign"),
-            asyncio.create_task(_say_ready(settings, seat, server.address, metrics_address), name="ready"),
+            asyncio.create_task(
+                _run_leadership(client, settings, instance, leader_status, conditions), name="leadership"
+            ),
+            asyncio.create_task(_say_ready(settings, leader_status, server.address, metrics_address), name="ready"),
         }
         await _until_stopped(tasks)
 
 
-async def _serve(settings: SchedulerSettings, seat: Seat, cluster_token: str) -> Server:
+async def _serve(settings: SchedulerSettings, leader_status: LeaderStatus, cluster_token: str) -> Server:
     def add(server: grpc.aio.Server) -> None:
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(seat), server)
-        agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(seat), server)
-        runner_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerService(seat), server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(leader_status), server)
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(leader_status), server)
+        runner_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerService(leader_status), server)
 
     return await serve(settings.listen, add, authenticator(cluster_token), limit_by_method=_MESSAGE_LIMITS)
 
 
-async def _reign(
-    client: EtcdClient, settings: SchedulerSettings, instance: ServiceInstance, seat: Seat, conditions: Conditions
+async def _run_leadership(
+    client: EtcdClient,
+    settings: SchedulerSettings,
+    instance: ServiceInstance,
+    leader_status: LeaderStatus,
+    conditions: TermContext,
 ) -> None:
     election = Election(client, instance, settings.leader_lease_seconds)
     patience_seconds = settings.leader_lease_seconds + _CONNECT_SECONDS
-    await reign(client, election, seat, conditions, patience_seconds)
+    await run_leadership(client, election, leader_status, conditions, patience_seconds)
 
 
-async def _say_ready(settings: SchedulerSettings, seat: Seat, address: str, metrics_address: str | None) -> None:
+async def _say_ready(
+    settings: SchedulerSettings, leader_status: LeaderStatus, address: str, metrics_address: str | None
+) -> None:
     """Writes the ready file once this scheduler is ready, then waits until it is cancelled."""
-    await seat.is_ready.wait()
+    await leader_status.is_ready.wait()
     write_ready_file(settings.ready_file, grpc=address, metrics=metrics_address)
     await asyncio.Event().wait()
 
@@ -132,8 +140,8 @@ def _conditions(
     directory: Directory,
     cluster_token: str,
     admin_token: str | None,
-) -> Conditions:
-    return Conditions(
+) -> TermContext:
+    return TermContext(
         own_address=instance.grpc_address,
         cluster_token=cluster_token,
         admin_token=admin_token,

@@ -11,14 +11,14 @@ from typing import ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.common.settings import ServiceSettings, check_names, check_own_storage
-from services.scheduler.facts import DEFAULT_POOL
 from services.scheduler.placement import PoolConfig
-from services.scheduler.placement.snapshot import (
+from services.scheduler.placement.request.snapshot import (
     ON_CALL_IS_IMPOSSIBLE,
     Backfill,
     default_backfill,
     default_preemption,
 )
+from services.scheduler.state.facts import DEFAULT_POOL
 from services.scheduler.transition.rules import DEFAULT_PRIORITY, Rules
 
 

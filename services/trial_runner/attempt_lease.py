@@ -24,13 +24,13 @@ import grpc
 import structlog
 
 from gangline.domain.allocation import ExitReport
-from gangline.rpc import CHANNEL_OPTIONS, find_leader, token_metadata
+from gangline.protocol.rpc import CHANNEL_OPTIONS, find_leader, token_metadata
+from gangline.protocol.wire import to_proto
 from gangline.v1 import runner_pb2, runner_pb2_grpc
-from gangline.wire import to_proto
 from services.common.address import split_address
 from services.common.concurrency import cancel
-from services.trial_runner import metrics
 from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_off, is_leaderless
+from services.trial_runner.delivery import metrics
 
 # Share of the lease: the pause between renewals, and the longest duration of one renewal or one round of questions.
 PERIOD_SHARE = 0.25

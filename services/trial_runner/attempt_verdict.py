@@ -2,7 +2,7 @@
 
 The leader starts the next attempt only after the lease of this one has run out. So ranks may train on without a
 renewal in two cases: no scheduler leads, or the leader is the one that is cut off. Source of the second rule:
-services/scheduler/lease.py, which applies its counterpart.
+services/scheduler/agents/lease_table.py, which applies its counterpart.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import State
+from gangline.protocol.wire import enum_number, to_proto
 from gangline.v1 import agent_pb2, runner_pb2
-from gangline.wire import enum_number, to_proto
 from services.common.state_folder import SharedFolder
 
 

@@ -14,12 +14,12 @@ from typing import Any
 from gangline.v1 import runner_pb2
 from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder
-from services.trial_runner.code import prepare_code
-from services.trial_runner.gang import Gang
-from services.trial_runner.gang_plan import Network, Place
-from services.trial_runner.nursery_client import Nursery, NurseryProcess, start_nursery
-from services.trial_runner.rendezvous import Rendezvous
-from services.trial_runner.route import Route, route_to_leader
+from services.trial_runner.code_folder import prepare_code
+from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_leader
+from services.trial_runner.gang.gang_links import GangLinks
+from services.trial_runner.gang.gang_plan import Network, Place
+from services.trial_runner.gang.rendezvous import Rendezvous
+from services.trial_runner.ranks.nursery_client import Nursery, NurseryProcess, start_nursery
 
 # The address of rank 0 in a gang of one machine, whose ranks need no other network.
 LOOPBACK = "127.0.0.1"
@@ -38,7 +38,7 @@ class Preparation:
     place: Place
     folder: SharedFolder
     rank_forkserver: str
-    gang: Gang
+    gang: GangLinks
     note: Callable[[str], None]
     forked: NurseryProcess | None = None
     nursery: Nursery | None = None
@@ -72,7 +72,7 @@ class Preparation:
         if not self.spec.code_sha256:
             self.folder.code_path.mkdir(exist_ok=True)
             return
-        route = Route("gateway", self.spec.gateway_addresses)
+        route = ChannelRoute("gateway", self.spec.gateway_addresses)
         try:
             archives, target = self.folder.state.code_archives, self.folder.code_path
             await prepare_code(self.spec.code_sha256, archives, target, route, self.spec.token)

@@ -28,8 +28,8 @@ from gangline.v1 import runner_pb2
 from services.common.state_folder import SharedFolder
 from services.common.telemetry import configure_logging
 from services.trial_runner import exit_file
-from services.trial_runner.gang_plan import needs_no_warmth
-from services.trial_runner.nursery_client import NurseryProcess, end_nursery, fork_nursery
+from services.trial_runner.gang.gang_plan import needs_no_warmth
+from services.trial_runner.ranks.nursery_client import NurseryProcess, end_nursery, fork_nursery
 from services.trial_runner.runner import TrialRunner, kind_of
 
 # Sent to the agent once a command runs.

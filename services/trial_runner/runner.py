@@ -23,17 +23,19 @@ from gangline.domain.failure import hang_rule_of, log_rules_of
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
 from gangline.launch.child import descendants
+from gangline.protocol.wire import enum_member, prepare, to_proto
 from gangline.v1 import rank_pb2, runner_pb2
-from gangline.wire import enum_member, prepare, to_proto
 from services.common.concurrency import first_of
 from services.common.disk_fault import is_disk_fault, names_disk_fault
 from services.common.state_folder import SharedFolder
-from services.trial_runner import exit_file, metrics
+from services.trial_runner import exit_file
 from services.trial_runner.attempt_lease import AttemptLease
-from services.trial_runner.crew import Crew
-from services.trial_runner.fusion import FusionDesk
-from services.trial_runner.gang import Gang
-from services.trial_runner.gang_plan import (
+from services.trial_runner.delivery import metrics
+from services.trial_runner.delivery.delivery import Delivery
+from services.trial_runner.delivery.relay import CHIEF, Relay
+from services.trial_runner.fusion_records import FusionRecords
+from services.trial_runner.gang.gang_links import GangLinks
+from services.trial_runner.gang.gang_plan import (
     Network,
     find_place,
     find_program,
@@ -41,20 +43,26 @@ from services.trial_runner.gang_plan import (
     rank_environment,
     threads_per_rank,
 )
-from services.trial_runner.log_pump import LAST_LINES, LogPump
-from services.trial_runner.log_watch import LogWatch
-from services.trial_runner.lookout import Lookout
-from services.trial_runner.nursery_client import NurseryProcess
-from services.trial_runner.outcome import Circumstances, Failure, describe_failure, find_cause, first_cause, judge
-from services.trial_runner.outlet import Outlet
+from services.trial_runner.gang.outcome import (
+    FailureRecord,
+    OutcomeContext,
+    describe_failure,
+    find_cause,
+    first_cause,
+    judge,
+    signature_of,
+)
+from services.trial_runner.gang.rendezvous import RendezvousFailed
 from services.trial_runner.preparation import Preparation
-from services.trial_runner.rank_link import RankLinkServer
-from services.trial_runner.relay import CHIEF, Relay
-from services.trial_runner.rendezvous import RendezvousFailed
-from services.trial_runner.signature import signature_of
-from services.trial_runner.stacks import dump_stacks
-from services.trial_runner.stop import StopOrder
-from services.trial_runner.vigil import describe_place
+from services.trial_runner.ranks.log_policy import LogPolicyMatcher
+from services.trial_runner.ranks.log_pump import LAST_LINES, LogPump
+from services.trial_runner.ranks.nursery_client import NurseryProcess
+from services.trial_runner.ranks.rank_group import RankGroup
+from services.trial_runner.ranks.rank_link import RankLinkServer
+from services.trial_runner.stop_signal import StopRequest
+from services.trial_runner.watchdog.hang_rule import describe_place
+from services.trial_runner.watchdog.stacks import dump_stacks
+from services.trial_runner.watchdog.watchdog import Watchdog
 
 # Limit for delivering what is queued for scheduler and gateway at the end. The slots stay occupied meanwhile, so it is
 # short.
@@ -106,20 +114,20 @@ class TrialRunner:
         self._timeline = Timeline(runner_up_at=time.time())
         config = load_config(spec)
         grace = float(config.get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
-        self._stop = StopOrder(folder, grace)
-        self._outlet = Outlet(spec, self._place.agent_id, folder.state.spools)
-        self._gang = Gang(spec.token, self._place.node_rank, self._place.agent_ids)
+        self._stop = StopRequest(folder, grace)
+        self._delivery = Delivery(spec, self._place.agent_id, folder.state.spools)
+        self._gang = GangLinks(spec.token, self._place.node_rank, self._place.agent_ids)
         self._gang.on_failure = self._on_peer_failure
-        self._lookout = Lookout(folder, self._place, hang_rule_of(config), self._gang, self._on_hang)
-        self._relay = Relay(spec.trial, self._outlet.recorder, self._outlet.reporter, self._on_first_step)
+        self._watchdog = Watchdog(folder, self._place, hang_rule_of(config), self._gang, self._on_hang)
+        self._relay = Relay(spec.trial, self._delivery.recorder, self._delivery.reporter, self._on_first_step)
         self._link = RankLinkServer(folder.ranks_path.absolute(), self._on_rank_message)
-        self._outlet.on_trace = self._on_trace
-        self._outlet.on_over = self._on_over
+        self._delivery.on_trace = self._on_trace
+        self._delivery.on_over = self._on_over
         self._lease = AttemptLease(
             spec, self._place.agent_id, on_over=self._on_over, on_stop=self._on_scheduler_stop, on_cut=self._on_cut
         )
-        self._fusion = FusionDesk(spec, self._outlet.reporter, self._link.send)
-        self._log_watch = LogWatch(log_rules_of(config), self._outlet.recorder.note)
+        self._fusion = FusionRecords(spec, self._delivery.reporter, self._link.send)
+        self._log_policy = LogPolicyMatcher(log_rules_of(config), self._delivery.recorder.note)
         self._pump = LogPump(self._on_lines)
         self._preparation = Preparation(
             spec,
@@ -127,17 +135,17 @@ class TrialRunner:
             folder,
             rank_forkserver,
             self._gang,
-            self._outlet.recorder.note,
+            self._delivery.recorder.note,
             forked,
         )
         self._metrics_address = ""
         self._has_spoken = False
         self._speaking: asyncio.TimerHandle | None = None
-        self._crew: Crew | None = None
-        self._peer: Failure | None = None
+        self._rank_group: RankGroup | None = None
+        self._peer: FailureRecord | None = None
         self._peer_told = asyncio.Event()
-        self._hang: Failure | None = None
-        self._cut: Failure | None = None
+        self._hang: FailureRecord | None = None
+        self._cut: FailureRecord | None = None
         self._ending_hung: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -154,7 +162,7 @@ class TrialRunner:
             is_fault = is_disk_fault(error)
             kind = ExitKind.AGENT_DISK if is_fault else ExitKind.RUNNER_LOST
             report = replace(self._report(kind, message), is_agent_at_fault=is_fault)
-        await self._leave(replace(report, ended_at=time.time(), log_hits=tuple(self._log_watch.hits)))
+        await self._leave(replace(report, ended_at=time.time(), log_hits=tuple(self._log_policy.hits)))
         self._stop.rest()
         return code
 
@@ -170,22 +178,22 @@ class TrialRunner:
                 await first_of(self._lease.hold(), self._stop.came.wait())
             if self._stop.stop is not None:
                 return self._stopped_early()
-            self._crew = crew = self._hire()
-            await self._start(crew, network)
+            self._rank_group = rank_group = self._hire()
+            await self._start(rank_group, network)
         except RendezvousFailed as error:
             return self._report(error.kind, error.message)
         except (GanglineError, OSError) as error:
             report = replace(self._report(kind_of(error), str(error)), is_agent_at_fault=_is_agents_fault(error))
-            self._gang.tell_failure(Failure(report.kind, report.message, None, report.agent_id, report.failed_at))
+            self._gang.tell_failure(FailureRecord(report.kind, report.message, None, report.agent_id, report.failed_at))
             return report
         # 3. Watch until every rank has ended.
-        await crew.wait_ended()
+        await rank_group.wait_ended()
         self._hush()
         if self._ending_hung is not None:
             await self._ending_hung
         # 4. Wait for the other members, release everything that is left, and judge.
-        await self._part(crew)
-        return await self._judge(crew)
+        await self._part(rank_group)
+        return await self._judge(rank_group)
 
     async def _prepare(self) -> Network | None:
         """Returns the chosen network, or None if a stop came first."""
@@ -199,11 +207,11 @@ class TrialRunner:
         await first_of(prepare(), self._stop.came.wait())
         return network
 
-    def _hire(self) -> Crew:
+    def _hire(self) -> RankGroup:
         assert self._preparation.nursery is not None
-        return Crew(self._place, self._preparation.nursery, self._pump, self._gang.tell_failure)
+        return RankGroup(self._place, self._preparation.nursery, self._pump, self._gang.tell_failure)
 
-    async def _start(self, crew: Crew, network: Network) -> None:
+    async def _start(self, rank_group: RankGroup, network: Network) -> None:
         num_threads = threads_per_rank(self._spec, self._place, len(os.sched_getaffinity(0)))
         environments = {
             rank: rank_environment(
@@ -215,52 +223,52 @@ class TrialRunner:
                 code_directory=str(self._folder.code_path),
                 programs_directory=str(Path(sys.executable).parent),
                 socket_path=self._link.path,
-                beat_path=str(self._lookout.files[rank].path),
+                beat_path=str(self._watchdog.files[rank].path),
                 num_threads=num_threads,
             )
             for rank in self._place.ranks
         }
         directory, program = str(self._folder.code_path), find_program(self._spec)
         self._note_left_out()
-        up_at = await crew.start(environments, directory, num_threads, program)
+        up_at = await rank_group.start(environments, directory, num_threads, program)
         self.on_up()
-        self._folder.write_rank_pids(crew.pids)
-        self._lookout.start(lambda: crew.living)
+        self._folder.write_rank_pids(rank_group.pids)
+        self._watchdog.start(lambda: rank_group.living)
         self._stop.on_order = self._on_stop
         if self._stop.stop is not None:
             self._on_stop()
         if self._peer is not None:
-            crew.on_peer_failure()
+            rank_group.on_peer_failure()
         self._timeline = replace(self._timeline, rendezvous_at=self._preparation.rendezvous_at, ranks_up_at=up_at)
         self._speaking = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._speak)
         log.info("the ranks run", ranks=list(self._place.ranks), store=f"{network.store_address}:{network.store_port}")
-        self._outlet.adopt_orphans()
+        self._delivery.adopt_orphans()
 
-    async def _part(self, crew: Crew) -> None:
+    async def _part(self, rank_group: RankGroup) -> None:
         """Ends what the ranks left behind. Node rank 0 first waits until all other members are done, because it hosts
         the store."""
-        if all(end.is_success for end in crew.ends()):
+        if all(end.is_success for end in rank_group.ends()):
             self._gang.tell_done()
             if self._place.num_nodes > 1:
                 await first_of(self._gang.wait_done(), self._peer_told.wait(), self._stop.came.wait())
         nursery = self._preparation.nursery
         assert nursery is not None
-        if self._keeps_nursery and self._is_short(crew):
+        if self._keeps_nursery and self._is_short(rank_group):
             self.released = await nursery.release()
         if self.released is None:
             await nursery.close()
         await self._pump.drain(LAST_OUTPUT_SECONDS)
-        await crew.close()
-        crew.tell(time.time())
-        if text := crew.describe_end(was_ordered=self._stop.stop is not None):
-            self._outlet.recorder.note(text)
+        await rank_group.close()
+        rank_group.tell(time.time())
+        if text := rank_group.describe_end(was_ordered=self._stop.stop is not None):
+            self._delivery.recorder.note(text)
 
-    def _is_short(self, crew: Crew) -> bool:
+    def _is_short(self, rank_group: RankGroup) -> bool:
         """Whether the command ended by itself before this runner had anything to report."""
-        return not self._has_spoken and self._stop.stop is None and not crew.lost
+        return not self._has_spoken and self._stop.stop is None and not rank_group.lost
 
-    async def _judge(self, crew: Crew) -> ExitReport:
-        ends = crew.ends()
+    async def _judge(self, rank_group: RankGroup) -> ExitReport:
+        ends = rank_group.ends()
         cause = find_cause(ends)
         if self._place.num_nodes > 1 and self._peer is None and cause is not None and cause.is_consequence:
             with suppress(TimeoutError):
@@ -269,13 +277,13 @@ class TrialRunner:
         stop = self._stop.stop
         if stop is not None:
             stop = replace(stop, is_overdue=now >= self._stop.deadline_at)
-        around = Circumstances(
+        around = OutcomeContext(
             self._place.agent_id,
             self._place.num_nodes,
             now,
             self._peer,
             stop,
-            crew.lost,
+            rank_group.lost,
             self._hang,
             self._cut,
             self._is_disk_fault,
@@ -283,7 +291,7 @@ class TrialRunner:
         report = judge(ends, around)
         if report.rank is None:
             return report
-        batches = self._lookout.files[report.rank].read().place
+        batches = self._watchdog.files[report.rank].read().place
         return replace(report, batches_completed=batches, signature=signature_of(report))
 
     def _is_disk_fault(self, message: str) -> bool:
@@ -306,18 +314,18 @@ class TrialRunner:
     async def _close(self, report: ExitReport) -> list[runner_pb2.TrialReport]:
         """Closes all parts. Returns the reports that no scheduler took."""
         if report.kind is not ExitKind.COMPLETED:
-            self._outlet.recorder.note(f"{report.kind.value}: {report.message}")
+            self._delivery.recorder.note(f"{report.kind.value}: {report.message}")
         if not self._metrics_address and self._timeline.ranks_up_at:
             self._report_running()
         self._lease.end_ranks()
-        await self._lookout.close()
+        await self._watchdog.close()
         await self._gang.close()
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
             await self._preparation.nursery.close()
         await self._fusion.close()
         await self._link.close()
         self._relay.tell_rest()
-        return await self._outlet.close(self._drain_seconds())
+        return await self._delivery.close(self._drain_seconds())
 
     def _is_without_agent(self) -> bool:
         return not self._folder.state.has_agent()
@@ -341,10 +349,10 @@ class TrialRunner:
         deadline."""
         stop = self._stop.stop
         assert stop is not None
-        assert self._crew is not None
+        assert self._rank_group is not None
         if stop.kind is ExitKind.PREEMPTED:
             self._link.preempt(stop.reason, self._stop.grace_seconds)
-        self._crew.stop(self._stop.deadline_at, self._link.connected)
+        self._rank_group.stop(self._stop.deadline_at, self._link.connected)
 
     def _on_over(self, reason: str) -> None:
         """Kills the ranks: another attempt may hold the trial, so nothing that these ranks do counts any more."""
@@ -360,39 +368,39 @@ class TrialRunner:
 
     def _on_cut(self, message: str) -> None:
         """Kills every rank of this machine, because the next attempt may start on another one."""
-        self._outlet.recorder.note(message)
+        self._delivery.recorder.note(message)
         self._end_as_cut(message)
 
     def _end_as_cut(self, message: str) -> None:
-        self._cut = Failure(ExitKind.NETWORK, message, agent_id=self._place.agent_id, failed_at=time.time())
+        self._cut = FailureRecord(ExitKind.NETWORK, message, agent_id=self._place.agent_id, failed_at=time.time())
         self._stop.ask(ExitKind.KILLED, message)
 
-    def _on_peer_failure(self, failure: Failure) -> None:
+    def _on_peer_failure(self, failure: FailureRecord) -> None:
         self._peer = first_cause(self._peer, failure)
         self._peer_told.set()
-        if self._crew is not None:
-            self._crew.on_peer_failure()
+        if self._rank_group is not None:
+            self._rank_group.on_peer_failure()
 
     def _on_lines(self, rank: int, stream: str, lines: Sequence[str]) -> None:
-        self._outlet.recorder.record_lines(rank, stream, lines)
-        self._log_watch.search(rank, lines)
+        self._delivery.recorder.record_lines(rank, stream, lines)
+        self._log_policy.search(rank, lines)
 
     def _note_left_out(self) -> None:
         """Writes the log policies that are not applied to the trial's log, once for the gang."""
         if self._place.node_rank == 0:
-            for sentence in self._log_watch.left_out:
-                self._outlet.recorder.note(sentence)
+            for sentence in self._log_policy.left_out:
+                self._delivery.recorder.note(sentence)
 
-    def _on_hang(self, failure: Failure) -> None:
-        if self._crew is not None and self._ending_hung is None:
-            self._ending_hung = asyncio.create_task(self._end_hung(failure, self._crew))
+    def _on_hang(self, failure: FailureRecord) -> None:
+        if self._rank_group is not None and self._ending_hung is None:
+            self._ending_hung = asyncio.create_task(self._end_hung(failure, self._rank_group))
 
-    async def _end_hung(self, failure: Failure, crew: Crew) -> None:
+    async def _end_hung(self, failure: FailureRecord, rank_group: RankGroup) -> None:
         """Records what the ranks of this machine are doing, and then ends them. Every member does this."""
-        recorder = self._outlet.recorder
+        recorder = self._delivery.recorder
         recorder.note(f"the gang hangs: {describe_failure(failure)}")
         assert self._preparation.nursery is not None
-        files = {rank: self._lookout.files[rank] for rank in crew.living}
+        files = {rank: self._watchdog.files[rank] for rank in rank_group.living}
         found = await dump_stacks(files, descendants(self._preparation.nursery.pid))
         for rank, stacks in found.items():
             recorder.record_stacks(rank, describe_place(files[rank].read()), stacks.problem, stacks.lines)
@@ -401,7 +409,7 @@ class TrialRunner:
             return
         lines = found[failure.rank].main_thread[-LAST_LINES:] if failure.rank in found else ()
         self._hang = replace(failure, details="\n".join(lines))
-        crew.on_peer_failure()
+        rank_group.on_peer_failure()
 
     def _speak(self) -> None:
         """Serves metrics, reports that the ranks run, and starts renewing the lease. Called when the ranks outlive the
@@ -419,8 +427,8 @@ class TrialRunner:
             node_rank=str(spec.node_rank),
         )
         self._report_running()
-        self._outlet.reporter.open()
-        self._lease.start(lambda: [pid for pid in self._crew.pids if pid] if self._crew is not None else [])
+        self._delivery.reporter.open()
+        self._lease.start(lambda: [pid for pid in self._rank_group.pids if pid] if self._rank_group is not None else [])
 
     def _hush(self) -> None:
         """Cancels the first report if it was not sent yet: the ranks have ended, so the exit reports everything."""
@@ -428,12 +436,12 @@ class TrialRunner:
             self._speaking.cancel()
 
     def _on_rank_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
-        if self._crew is not None and self._timeline.ranks_up_at:
+        if self._rank_group is not None and self._timeline.ranks_up_at:
             self._speak()
         self._relay.on_message(rank, message)
         self._fusion.on_message(rank, message)
-        if self._crew is not None:
-            self._crew.on_message(rank, message)
+        if self._rank_group is not None:
+            self._rank_group.on_message(rank, message)
 
     def _on_trace(self, batches: int) -> None:
         self._link.send(CHIEF, rank_pb2.RunnerMessage(trace=rank_pb2.TraceRank(batches=batches)))
@@ -444,7 +452,7 @@ class TrialRunner:
 
     def _report_running(self) -> None:
         report = runner_pb2.RunningReport(timeline=to_proto(self._timeline), metrics_address=self._metrics_address)
-        self._outlet.reporter.add(runner_pb2.TrialReport(running=report))
+        self._delivery.reporter.add(runner_pb2.TrialReport(running=report))
         metrics.observe_phases(
             self._timeline.runner_up_at,
             rendezvous=self._timeline.rendezvous_at,

@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 import pytest
 import torch
 
-from gangline.cli.summary import size_lines, status_line
+from gangline.cli.output.summary import size_lines, status_line
 from gangline.domain.allocation import shrunk_reason
 from gangline.domain.state import Outcome, ReasonCode, State
 from gangline.pytorch import load_checkpoint

@@ -22,8 +22,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gangline import wire
 from gangline.domain.experiment import Experiment
+from gangline.protocol import wire
 from services.common import keys
 from services.common.election import BEAT_SECONDS
 from services.common.etcd import EtcdClient, EtcdSettings

@@ -18,15 +18,15 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 
 import gangline.core
 from gangline.config.optimization import parse_optimizations
-from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.fusion.bucket_partition import DEFAULT_CAPS
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.fusion.meter import Meter
-from gangline.pytorch.fusion.opening import make_tuner
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS
 from gangline.pytorch.fusion.tuner import Tuner
-from gangline.pytorch.parallel.ddp import DdpStrategy
-from gangline.pytorch.parallel.exchange import Exchange
-from gangline.pytorch.setting import TrialSetting
+from gangline.pytorch.parallel.whole.ddp import DdpStrategy
+from gangline.pytorch.parallel.whole.exchange import Exchange
+from gangline.pytorch.training.fusion_opening import make_tuner
+from gangline.pytorch.trial.context import PyTorchTrialContext
+from gangline.pytorch.trial.setting import TrialSetting
 
 _WIDTH = 1024
 _OTHER_CAPS = ((4 << 20,), (1 << 20, 8 << 20), (64 << 20,))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gangline.domain.state import SlotKind
-from services.agent import nvml
-from services.agent.health import Health, Policy, after_reading
-from services.agent.slot import load_slots
-from services.agent.visible import Device, find_problem
-from services.agent.xid_watch import XidEvent, XidWatch
+from services.agent.devices import nvml
+from services.agent.devices.gpu_health import Health, Policy, after_reading
+from services.agent.devices.slot import load_slots
+from services.agent.devices.visible import Device, find_problem
+from services.agent.devices.xid_watch import XidEvent, XidWatch
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in __all__
 
 from gangline.config.optimization import parse_optimizations
-from gangline.pytorch.parallel.ddp import DdpStrategy
-from gangline.pytorch.parallel.exchange import Exchange
-from gangline.pytorch.parallel.shard_meter import ShardMeter
-from gangline.pytorch.parallel.zero3 import Zero3Strategy
+from gangline.pytorch.parallel.divided.fully_sharded import Zero3Strategy
+from gangline.pytorch.parallel.divided.shard_meter import ShardMeter
+from gangline.pytorch.parallel.whole.ddp import DdpStrategy
+from gangline.pytorch.parallel.whole.exchange import Exchange
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.traffic import Traffic
 

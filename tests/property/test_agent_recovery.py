@@ -23,10 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gangline.domain.state import ExitKind
 from gangline.v1 import agent_pb2, types_pb2
-from services.agent.journal import open_journal
-from services.agent.launcher import Launcher, RunnerProgram
-from services.agent.record import Phase, Record, StopOrder, find_holders
-from services.agent.roster import Roster
+from services.agent.allocations.journal import open_journal
+from services.agent.allocations.journal_record import Phase, Record, StopOrder, find_holders
+from services.agent.allocations.launcher import Launcher, RunnerProgram
+from services.agent.allocations.roster import Roster
 from services.common import disk
 from tests.support.agent_process import is_running, make_spec
 

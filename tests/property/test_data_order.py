@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from gangline.errors import GanglineError
 from gangline.pytorch import DataLoader
-from gangline.pytorch.unit import Position
+from gangline.pytorch.trial.unit import Position
 
 
 class Numbers(Dataset[int]):

@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, ReasonCode, State
-from services.scheduler.facts import facts_of
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
-from services.scheduler.placement.order import by_priority
+from services.scheduler.placement.request.order import by_priority
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
-from services.scheduler.records import get
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import get
 from services.scheduler.transition.exit import unended_agents
 from tests.support.scheduler_model import RULES, Model
 

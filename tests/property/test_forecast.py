@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot, plan
-from services.scheduler.placement.outlook import LEAST_LEFT_SECONDS
-from services.scheduler.simulator.engine import Setting, play
+from services.scheduler.placement.capacity.outlook import LEAST_LEFT_SECONDS
+from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.played import Run
 from services.scheduler.simulator.strategy import choose_strategies
 from services.scheduler.simulator.submission import Submission
@@ -18,7 +18,7 @@ STEP_RATIO = 0.1
 FIRST_STEP_SECONDS = 15.0
 POOL = "default"
 SECONDS = st.integers(20, 5000).map(float)
-ONCE = Setting("exact", stop_seconds=LEAST_LEFT_SECONDS, restart_seconds=0.0, ask_at_ages=(0.0,))
+ONCE = EngineContext("exact", stop_seconds=LEAST_LEFT_SECONDS, restart_seconds=0.0, ask_at_ages=(0.0,))
 
 
 def _submission(number: int, slots: int, seconds: float, at: float = 0.0, priority: int = 42) -> Submission:

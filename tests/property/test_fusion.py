@@ -13,10 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gangline.domain.fusion import FusionRecord
-from gangline.pytorch.fusion.budget import TURN_STEPS, budget_of
-from gangline.pytorch.fusion.candidate import Model, choose, propose, refine
-from gangline.pytorch.fusion.cost import LinkCost, LinkSample, fit_link
-from gangline.pytorch.fusion.partition import (
+from gangline.pytorch.fusion.bucket_partition import (
     Partition,
     caps_of,
     merge_pairs,
@@ -25,6 +22,9 @@ from gangline.pytorch.fusion.partition import (
     split_halves,
     split_last,
 )
+from gangline.pytorch.fusion.budget import TURN_STEPS, budget_of
+from gangline.pytorch.fusion.candidate import Model, choose, propose, refine
+from gangline.pytorch.fusion.cost import LinkCost, LinkSample, fit_link
 from gangline.pytorch.fusion.race import DEFAULT, Race
 from gangline.pytorch.fusion.simulation import Gradients, end_of_exchange, find_optimum, monotone
 from gangline.pytorch.fusion.situation import Situation, recall

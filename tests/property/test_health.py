@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.health import BURST_SECONDS, Health, Policy, Reading, after_reading, after_xid
-from services.agent.xid import XidKind, classify
+from services.agent.devices.gpu_health import BURST_SECONDS, Health, Policy, Reading, after_reading, after_xid
+from services.agent.devices.xid import XidKind, classify
 
 CODES = range(200)
 INNOCENT = [code for code in CODES if classify(code).kind in (XidKind.APPLICATION, XidKind.CONTAINED)]

@@ -14,7 +14,7 @@ from gangline.domain.history import LogLine
 from services.gateway.history import table
 from services.gateway.history.database import open_database
 from services.gateway.history.store import store_batches
-from services.gateway.record import IngestBatch, IngestRecord
+from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
 
 SPOOLS = st.sampled_from(["1.1.1/0", "1.1.1/1", "1.1.2/0"])
 

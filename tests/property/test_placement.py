@@ -25,17 +25,17 @@ from services.scheduler.placement import (
     apply_changes,
     plan,
 )
-from services.scheduler.placement.change import EndWork
-from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.ledger import Ledger
-from services.scheduler.placement.order import by_priority
-from services.scheduler.placement.outlook import expected_end, freed_by
+from services.scheduler.placement.capacity.fit import find_fit
+from services.scheduler.placement.capacity.ledger import Ledger
+from services.scheduler.placement.capacity.outlook import expected_end, freed_by
+from services.scheduler.placement.capacity.preemption import Victims
+from services.scheduler.placement.capacity.room import Room
 from services.scheduler.placement.policy.fair_share import fair_shares
-from services.scheduler.placement.preemption import Victims
-from services.scheduler.placement.queue import Queue, by_pool
-from services.scheduler.placement.room import Room
+from services.scheduler.placement.request.order import by_priority
+from services.scheduler.placement.request.queue import Queue, by_pool
+from services.scheduler.placement.request.snapshot import UNKNOWN_RUN_SECONDS, PoolView, default_backfill
+from services.scheduler.placement.request.snapshot_change import EndWork
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
-from services.scheduler.placement.snapshot import UNKNOWN_RUN_SECONDS, PoolView, default_backfill
 
 NOW = 1000.0
 POOL = "default"

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.state import CheckpointState, Outcome, State
-from services.scheduler.records import Change, Records
-from services.scheduler.records import State as Known
-from services.scheduler.retention import Retention, find_superfluous
+from services.scheduler.state.records import Records, StateChange
+from services.scheduler.state.records import SchedulerState as Known
+from services.scheduler.state.retention import Retention, find_superfluous
 from services.scheduler.transition.checkpoint import MAX_MARKED, checkpoints_deleted, retire
 from services.scheduler.transition.report import checkpointed
 from tests.support.scheduler import config_json
@@ -89,7 +89,7 @@ class World:
         trials = [Trial(f"1.{number}", 1, number, state=State.QUEUED) for number in range(1, NUM_TRIALS + 1)]
         self.records = Known.of([Experiment(1, "e", "ann", _config(retention), "0"), *trials])
 
-    def commit(self, change: Change) -> Change:
+    def commit(self, change: StateChange) -> StateChange:
         self.records.apply(change, self.records.revision + 1)
         return change
 
@@ -103,7 +103,7 @@ class World:
             replace(trial, state=State.TERMINAL, outcome=Outcome.COMPLETED, ended_at=1.0)
             for trial in self.records.trials_of(1)
         ]
-        self.commit(Change(puts=tuple(ended)))
+        self.commit(StateChange(puts=tuple(ended)))
         self.settle()
 
     def kept(self) -> set[str]:
@@ -170,7 +170,7 @@ def test_any_order_of_reports_ends_the_same_and_never_marks_what_is_needed(
             _next_attempt(world, checkpoint.trial_id, is_live=event == "attempt")
         check_needed(world.records)
     for allocation in list(world.records.all_of(Allocation)):
-        world.commit(Change(deletes=((Allocation, allocation.id),)))
+        world.commit(StateChange(deletes=((Allocation, allocation.id),)))
     world.end_all()
     assert world.kept() == _wanted(checkpoints, retention)
     for trial in world.records.trials_of(1):
@@ -181,16 +181,16 @@ def _next_attempt(world: World, trial_id: str, *, is_live: bool) -> None:
     """The trial's attempt ends; where is_live, another one starts from its latest checkpoint."""
     trial = world.records.find(Trial, trial_id)
     assert trial is not None
-    world.commit(Change(deletes=((Allocation, f"{trial_id}.{trial.attempts}"),)))
+    world.commit(StateChange(deletes=((Allocation, f"{trial_id}.{trial.attempts}"),)))
     if is_live:
         number = trial.attempts + 1
         live = Allocation(
             f"{trial_id}.{number}", trial_id, 1, number, 1, "default", (Member("a", 0),),
             checkpoint_id=trial.latest_checkpoint_id,
         )  # fmt: skip
-        world.commit(Change(puts=(replace(trial, attempts=number, state=State.STARTING), live)))
+        world.commit(StateChange(puts=(replace(trial, attempts=number, state=State.STARTING), live)))
     else:
-        world.commit(Change(puts=(replace(trial, state=State.QUEUED),)))
+        world.commit(StateChange(puts=(replace(trial, state=State.QUEUED),)))
 
 
 @settings(deadline=None, max_examples=20)
@@ -199,7 +199,7 @@ def test_a_transaction_marks_only_so_many(num_checkpoints: int) -> None:
     """As after an upgrade from a version that kept everything."""
     world = World(Retention(0, 1, 1, "loss", smaller_is_better=True))
     rows = [_checkpoint(number, 1, number, float(number)) for number in range(1, num_checkpoints + 1)]
-    world.commit(Change(puts=tuple(rows)))
+    world.commit(StateChange(puts=tuple(rows)))
     sizes = []
     while change := world.commit(retire(world.records, "1.1")):
         sizes.append(change.num_operations)

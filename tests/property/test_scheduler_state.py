@@ -17,17 +17,17 @@ from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, Availability, CheckpointState, ExitKind, State
 from gangline.errors import GanglineError
-from services.scheduler.facts import facts_of
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
-from services.scheduler.records import Change, get
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import StateChange, get
 from services.scheduler.transition.checkpoint import checkpoints_deleted
 from services.scheduler.transition.end import end_experiment
 from services.scheduler.transition.exit import unended_agents
+from services.scheduler.transition.place import accepted, came_up
 from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.report import checkpointed
 from services.scheduler.transition.request import priority_of
-from services.scheduler.transition.start import accepted, came_up
 from services.scheduler.transition.stop import StopOrder, stop
 from tests.support.scheduler_model import RULES, Leader, Model, Refused, encoded
 
@@ -258,7 +258,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.model.change_leader()
         before = self.model.committed()
         with pytest.raises(Refused):
-            deposed.commit(lambda _: Change(puts=(Agent("ghost"),)))
+            deposed.commit(lambda _: StateChange(puts=(Agent("ghost"),)))
         assert deposed.state.find(Agent, "ghost") is None
         assert self.model.committed() == before
 

@@ -67,7 +67,7 @@ def take(world: SearchWorld, step: str, choice: int, end: ExitKind) -> None:
         case "time":
             world.now += 70
         case "pursue":
-            world.pursue()
+            world.continue_change()
 
 
 def check(world: SearchWorld, limits: Limits) -> None:
@@ -94,7 +94,7 @@ def finish(world: SearchWorld) -> None:
         if world.experiment.state is State.TERMINAL:
             return
         world.now += 70
-        world.pursue()
+        world.continue_change()
         world.place()
         for trial_id in world.live_trial_ids:
             world.exit(trial_id, ExitKind.COMPLETED)

@@ -13,19 +13,18 @@ from dataclasses import replace
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from services.scheduler.placement.order import natural_key
-from services.scheduler.simulator.engine import Setting, play
-from services.scheduler.simulator.estimate import ESTIMATES, Estimates
+from services.scheduler.placement.request.order import natural_key
+from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.figure import figures_of
 from services.scheduler.simulator.load import LOADS, draw_load
 from services.scheduler.simulator.played import Played
 from services.scheduler.simulator.strategy import STRATEGIES, Strategy, choose_strategies
-from services.scheduler.simulator.submission import Submission
+from services.scheduler.simulator.submission import ESTIMATES, Estimates, Submission
 from services.scheduler.simulator.trace_file import dump_trace, parse_trace
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 SETTINGS = st.builds(
-    Setting,
+    EngineContext,
     estimates=st.sampled_from(ESTIMATES),
     stop_seconds=st.sampled_from([0.0, 3.0, 10.0]),
     restart_seconds=st.sampled_from([0.0, 30.0]),
@@ -102,7 +101,7 @@ def _assert_sound(played: Played, sizes: list[int], trace: list[Submission]) -> 
 @settings(deadline=None, max_examples=150)
 @given(trace=traces(), sizes=SIZES, strategy=st.sampled_from(STRATEGIES), setting=SETTINGS)
 def test_no_slot_twice_and_every_request_ends(
-    trace: list[Submission], sizes: list[int], strategy: Strategy, setting: Setting
+    trace: list[Submission], sizes: list[int], strategy: Strategy, setting: EngineContext
 ) -> None:
     played = play(trace, sizes, strategy, setting)
     _assert_sound(played, sizes, trace)
@@ -116,7 +115,7 @@ def test_no_slot_twice_and_every_request_ends(
 def test_with_known_run_times_no_head_starts_later_than_first_promised(
     trace: list[Submission], sizes: list[int]
 ) -> None:
-    played = play(trace, sizes, STRATEGIES[0], Setting("exact"))
+    played = play(trace, sizes, STRATEGIES[0], EngineContext("exact"))
     for head in played.heads:
         assert head.late_seconds <= 1e-6
         assert head.moved_seconds == 0
@@ -125,7 +124,7 @@ def test_with_known_run_times_no_head_starts_later_than_first_promised(
 @settings(deadline=None, max_examples=200)
 @given(trace=traces(priorities=(42,)), sizes=SIZES, setting=SETTINGS)
 def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it(
-    trace: list[Submission], sizes: list[int], setting: Setting
+    trace: list[Submission], sizes: list[int], setting: EngineContext
 ) -> None:
     """So every request makes progress: at some time it is first, and then no other of its priority preempts it."""
     (strategy,) = choose_strategies(["priority, preemption"])
@@ -138,7 +137,7 @@ def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it
 @settings(deadline=None, max_examples=300)
 @given(trace=traces(priorities=(42,)) | contended_traces(), sizes=SIZES, setting=SETTINGS)
 def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
-    trace: list[Submission], sizes: list[int], setting: Setting
+    trace: list[Submission], sizes: list[int], setting: EngineContext
 ) -> None:
     """Run times are drawn, and so is the order of ends. Up to the head's turn nothing differs from a pool without
     backfill.
@@ -155,7 +154,7 @@ def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
 @settings(deadline=None, max_examples=200)
 @given(trace=traces(priorities=(42,)), sizes=SIZES, setting=SETTINGS)
 def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
-    trace: list[Submission], sizes: list[int], setting: Setting
+    trace: list[Submission], sizes: list[int], setting: EngineContext
 ) -> None:
     """For any knowledge of run times: up to its turn nothing differs from a pool in which no request passes it."""
     trace = [replace(one, is_preemptible=True) for one in trace]
@@ -181,7 +180,7 @@ def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
 def test_backfill_moves_no_head(
     trace: list[Submission], sizes: list[int], estimates: Estimates, strategy: Strategy
 ) -> None:
-    played = play(trace, sizes, strategy, Setting(estimates))
+    played = play(trace, sizes, strategy, EngineContext(estimates))
     assert [head for head in played.heads if head.moved_seconds > 0] == []
 
 

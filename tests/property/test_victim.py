@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from services.scheduler.placement import AgentRoom, PendingRequest, PoolConfig, Running
-from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.room import Room
-from services.scheduler.placement.victim import find_victims, in_order, less_urgent
+from services.scheduler.placement.capacity.fit import find_fit
+from services.scheduler.placement.capacity.room import Room
+from services.scheduler.placement.capacity.victim import find_victims, in_order, less_urgent
 
 NOW = 1000.0
 POOL = "default"

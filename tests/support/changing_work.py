@@ -232,7 +232,7 @@ def run_many(
 
 def run_impatient(kind: type[pytorch.PyTorchTrial], directory: Path, strategy: str) -> tuple[str, list[State]]:
     """A rank waits for a change of the others for a second only."""
-    from gangline.pytorch.parallel import same_change
+    from gangline.pytorch.parallel.whole import same_change
 
     same_change.WAIT_SECONDS = 1.0
     try:

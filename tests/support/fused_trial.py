@@ -15,8 +15,8 @@ from gangline.pytorch.fusion import probe
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.fusion.cost import LinkCost
 from gangline.pytorch.fusion.meter import Meter
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS
-from gangline.pytorch.loop import TrainingLoop
+from gangline.pytorch.fusion.bucket_partition import DEFAULT_CAPS
+from gangline.pytorch.training.loop import TrainingLoop
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 torch.set_num_threads(1)

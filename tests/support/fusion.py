@@ -14,14 +14,14 @@ import torch
 
 from gangline.core import DistributedContext
 from gangline.domain.fusion import FusionRecord
+from gangline.pytorch.fusion.bucket_partition import DEFAULT_CAPS
 from gangline.pytorch.fusion.bucketed import BucketedModel
-from gangline.pytorch.fusion.clock import WallClock
 from gangline.pytorch.fusion.cost import LinkCost
 from gangline.pytorch.fusion.course import Course
 from gangline.pytorch.fusion.meter import Meter, Step
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS
 from gangline.pytorch.fusion.situation import Recall, Situation
-from gangline.pytorch.fusion.tuner import Terms, Tuner
+from gangline.pytorch.fusion.tuner import Tuner, TunerContext
+from gangline.pytorch.profile.device_clock import WallClock
 
 LINK = LinkCost(0.001, 1e8)
 NUM_TENSORS = 16
@@ -126,7 +126,7 @@ class ScriptedTrial:
         self.model = ScriptedModel()
         self.meter = ScriptedMeter(self.model, self.seconds_of, self.order)
         course = Course(self.model, self.meter, self.distributed, torch.device("cpu"))
-        terms = Terms(
+        terms = TunerContext(
             steps_left=self.steps_left,
             aggregation_frequency=self.aggregation_frequency,
             channels=2,

@@ -24,9 +24,9 @@ from gangline.domain.view import ExperimentView, TrialView
 from gangline.local.identity import Identity, identify, wait_gone
 from gangline.local.layout import Layout
 from gangline.local.shutdown import find_cluster_processes, find_runners
+from gangline.protocol.wire import from_proto
 from gangline.pytorch import load_checkpoint
 from gangline.v1 import agent_pb2
-from gangline.wire import from_proto
 from tests.support.cluster import Cluster
 from tests.support.gated_trial import CHECKPOINT_PERIOD, NUM_BATCHES, NUM_RANKS, Gate, RankDesk, wait_for
 from tests.support.state_history import Revision, StateHistory, check_invariants, named_checkpoints

@@ -20,14 +20,14 @@ from typing import Any
 import grpc
 import httpx
 
-from gangline import rpc, wire
 from gangline.domain.resource import User
 from gangline.local.port import find_free_ports
+from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from services.common.security import allocation_token, hash_token
-from services.gateway.settings import GatewaySettings
+from services.gateway.program import GatewaySettings
 from tests.support.wait import until
 
 CLUSTER_TOKEN = "cluster-token-of-the-tests"

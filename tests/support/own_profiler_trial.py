@@ -15,7 +15,7 @@ from torch.autograd import profiler, profiler_legacy
 
 from gangline import pytorch
 from gangline.core.link import LocalLink
-from gangline.pytorch import pace
+from gangline.pytorch.training import schedule as pace
 from tests.support.small_trial import SmallTrial, fit
 
 BATCHES = 8

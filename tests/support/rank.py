@@ -20,7 +20,7 @@ from typing import Any
 from gangline.cluster_info import CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.v1 import rank_pb2, types_pb2
 
-_PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch", "gangline.launch.entrypoint"]
+_PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch", "gangline.rank.entrypoint"]
 _SECONDS = 60.0
 
 
@@ -237,7 +237,8 @@ def _become_rank(environment: dict[str, str], code: str, directory: str) -> None
 
     from gangline.cluster_info import get_cluster_info
     from gangline.domain.entrypoint import program_of
-    from gangline.launch import child, entrypoint
+    from gangline.launch import child
+    from gangline.rank import entrypoint
 
     path = Path(directory) / f"rank{environment['RANK']}.txt"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

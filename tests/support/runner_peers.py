@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 
 from gangline.domain.state import ExitKind
-from gangline.rpc import SERVER_OPTIONS, find_token, status_of
+from gangline.protocol.rpc import SERVER_OPTIONS, find_token, status_of
+from gangline.protocol.wire import enum_number
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc, runner_pb2, runner_pb2_grpc
-from gangline.wire import enum_number
-from services.common.not_leader import not_leader
+from services.common.leader_probe import not_leader
 
 
 class _Server:

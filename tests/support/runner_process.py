@@ -23,8 +23,8 @@ from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport
 from gangline.launch import forkserver
+from gangline.protocol.wire import from_proto
 from gangline.v1 import agent_pb2, runner_pb2, types_pb2
-from gangline.wire import from_proto
 
 TOKEN = "alloc:7.1.1:test-token"
 

@@ -20,9 +20,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from gangline import rpc, wire
 from gangline.config import ExperimentConfig
 from gangline.domain.state import Availability, ExperimentAction
+from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common.etcd import EtcdSettings
 from tests.support.source import ROOT

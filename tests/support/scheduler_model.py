@@ -7,31 +7,28 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Request, Timeline
 from gangline.domain.experiment import Experiment, QueueMove, ResourceChange
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import Availability, ExitKind
+from gangline.protocol import wire
 from services.common.etcd import Delete, KeyValue, Put
-from services.scheduler.admission import admit
-from services.scheduler.codec import operations_of, record_of
+from services.scheduler.leader.planner_snapshot import Memory, take_snapshot
 from services.scheduler.placement import Assignment, Plan, PoolConfig, Snapshot, plan
-from services.scheduler.placement.order import by_priority
-from services.scheduler.records import Change, Draft, Record, Records, State
-from services.scheduler.snapshot import Memory, take_snapshot
+from services.scheduler.placement.request.order import by_priority
+from services.scheduler.state.codec import operations_of, record_of
+from services.scheduler.state.records import Draft, Record, Records, SchedulerState, StateChange
 from services.scheduler.transition.agent import lost, registered, slots_changed, unended_on
 from services.scheduler.transition.availability import change_availability, clear
 from services.scheduler.transition.deadline import expired, overdue
-from services.scheduler.transition.end import pursue
+from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
-from services.scheduler.transition.place import place
-from services.scheduler.transition.queue_move import move_experiment
-from services.scheduler.transition.resource import change_resources
+from services.scheduler.transition.place import came_up, place
+from services.scheduler.transition.queue_move import change_resources, move_experiment
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.size import grow
-from services.scheduler.transition.start import came_up
 from services.scheduler.transition.stop import StopOrder, stop
-from services.scheduler.transition.submit import submit
+from services.scheduler.transition.submit_check import admit, submit
 
 POOLS = (PoolConfig("default"),)
 RULES = Rules(accept_seconds=10, rendezvous_seconds=20, start_seconds=30, force_seconds=10)
@@ -61,7 +58,7 @@ class FencedStore:
         self.values: dict[str, bytes] = {}
         self.epoch = 1
 
-    def commit(self, epoch: int, change: Change) -> None:
+    def commit(self, epoch: int, change: StateChange) -> None:
         if epoch != self.epoch:
             raise Refused
         for operation in operations_of(change):
@@ -71,9 +68,9 @@ class FencedStore:
                 case Delete():
                     self.values.pop(operation.key, None)
 
-    def load(self) -> State:
+    def load(self) -> SchedulerState:
         found = (record_of(KeyValue(key, value, 0, 0)) for key, value in self.values.items())
-        return State.of(record for record in found if record is not None)
+        return SchedulerState.of(record for record in found if record is not None)
 
 
 class Leader:
@@ -85,7 +82,7 @@ class Leader:
         self.state = store.load()
         self.seen = Memory()
 
-    def commit(self, transition: Callable[[Records], Change]) -> Change:
+    def commit(self, transition: Callable[[Records], StateChange]) -> StateChange:
         """As the real store does: computed on a draft, memory follows only what was accepted."""
         draft = Draft(self.state)
         draft.add(transition(draft))
@@ -109,7 +106,7 @@ class Model:
         self.acknowledged: dict[str, int] = {}
 
     @property
-    def state(self) -> State:
+    def state(self) -> SchedulerState:
         return self.leader.state
 
     def connect(self, agent_id: str, slots: int, pool: str = "default") -> None:
@@ -163,18 +160,18 @@ class Model:
         assert self.acknowledged.setdefault(request_id, experiment.id) == experiment.id
         return experiment.id
 
-    def change_agent(self, agent_id: str, availability: Availability, *slot_ids: str) -> Change:
+    def change_agent(self, agent_id: str, availability: Availability, *slot_ids: str) -> StateChange:
         return self.leader.commit(
             lambda records: change_availability(records, agent_id, slot_ids, availability, rules=RULES, now=self.now)
         )
 
-    def change_resources(self, experiment_id: int, **fields: float) -> Change:
+    def change_resources(self, experiment_id: int, **fields: float) -> StateChange:
         change = ResourceChange(**fields)  # type: ignore[arg-type]  # a test names what it gives
         return self.leader.commit(
             lambda records: change_resources(records, experiment_id, change, rules=RULES, now=self.now)
         )
 
-    def move(self, experiment_id: int, anchor_id: int, is_behind: bool = False) -> Change:
+    def move(self, experiment_id: int, anchor_id: int, is_behind: bool = False) -> StateChange:
         policies = {pool.name: pool.policy for pool in self.pools}
         move = QueueMove(anchor_id, is_behind)
         return self.leader.commit(
@@ -205,10 +202,10 @@ class Model:
                 self.preempt(preemption.allocation_id, preemption.for_trial_id)
         return decided
 
-    def grow(self, allocation_id: str) -> Change:
+    def grow(self, allocation_id: str) -> StateChange:
         return self.leader.commit(lambda records: grow(records, allocation_id, RULES, self.now))
 
-    def come_up(self, allocation_id: str, node_rank: int) -> Change:
+    def come_up(self, allocation_id: str, node_rank: int) -> StateChange:
         """The ranks of one member."""
         seen = Timeline(ranks_up_at=self.now)
         return self.leader.commit(
@@ -219,16 +216,16 @@ class Model:
         order = StopOrder(ExitKind.PREEMPTED, f"makes room for trial {for_trial_id}", self.now + 60)
         self.leader.commit(lambda records: stop(records, allocation_id, order, self.now))
 
-    def pursue(self) -> None:
+    def continue_change(self) -> None:
         """Continues work that does not fit into one transaction until nothing changes."""
         for experiment in self.experiments():
-            while self.leader.commit(_pursuit(experiment.id, self.now)):
+            while self.leader.commit(_continuation(experiment.id, self.now)):
                 pass
         for agent in list(self.state.all_of(Agent)):
             while self.leader.commit(_clearance(agent.id, self.now)):
                 pass
 
-    def place(self, assignment: Assignment) -> Change:
+    def place(self, assignment: Assignment) -> StateChange:
         return self.leader.commit(
             lambda records: place(records, assignment, epoch=self.leader.epoch, rules=RULES, now=self.now)
         )
@@ -264,15 +261,15 @@ def encoded(record: Record) -> bytes:
     return wire.encode(record)
 
 
-def _pursuit(experiment_id: int, now: float) -> Callable[[Records], Change]:
-    return lambda records: pursue(records, experiment_id, RULES, now)
+def _continuation(experiment_id: int, now: float) -> Callable[[Records], StateChange]:
+    return lambda records: continue_change(records, experiment_id, RULES, now)
 
 
-def _clearance(agent_id: str, now: float) -> Callable[[Records], Change]:
+def _clearance(agent_id: str, now: float) -> Callable[[Records], StateChange]:
     return lambda records: clear(records, agent_id, RULES, now)
 
 
-def _expiry(allocation_id: str, now: float) -> Callable[[Records], Change]:
+def _expiry(allocation_id: str, now: float) -> Callable[[Records], StateChange]:
     return lambda records: expired(records, allocation_id, frozenset(), RULES, now)
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
-from gangline import rpc, wire
 from gangline.domain.resource import Agent, NetworkInterface, Slot
 from gangline.domain.state import ExitKind, State
+from gangline.protocol import rpc, wire
 from gangline.v1 import agent_pb2, runner_pb2, runner_pb2_grpc, types_pb2
 from gangline.v1.agent_pb2_grpc import AgentServiceStub
 from tests.support.scheduler import CLUSTER_TOKEN

@@ -12,18 +12,17 @@ from gangline.domain.search import Search
 from gangline.domain.state import ExitKind
 from services.common.etcd import KeyValue, Put
 from services.common.etcd.transaction import MAX_OPERATIONS
-from services.scheduler.codec import operations_of, record_of
-from services.scheduler.facts import facts_of
+from services.scheduler.leader.planner_snapshot import take_snapshot
 from services.scheduler.placement import Assignment, Plan, plan
-from services.scheduler.records import Change, State, get
-from services.scheduler.snapshot import take_snapshot
+from services.scheduler.state.codec import operations_of, record_of
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import SchedulerState, StateChange, get
 from services.scheduler.transition.agent import registered
-from services.scheduler.transition.end import pursue
+from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
-from services.scheduler.transition.place import place
+from services.scheduler.transition.place import came_up, place
 from services.scheduler.transition.rules import Rules
-from services.scheduler.transition.start import came_up
-from services.scheduler.transition.submit import Submission, submit
+from services.scheduler.transition.submit_check import Submission, submit
 
 RULES = Rules()
 LEARNING_RATE = {"type": "log", "minval": -4, "maxval": -1}
@@ -45,7 +44,7 @@ class SearchWorld:
     """records: the committed records. now: the time, which tests move."""
 
     def __init__(self, config: str, seed: int = 7) -> None:
-        self.records = State()
+        self.records = SchedulerState()
         self.now = 100.0
         agents = (Agent("a1", slots=tuple(Slot(f"a1/{number}") for number in range(64))),)
         for agent in agents:
@@ -53,21 +52,21 @@ class SearchWorld:
         submission = Submission("r", "ann", facts_of(config), config, "0", seed)
         self.apply(submit(self.records, submission, RULES, self.now))
 
-    def apply(self, change: Change) -> Change:
+    def apply(self, change: StateChange) -> StateChange:
         assert change.num_operations <= MAX_OPERATIONS, "etcd takes no more in one transaction"
         self.records.apply(change, self.records.revision + 1)
         return change
 
     def change_leader(self) -> None:
         """Drops all state that is not in etcd."""
-        change = Change(puts=tuple(record for table in self.records.tables.values() for record in table.values()))
+        change = StateChange(puts=tuple(record for table in self.records.tables.values() for record in table.values()))
         puts = [KeyValue(put.key, put.value, 0, 0) for put in operations_of(change) if isinstance(put, Put)]
         found = [record_of(item) for item in puts]
-        self.records = State.of((record for record in found if record is not None), self.records.revision)
+        self.records = SchedulerState.of((record for record in found if record is not None), self.records.revision)
 
-    def pursue(self) -> None:
+    def continue_change(self) -> None:
         """Until everything is as it is wanted."""
-        while self.apply(pursue(self.records, 1, RULES, self.now)):
+        while self.apply(continue_change(self.records, 1, RULES, self.now)):
             pass
 
     def place(self) -> list[str]:
@@ -78,7 +77,7 @@ class SearchWorld:
     def plan(self) -> Plan:
         return plan(take_snapshot(self.records, (), {}, {}, now=self.now), self.now)
 
-    def try_to_place(self, trial_id: str) -> Change:
+    def try_to_place(self, trial_id: str) -> StateChange:
         slots = {"a1": get(self.records, Request, trial_id).slots}
         return self.apply(place(self.records, Assignment(trial_id, slots), epoch=1, rules=RULES, now=self.now))
 

@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 from gangline.errors import GanglineError
-from services.agent.launcher import RunnerProgram
+from services.agent.allocations.launcher import RunnerProgram
 from services.agent.program import run
 from services.agent.settings import AgentSettings
 from services.common.telemetry import configure_logging

@@ -17,7 +17,6 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from gangline import rpc, wire
 from gangline.domain.allocation import Reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.explanation import explain
@@ -25,6 +24,7 @@ from gangline.domain.id import parse_job_id
 from gangline.domain.resource import Agent
 from gangline.domain.task import Task
 from gangline.errors import Effect, GanglineError, not_found, unauthenticated
+from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import gateway_pb2_grpc, types_pb2
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from gangline import wire
 from gangline.domain.allocation import Reason, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, ServiceInstance
@@ -18,10 +17,11 @@ from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, CheckpointState, Outcome, ReasonCode, State
 from gangline.domain.trace import TraceOrder
 from gangline.errors import not_found
+from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
 from services.common.etcd import Delete, EtcdClient, Put
-from services.common.not_leader import not_leader
+from services.common.leader_probe import not_leader
 from services.common.security import is_same_token
 from services.common.server import Principal, Server, serve
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gangline import wire
-from services.gateway.bell import BellBoard
-from services.gateway.state import ClusterState
+from gangline.protocol import wire
+from services.gateway.mirror.cluster_state import ClusterState
+from services.gateway.mirror.notification import NotificationBoard
 
 
 class StandInMirror:
     def __init__(self) -> None:
         self.state = ClusterState()
-        self.changes = BellBoard()
+        self.changes = NotificationBoard()
 
     def put(self, key: str, record: object) -> None:
         self.changes.ring(self.state.apply(key, wire.encode(record)))

@@ -12,7 +12,7 @@ import grpc.aio
 
 from gangline.errors import GanglineError, unauthenticated
 from gangline.v1 import agent_pb2, agent_pb2_grpc, types_pb2
-from services.common.not_leader import not_leader
+from services.common.leader_probe import not_leader
 from services.common.server import Principal, Server, serve
 
 TOKEN = "cluster-token-of-the-tests"

@@ -18,11 +18,11 @@ from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import ServiceInstance
 from gangline.domain.state import CheckpointState, State
-from gangline.wire import decode
+from gangline.protocol.wire import decode
 from services.common import keys
 from services.common.etcd import KeyValue
 from services.common.etcd.stub import Operation, messages, methods_of
-from services.scheduler.codec import record_of
+from services.scheduler.state.codec import record_of
 
 R = TypeVar("R")
 

@@ -21,7 +21,7 @@ from gangline import pytorch
 from gangline.config.optimization import Optimizations
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel import Strategy, choose_strategy
-from gangline.pytorch.parallel.shard_meter import parameter_groups
+from gangline.pytorch.parallel.divided.shard_meter import parameter_groups
 
 _CPU = torch.device("cpu")
 _GLOBAL_BATCH = 16

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from gangline import pytorch
 from gangline.config.optimization import parse_optimizations
 from gangline.pytorch.parallel import Strategy, choose_strategy
-from gangline.pytorch.parallel.shard_meter import parameter_groups
+from gangline.pytorch.parallel.divided.shard_meter import parameter_groups
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.traffic import Traffic
 from tests.support.strategy_work import Net, PointsTrial, WholePointsTrial, make_optimizer

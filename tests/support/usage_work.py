@@ -16,8 +16,8 @@ from torch.nn import functional
 from gangline import pytorch
 from gangline.config.optimization import Optimizations
 from gangline.pytorch.parallel import choose_strategy
-from gangline.pytorch.parallel.announcement import Announcements
-from gangline.pytorch.parallel.sharded import ShardedStrategy
+from gangline.pytorch.parallel.divided.announcement import Announcements
+from gangline.pytorch.parallel.divided.sharded import ShardedStrategy
 from tests.support.changing_work import ChangingTrial, State, rank, run
 from tests.support.strategy_work import Net
 

@@ -41,7 +41,7 @@ def make_allocation(*members: tuple[str, int]) -> types_pb2.Allocation:
     )
 
 
-def make_story() -> list[pb.ExperimentView]:
+def make_lifecycle() -> list[pb.ExperimentView]:
     """An experiment that waits, trains over two agents, and completes."""
     waiting = pb.TrialView(
         trial=make_trial("QUEUED"),

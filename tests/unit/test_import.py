@@ -20,7 +20,7 @@ assert not loaded, loaded
     [
         ("gangline", {"torch", "grpc", "services", "numpy", "pydantic"}),
         ("gangline.core", {"torch", "grpc", "services"}),
-        ("gangline.launch.entrypoint", {"torch", "grpc", "services"}),
+        ("gangline.rank.entrypoint", {"torch", "grpc", "services"}),
         ("gangline.pytorch", {"grpc", "services"}),
     ],
 )

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gangline import wire
 from gangline.domain import allocation, experiment, explanation, fusion, history, resource, search, task, trace, view
 from gangline.domain.state import ReasonCode, State
+from gangline.protocol import wire
 from gangline.v1 import gateway_pb2, ingest_pb2
 
 MODULES = (allocation, experiment, explanation, fusion, history, resource, search, task, trace, view)

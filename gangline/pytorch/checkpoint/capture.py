@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from gangline.pytorch import seed
-from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.checkpoint.name import (
     OPTIMIZERS,
     STATE,
@@ -24,9 +22,11 @@ from gangline.pytorch.checkpoint.name import (
     state_path,
 )
 from gangline.pytorch.checkpoint.plain import CALLBACKS
-from gangline.pytorch.context import PyTorchTrialContext
-from gangline.pytorch.parallel.partition import divide
-from gangline.pytorch.parallel.strategy import Holder
+from gangline.pytorch.data import seed
+from gangline.pytorch.parallel.shared.divided_step import divide
+from gangline.pytorch.parallel.shared.strategy import Holder
+from gangline.pytorch.trial.callback import PyTorchCallback
+from gangline.pytorch.trial.context import PyTorchTrialContext
 
 TRAINER_FILE = "trainer.pth"
 MODEL_VALUES = "model_values"

@@ -20,7 +20,7 @@ from gangline.domain.experiment import VALIDATION_METRICS
 from gangline.pytorch.checkpoint.capture import MODEL_VALUES, OPTIMIZER_CLASSES
 from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, state_path
 from gangline.pytorch.checkpoint.source import STATE_FORMAT, STATE_FORMAT_KEY, TRIAL_ID, Source, open_source
-from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.trial.context import PyTorchTrialContext
 
 # Entries of trainer.pth that describe the layout, so load_checkpoint leaves them out.
 _INTERNAL = ("num_models", MODEL_VALUES, OPTIMIZER_CLASSES)

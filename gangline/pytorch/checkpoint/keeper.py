@@ -12,15 +12,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gangline.core.beat import CHECKPOINT
-from gangline.core.scratch import temporary_folder
-from gangline.pytorch.callback import PyTorchCallback, call_all
+from gangline.core.link import temporary_folder
 from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture
 from gangline.pytorch.checkpoint.content import is_of_another_trial, metadata_of
 from gangline.pytorch.checkpoint.plain import to_bytes
 from gangline.pytorch.checkpoint.restore import restore, restore_random
 from gangline.pytorch.checkpoint.saver import Saver
 from gangline.pytorch.checkpoint.source import Source
-from gangline.pytorch.context import PyTorchTrialContext
+from gangline.pytorch.trial.callback import PyTorchCallback, call_all
+from gangline.pytorch.trial.context import PyTorchTrialContext
 
 _log = logging.getLogger("gangline")
 

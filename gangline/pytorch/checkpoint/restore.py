@@ -16,8 +16,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gangline.errors import GanglineError, invalid
-from gangline.pytorch import seed
-from gangline.pytorch.callback import PyTorchCallback
 from gangline.pytorch.checkpoint.capture import MODEL_VALUES, OPTIMIZER_CLASSES
 from gangline.pytorch.checkpoint.name import (
     MODELS,
@@ -31,8 +29,10 @@ from gangline.pytorch.checkpoint.name import (
 )
 from gangline.pytorch.checkpoint.plain import CALLBACKS
 from gangline.pytorch.checkpoint.source import Described, Source
-from gangline.pytorch.context import PyTorchTrialContext
-from gangline.pytorch.parallel.ownership import class_name
+from gangline.pytorch.data import seed
+from gangline.pytorch.parallel.shared.ownership import class_name
+from gangline.pytorch.trial.callback import PyTorchCallback
+from gangline.pytorch.trial.context import PyTorchTrialContext
 
 _log = logging.getLogger("gangline")
 

@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gangline.core.checkpoint import CheckpointContext
-from gangline.core.collectives import BACKGROUND_GROUP
-from gangline.core.distributed import DistributedContext
+from gangline.core.distributed import BACKGROUND_GROUP, DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.manifest import StoredFile
 from gangline.core.transport import AloneTransport, TorchTransport, Transport

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS, MIB
+from gangline.pytorch.fusion.bucket_partition import DEFAULT_CAPS, MIB
 
 # Newer torch takes a cap for each bucket, and then needs no first step with one single bucket.
 HAS_CAP_LIST = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gangline.pytorch.fusion.cost import LinkCost
-from gangline.pytorch.fusion.partition import (
+from gangline.pytorch.fusion.bucket_partition import (
     DEFAULT_CAPS,
     MIB,
     Partition,
@@ -21,6 +20,7 @@ from gangline.pytorch.fusion.partition import (
     split_halves,
     split_last,
 )
+from gangline.pytorch.fusion.cost import LinkCost
 from gangline.pytorch.fusion.simulation import SHARED_RATIO, Gradients, exposed_seconds, find_optimum
 
 # Bytes of the smallest proposed cap.

@@ -16,8 +16,8 @@ from gangline.pytorch.fusion.agreement import agree_on_longest, is_same_everywhe
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.fusion.budget import DROPPED_STEPS, KEPT_STEPS, PROFILE_STEPS
 from gangline.pytorch.fusion.meter import Meter, Step
-from gangline.pytorch.fusion.profile import common_order, ready_by_place, reverse_order
 from gangline.pytorch.fusion.simulation import Gradients, monotone
+from gangline.pytorch.fusion.step_profile import common_order, ready_by_place, reverse_order
 
 
 @dataclass(frozen=True, slots=True)

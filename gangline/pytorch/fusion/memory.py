@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from gangline.core.link import Link
 from gangline.domain.fusion import FusionRecord
-from gangline.wire import from_proto, to_proto
+from gangline.protocol.wire import from_proto, to_proto
 
 FOLDER_KEY = "GANGLINE_FUSION_DIR"
 # The runner answers sooner than this, even when it finds no scheduler.

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gangline.pytorch.fusion.clock import Clock
+from gangline.pytorch.profile.device_clock import Clock
 
 
 @dataclass(slots=True)

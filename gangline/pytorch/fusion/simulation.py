@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from gangline.pytorch.fusion.bucket_partition import Partition, partition_by_ends
 from gangline.pytorch.fusion.cost import LinkCost
-from gangline.pytorch.fusion.partition import Partition, partition_by_ends
 
 # The part of an exchange's fixed time during which no other one gets on: fitted to steps measured with gloo, where
 # neither none nor all of it puts the caps of every model and link into the right order.

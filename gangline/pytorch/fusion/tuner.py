@@ -19,6 +19,8 @@ from typing import Any
 from gangline.domain.fusion import FusionRecord
 from gangline.pytorch.fusion import probe
 from gangline.pytorch.fusion.agreement import agree_on_any, agree_on_choice, is_same_everywhere
+from gangline.pytorch.fusion.bandwidth_watch import Watch
+from gangline.pytorch.fusion.bucket_partition import DEFAULT_CAPS, partition_by_caps
 from gangline.pytorch.fusion.bucketed import HAS_CAP_LIST
 from gangline.pytorch.fusion.budget import (
     LEAST_COMMUNICATION_RATIO,
@@ -32,11 +34,9 @@ from gangline.pytorch.fusion.candidate import Candidate, Model, choose, propose,
 from gangline.pytorch.fusion.course import Course, Profile
 from gangline.pytorch.fusion.memory import FusionMemory
 from gangline.pytorch.fusion.meter import Step
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS, partition_by_caps
 from gangline.pytorch.fusion.race import DEFAULT, Race, is_still_good
 from gangline.pytorch.fusion.simulation import busy_seconds
 from gangline.pytorch.fusion.situation import Recall, Situation
-from gangline.pytorch.fusion.watch import Watch
 
 _GUARD_AFTER_STEPS = 20
 # Steps between two all-reduces in which the ranks agree whether to tune again.
@@ -49,7 +49,7 @@ _log = logging.getLogger("gangline")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TunerContext:
     """steps_left: optimizer steps that this process has before it. channels: exchanges that the backend works on at a
     time. tell: called on the chief with the record, the bucket count, and whether it was recalled.
     """
@@ -65,7 +65,7 @@ class Tuner:
     """Tunes on one rank. record: the source of the buckets in place; None until tuning has decided."""
 
     def __init__(
-        self, course: Course, situation: Situation, recall: Recall, memory: FusionMemory, terms: Terms
+        self, course: Course, situation: Situation, recall: Recall, memory: FusionMemory, terms: TunerContext
     ) -> None:
         self.record: FusionRecord | None = None
         self._course = course

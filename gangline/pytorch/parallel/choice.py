@@ -1,26 +1,42 @@
-"""Chooses the strategy that the configuration's `parallelism` names. No other module knows all strategies."""
+"""Chooses the strategy that the configuration's `parallelism` names. No other module knows all strategies.
+
+A trial on one rank needs no exchange; its strategy is defined here.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
+from gangline.config.elastic import slots_conflict, unknown_strategy
 from gangline.config.optimization import Optimizations, compression_conflict
-from gangline.config.spread import slots_conflict, unknown_strategy
-from gangline.config.strategy_table import BUILT, STRATEGIES
+from gangline.config.parallelism import BUILT, STRATEGIES
 from gangline.errors import invalid
-from gangline.pytorch.parallel.ddp import DdpStrategy
-from gangline.pytorch.parallel.exchange import Exchange
-from gangline.pytorch.parallel.hsdp import HsdpStrategy
-from gangline.pytorch.parallel.none import SingleStrategy
-from gangline.pytorch.parallel.strategy import Strategy
-from gangline.pytorch.parallel.zero1 import Zero1Strategy
-from gangline.pytorch.parallel.zero2 import Zero2Strategy
-from gangline.pytorch.parallel.zero3 import Zero3Strategy
+from gangline.pytorch.parallel.divided.fully_sharded import HsdpStrategy, Zero2Strategy, Zero3Strategy
+from gangline.pytorch.parallel.shared.strategy import Strategy
+from gangline.pytorch.parallel.whole.ddp import DdpStrategy
+from gangline.pytorch.parallel.whole.exchange import Exchange
+from gangline.pytorch.parallel.whole.zero1 import Zero1Strategy
+
+
+class SingleStrategy(Strategy):
+    """Trains on one rank, without any exchange."""
+
+    name: ClassVar[str] = "none"
+    has_peers: ClassVar[bool] = False
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 _log = logging.getLogger("gangline")
 

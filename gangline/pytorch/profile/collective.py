@@ -2,19 +2,38 @@
 
 Owns the marks of one rank's collectives and of the computation's waits for them. On a GPU the marks are events, and
 nothing waits for them before a report is due.
+
+Marks where a GPU stream waits for another one, while a meter measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from gangline.pytorch.fusion.clock import clock_of
-from gangline.pytorch.profile.span import Span, covered_seconds, seconds_outside
+from gangline.pytorch.profile.device_clock import clock_of
+
+Span = tuple[float, float]
+
+
+def covered_seconds(spans: Iterable[Span]) -> float:
+    """Returns the time that at least one span covers. A span is its begin and its end."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def seconds_outside(spans: Iterable[Span], others: Iterable[Span]) -> float:
+    """Returns the time that at least one of the spans covers and none of the others."""
+    others = list(others)
+    return max(0.0, covered_seconds([*spans, *others]) - covered_seconds(others))
+
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -114,3 +133,27 @@ class CollectiveTimer:
         collectives = spans(marks.collectives)
         self._seconds += covered_seconds(collectives)
         self._hidden_seconds += seconds_outside(collectives, spans(marks.waits))
+
+
+@contextmanager
+def watched_waits(stream: torch.cuda.Stream, wait: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """Calls `wait` where this stream, being the current one, is about to wait for an event or another stream. Its
+    argument is a function that makes the stream wait.
+
+    torch has no hook for such a wait, so its method is replaced meanwhile, in the whole process; other streams wait as
+    before. Contexts of this kind must end in the opposite order of their beginnings.
+    """
+    kind: Any = torch.cuda.Stream
+    original = kind.wait_event
+
+    def wait_event(waiting: torch.cuda.Stream, event: Any) -> None:
+        if waiting == stream and torch.cuda.current_stream(stream.device) == stream:
+            wait(lambda: original(waiting, event))
+        else:
+            original(waiting, event)
+
+    kind.wait_event = wait_event
+    try:
+        yield
+    finally:
+        kind.wait_event = original

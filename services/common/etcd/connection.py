@@ -16,8 +16,8 @@ import grpc.aio
 import structlog
 
 from gangline.errors import invalid
-from gangline.rpc import CHANNEL_OPTIONS
-from services.common.etcd.metric import ROTATIONS
+from gangline.protocol.rpc import CHANNEL_OPTIONS
+from services.common.etcd.metrics import ROTATIONS
 from services.common.etcd.settings import EtcdSettings
 from services.common.etcd.stub import Operation, methods_of
 

@@ -17,7 +17,7 @@ import structlog
 
 from gangline.errors import GanglineError
 from services.common.etcd.failure import TryFailed
-from services.common.etcd.metric import LEASE_BEAT_TIME
+from services.common.etcd.metrics import LEASE_BEAT_TIME
 from services.common.etcd.session import Session, pause_seconds
 from services.common.etcd.stream import Stream
 from services.common.etcd.stub import Operation, messages

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import structlog
 
 from gangline.errors import ErrorKind, GanglineError
-from services.common.etcd.metric import RELISTS
+from services.common.etcd.metrics import RELISTS
 from services.common.etcd.record import Compacted, Listing, WatchBatch
 
 _log = structlog.get_logger(__name__)

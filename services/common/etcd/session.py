@@ -19,7 +19,7 @@ from gangline.errors import unavailable
 from services.common.etcd.connection import Connection, Rotation
 from services.common.etcd.credential import Credential, Metadata
 from services.common.etcd.failure import Remedy, TryFailed, read_failure
-from services.common.etcd.metric import CALL_SECONDS, FAILED_TRIES
+from services.common.etcd.metrics import CALL_SECONDS, FAILED_TRIES
 from services.common.etcd.settings import EtcdSettings
 from services.common.etcd.stream import Stream
 from services.common.etcd.stub import Operation

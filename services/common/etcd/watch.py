@@ -16,7 +16,7 @@ import structlog
 
 from gangline.errors import GanglineError
 from services.common.etcd.failure import Remedy, TryFailed, read_cancel_reason
-from services.common.etcd.metric import WATCH_RESTARTS
+from services.common.etcd.metrics import WATCH_RESTARTS
 from services.common.etcd.record import Compacted, Event, WatchBatch
 from services.common.etcd.session import Session, pause_seconds
 from services.common.etcd.stream import Stream

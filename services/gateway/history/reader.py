@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from gangline.domain.history import LogLine, MetricsPoint, Newest, ProgressPoint, StoredLog, StoredMetrics
 from gangline.errors import unavailable
 from services.gateway.history import table
-from services.gateway.record import Scope
+from services.gateway.mirror.ingest_record import Scope
 
 # Queries at a time; further ones wait.
 NUM_THREADS = 4

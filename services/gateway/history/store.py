@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from services.gateway.history import table
 from services.gateway.history.database import writing
-from services.gateway.record import IngestBatch, IngestRecord
+from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
 
 Row = dict[str, Any]
 

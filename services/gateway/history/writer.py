@@ -17,9 +17,9 @@ import sqlalchemy as sa
 import structlog
 
 from gangline.errors import GanglineError, unavailable
-from services.gateway import metric
 from services.gateway.history.store import StoredCount, store_batches
-from services.gateway.record import IngestBatch
+from services.gateway.mirror import metrics
+from services.gateway.mirror.ingest_record import IngestBatch
 
 # Bounds a transaction, and so the wait of the batches after it.
 MAX_RECORDS = 5000
@@ -86,7 +86,7 @@ class Writer:
         except Exception as failure:  # noqa: BLE001  top of a long-lived thread: whatever it was, each sender is told
             self._on_failure(orders, failure)
             return
-        metric.INGEST_COMMIT_SECONDS.observe(time.perf_counter() - started)
+        metrics.INGEST_COMMIT_SECONDS.observe(time.perf_counter() - started)
         _count(orders, count)
         self._answer(orders, stored)
 
@@ -97,7 +97,7 @@ class Writer:
             for order in orders:
                 self._commit([order])
             return
-        metric.INGEST_FAILURES.inc(len(orders))
+        metrics.INGEST_FAILURES.inc(len(orders))
         error = _explain(failure)
         log.warning("history could not be stored", error=str(failure), num_batches=len(orders))
         for order in orders:
@@ -110,14 +110,14 @@ class Writer:
 
 
 def _count(orders: list[_Order], count: StoredCount) -> None:
-    metric.INGEST_ROWS.labels("log").inc(count.logs)
-    metric.INGEST_ROWS.labels("metrics").inc(count.metrics)
-    metric.INGEST_ROWS.labels("progress").inc(count.progress)
-    metric.INGEST_REPEATED_ROWS.inc(count.repeated)
+    metrics.INGEST_ROWS.labels("log").inc(count.logs)
+    metrics.INGEST_ROWS.labels("metrics").inc(count.metrics)
+    metrics.INGEST_ROWS.labels("progress").inc(count.progress)
+    metrics.INGEST_REPEATED_ROWS.inc(count.repeated)
     now = time.time()
     for order in orders:
         if order.batch.records:
-            metric.INGEST_LAG_SECONDS.observe(max(0.0, now - order.batch.records[-1].at))
+            metrics.INGEST_LAG_SECONDS.observe(max(0.0, now - order.batch.records[-1].at))
 
 
 def _explain(failure: Exception) -> GanglineError:

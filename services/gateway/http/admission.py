@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gangline.errors import GanglineError, invalid
 from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.server import Principal
-from services.gateway.auth import Authenticator
 from services.gateway.http.problem import is_changing, problem_response
+from services.gateway.mirror.auth import Authenticator
+from services.gateway.usecase.bundle import UseCases
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/prom/http-sd"})
 # Most bytes of a body that is neither an archive nor a submission.
@@ -95,3 +96,12 @@ def _principal(request: Request) -> Principal:
 
 
 Caller = Annotated[Principal, Depends(_principal)]
+
+
+def _usecases(request: Request) -> UseCases:
+    usecases = request.app.state.usecases
+    assert isinstance(usecases, UseCases)
+    return usecases
+
+
+Cases = Annotated[UseCases, Depends(_usecases)]

@@ -11,8 +11,7 @@ from gangline.domain.resource import Agent
 from gangline.domain.state import Availability
 from services.common.server import Principal
 from services.gateway.http import model, queue_model
-from services.gateway.http.admission import Caller
-from services.gateway.http.context import Cases
+from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.route import Route
 from services.gateway.usecase.bundle import UseCases
 

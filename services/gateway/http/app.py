@@ -1,18 +1,23 @@
-"""Builds the FastAPI application. It holds the use cases and nothing else."""
+"""Builds the FastAPI application, and counts and times its requests by their route.
+
+The label is the route, not the path, so that the number of labels stays small.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import gangline
-from services.gateway.auth import Authenticator
 from services.gateway.http import agent, cluster, experiment, fusion, history, model, operation, queue, trace
 from services.gateway.http.admission import Admission
-from services.gateway.http.measure import Measure
 from services.gateway.http.problem import add_problem_handlers
+from services.gateway.mirror import metrics
+from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
 DESCRIPTION = "Paths and names follow Determined's REST API where both have the call. Errors are problem documents."
@@ -42,3 +47,30 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         schema["security"] = [{"token": []}]
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+class Measure:
+    """Measures requests as the outermost ASGI middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+
+        async def send_measured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _count(scope, message["status"], time.perf_counter() - started)
+            await send(message)
+
+        await self._app(scope, receive, send_measured)
+
+
+def _count(scope: Scope, status: int, seconds: float) -> None:
+    route = getattr(scope.get("route"), "path", "none")
+    method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH") else "other"
+    metrics.HTTP_REQUESTS.labels(method, route, str(status)).inc()
+    metrics.HTTP_REQUEST_SECONDS.labels(method, route).observe(seconds)

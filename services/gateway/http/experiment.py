@@ -14,15 +14,14 @@ from gangline.config import ExperimentConfig, parse_config, read_config
 from gangline.domain.experiment import ResourceChange
 from gangline.domain.state import ExperimentAction
 from gangline.errors import invalid
-from gangline.rpc import CHUNK_BYTES
+from gangline.protocol.rpc import CHUNK_BYTES
 from services.common.server import Principal
 from services.gateway.http import model, queue_model
-from services.gateway.http.admission import Caller
-from services.gateway.http.context import Cases
+from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.route import Route
-from services.gateway.parsing import off_loop
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.experiment import ExperimentChange
+from services.gateway.usecase.parsing import off_loop
 
 router = APIRouter(prefix="/api/v1", route_class=Route)
 

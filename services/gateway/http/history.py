@@ -19,10 +19,9 @@ from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError
 from services.common.server import Principal
 from services.gateway.http import model
-from services.gateway.http.admission import Caller
-from services.gateway.http.context import Cases
+from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.route import Route
-from services.gateway.record import Scope
+from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.ingest import experiment_id_of
 

@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.gateway.http import model
-from services.gateway.http.context import Cases
+from services.gateway.http.admission import Cases
 
 router = APIRouter(include_in_schema=False)
 

@@ -9,8 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from services.gateway.http import model, queue_model
-from services.gateway.http.admission import Caller
-from services.gateway.http.context import Cases
+from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.route import Route
 
 router = APIRouter(prefix="/api/v1", route_class=Route)

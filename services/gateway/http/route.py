@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
-from services.gateway.parsing import off_loop
+from services.gateway.usecase.parsing import off_loop
 
 # Text, such as an archive in base64, is parsed at a gigabyte a second; values at a million a second.
 MAX_VALUES = 100_000

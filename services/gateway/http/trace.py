@@ -8,8 +8,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from gangline.domain.trace import MOST_BATCHES
-from services.gateway.http.admission import Caller
-from services.gateway.http.context import Cases
+from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.model import Answer, Body
 from services.gateway.http.route import Route
 

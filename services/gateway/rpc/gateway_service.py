@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gangline import wire
 from gangline.domain.state import Availability
 from gangline.errors import invalid
+from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
 from services.common.server import current_principal
-from services.gateway.record import Scope
+from services.gateway.mirror.ingest_record import Scope
 from services.gateway.rpc import mapping
 from services.gateway.usecase.bundle import UseCases
 

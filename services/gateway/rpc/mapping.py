@@ -1,19 +1,19 @@
 """Reads the two messages that are no record: a delivered record of one of three kinds, and a change of an experiment.
 
-gangline.wire maps all other messages. This module decides nothing.
+gangline.protocol.wire maps all other messages. This module decides nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline import wire
 from gangline.domain.experiment import QueueMove, ResourceChange
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from gangline.domain.state import ExperimentAction
 from gangline.errors import invalid
+from gangline.protocol import wire
 from gangline.v1 import gateway_pb2, ingest_pb2
-from services.gateway.record import IngestRecord
+from services.gateway.mirror.ingest_record import IngestRecord
 from services.gateway.usecase.experiment import ExperimentChange
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline import wire
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability
 from gangline.domain.view import AgentView
 from gangline.errors import invalid, not_found
+from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
 from services.common.server import Principal
-from services.gateway.auth import check_admin, check_user
-from services.gateway.leader import Leader
-from services.gateway.mirror import Watched
+from services.gateway.leader.leader_client import Leader
+from services.gateway.mirror.auth import check_admin, check_user
+from services.gateway.mirror.mirror import Watched
 
 
 class Agents:

@@ -1,17 +1,17 @@
-"""All use cases, with their dependencies. Built once by process.py; both surfaces keep it."""
+"""All use cases, with their dependencies. Built once by program.py; both surfaces keep it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from services.common.etcd import HealthWatch
-from services.gateway.bell import BellBoard
 from services.gateway.history.reader import Reader
 from services.gateway.history.writer import Writer
-from services.gateway.leader import Leader
-from services.gateway.mirror import Watched
-from services.gateway.storage import Storage
-from services.gateway.submitter import Submitter
+from services.gateway.leader.leader_client import Leader
+from services.gateway.leader.submitter import Submitter
+from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.notification import NotificationBoard
+from services.gateway.storage.storage import Storage
 from services.gateway.usecase.agent import Agents
 from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.cluster import Clusters
@@ -33,7 +33,7 @@ class History:
 
     reader: Reader
     writer: Writer
-    news: BellBoard
+    news: NotificationBoard
     following: Following
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from gangline import wire
 from gangline.domain.experiment import METADATA_FILE, Checkpoint
 from gangline.domain.state import CheckpointState
 from gangline.errors import conflict, invalid, not_found
+from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.common.server import Principal
-from services.gateway.auth import check_user
-from services.gateway.leader import Leader
-from services.gateway.mirror import Watched
-from services.gateway.storage import Storage
-from services.gateway.usecase.stream import in_thread
+from services.gateway.leader.leader_client import Leader
+from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.mirror import Watched
+from services.gateway.storage.storage import Storage
+from services.gateway.usecase.following import in_thread
 from services.gateway.usecase.view import Views
 
 
@@ -30,10 +30,10 @@ class Checkpoints:
     def list(self, principal: Principal, experiment_id: int = 0) -> Sequence[Checkpoint]:
         """Returns checkpoints, the oldest first. experiment_id: 0 for all."""
         check_user(principal)
-        shelf = self._mirror.state.checkpoints
+        table = self._mirror.state.checkpoints
         if experiment_id:
             self._views.experiment(experiment_id)
-        found = shelf.of(experiment_id) if experiment_id else shelf.all()
+        found = table.of(experiment_id) if experiment_id else table.all()
         return sorted(found, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
 
     def find(self, principal: Principal, checkpoint_id: str) -> Checkpoint:

@@ -8,11 +8,11 @@ from gangline.domain.state import AgentState
 from gangline.domain.view import ClusterView
 from services.common.etcd import HealthWatch
 from services.common.server import Principal
-from services.gateway.auth import check_user
-from services.gateway.discovery import Target, list_targets
-from services.gateway.leader import no_leader
-from services.gateway.mirror import Watched
-from services.gateway.record import Health
+from services.gateway.leader.leader_client import no_leader
+from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.discovery import Target, list_targets
+from services.gateway.mirror.ingest_record import Health
+from services.gateway.mirror.mirror import Watched
 
 # Shown before a scheduler has led for the first time.
 NOT_FOUNDED = Cluster(0, "", 0.0)

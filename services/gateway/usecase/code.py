@@ -9,18 +9,18 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from gangline.domain.code_limit import MB
 from gangline.domain.id import parse_allocation_id
+from gangline.domain.limits import MB
 from gangline.errors import ErrorKind, GanglineError, invalid, not_found
 from services.common import keys
 from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.archive_judge import judge_archive
 from services.common.server import Principal
-from services.gateway.auth import check_user
-from services.gateway.fence import why_over
-from services.gateway.mirror import Watched
-from services.gateway.storage import Storage
-from services.gateway.usecase.stream import in_thread
+from services.gateway.mirror.attempt_fence import why_over
+from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.mirror import Watched
+from services.gateway.storage.storage import Storage
+from services.gateway.usecase.following import in_thread
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 # How far a runner may be ahead of the mirror.

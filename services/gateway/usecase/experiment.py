@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from gangline import wire
 from gangline.config import check_config, check_resource_change
 from gangline.config.searcher import MAX_TRIALS
 from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Trial
@@ -14,15 +13,16 @@ from gangline.domain.state import ExperimentAction, State
 from gangline.domain.trace import TraceOrder, check_batches
 from gangline.domain.view import ExperimentView, TrialView
 from gangline.errors import GanglineError, invalid, not_found
+from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
 from services.common.server import Principal
-from services.gateway.auth import check_user
-from services.gateway.leader import Leader, check_request_id
-from services.gateway.mirror import LEADER_BELL, Watched
-from services.gateway.parsing import off_loop, read_text
-from services.gateway.submitter import Submitter
+from services.gateway.leader.leader_client import Leader, check_request_id
+from services.gateway.leader.submitter import Submitter
+from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
+from services.gateway.usecase.parsing import off_loop, read_text
 from services.gateway.usecase.view import Views
 
 # Experiments in one listing.
@@ -153,7 +153,7 @@ class Experiments:
         """Yields the view now and after each change, the last one when the experiment has ended."""
         check_user(principal)
         shown: ExperimentView | None = None
-        with self._following.listen(experiment_id, LEADER_BELL) as changed:
+        with self._following.listen(experiment_id, LEADER_NOTIFICATION) as changed:
             while True:
                 changed.clear()
                 view = await self._views.view_experiment(experiment_id)

@@ -1,39 +1,42 @@
-"""The common part of calls that follow an experiment: what wakes them, and their orderly end when the gateway stops."""
+"""Helpers that use cases share: waiting for changes of an experiment or for the own write, and blocking iterators in
+threads."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from gangline.errors import unavailable
-from services.gateway import metric
-from services.gateway.bell import Bell, BellBoard
-from services.gateway.mirror import Watched
+from services.gateway.mirror import metrics
+from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.notification import Notification, NotificationBoard
 
 
 class Following:
     """Wakes followers. news: rings an experiment's id when its history grew, or when one of its runners has
     disconnected."""
 
-    def __init__(self, mirror: Watched, news: BellBoard) -> None:
+    def __init__(self, mirror: Watched, news: NotificationBoard) -> None:
         self._changes = mirror.changes
         self._news = news
         self._is_closing = False
 
     @contextmanager
-    def listen(self, experiment_id: int, *keys: Hashable) -> Iterator[Bell]:
-        """Yields a bell for all changes of the experiment. keys: further keys of the mirror's changes."""
+    def listen(self, experiment_id: int, *keys: Hashable) -> Iterator[Notification]:
+        """Yields a notification for all changes of the experiment. keys: further keys of the mirror's changes."""
         with (
-            metric.FOLLOWERS.track_inprogress(),
-            self._changes.listen(experiment_id, *keys) as bell,
-            self._news.listen(experiment_id, bell=bell),
+            metrics.FOLLOWERS.track_inprogress(),
+            self._changes.listen(experiment_id, *keys) as notification,
+            self._news.listen(experiment_id, notification=notification),
         ):
-            yield bell
+            yield notification
 
-    async def wait(self, bell: Bell, seconds: float | None) -> None:
-        """Waits until the bell rings or so much time has passed. Raises GanglineError `gateway.stopping`."""
+    async def wait(self, notification: Notification, seconds: float | None) -> None:
+        """Waits until the notification is set or so much time has passed. Raises GanglineError `gateway.stopping`."""
         self._check()
-        await bell.wait(seconds)
+        await notification.wait(seconds)
         self._check()
 
     def close(self) -> None:
@@ -45,3 +48,25 @@ class Following:
     def _check(self) -> None:
         if self._is_closing:
             raise unavailable("gateway.stopping", "this gateway is stopping; call again to reach another, or it again")
+
+
+T = TypeVar("T")
+
+
+async def in_thread(make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+    """Yields the items. make: called in the thread as well. The iterator is not closed early but left to the garbage
+    collector, because a step may still run when the reader goes."""
+    # Opening a file blocks as well.
+    iterator = await asyncio.to_thread(make)
+    while True:
+        found = await asyncio.to_thread(_step, iterator)
+        if not found:
+            return
+        yield found[0]
+
+
+def _step(iterator: Iterator[T]) -> tuple[T, ...]:
+    """Returns the next item in a tuple, empty at the end: StopIteration cannot cross a future."""
+    for item in iterator:
+        return (item,)
+    return ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gangline.domain.fusion import FusionRecord
 from gangline.v1 import scheduler_pb2
 from services.common.server import Principal
-from services.gateway.auth import check_user
-from services.gateway.leader import Leader
-from services.gateway.mirror import Watched
+from services.gateway.leader.leader_client import Leader
+from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.mirror import Watched
 
 
 class Fusion:

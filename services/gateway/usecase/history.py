@@ -10,17 +10,17 @@ from gangline.domain.history import StoredLog, StoredMetrics
 from gangline.domain.state import State
 from gangline.errors import invalid
 from services.common.server import Principal
-from services.gateway.auth import check_user
 from services.gateway.history.reader import Reader
-from services.gateway.mirror import Watched
-from services.gateway.record import Scope
+from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.ingest_record import Scope
+from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.following import Following
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.view import Views
 
 # Rows of one query; a full page means that there may be more.
 PAGE_ROWS = 500
-# Gateways that share a PostgreSQL do not ring each other's bells, so then a follower polls this often.
+# Gateways that share a PostgreSQL do not ring each other's notifications, so then a follower polls this often.
 POLL_SECONDS = 1.0
 # After the end of an experiment its runners may still deliver; a follower waits for them no longer than this.
 LINGER_SECONDS = 10.0

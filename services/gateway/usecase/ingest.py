@@ -16,14 +16,13 @@ import structlog
 from gangline.domain.id import parse_trial_id
 from gangline.errors import invalid
 from services.common.server import Principal
-from services.gateway import metric
-from services.gateway.auth import check_trial
-from services.gateway.bell import BellBoard
-from services.gateway.fence import admitted, why_over
-from services.gateway.history.plausible import plausible_record
 from services.gateway.history.writer import Writer
-from services.gateway.mirror import Watched
-from services.gateway.record import IngestBatch, IngestRecord
+from services.gateway.mirror import metrics
+from services.gateway.mirror.attempt_fence import admitted, why_over
+from services.gateway.mirror.auth import check_trial
+from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, plausible_record
+from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.notification import NotificationBoard
 
 # One warning for each spool; beyond this number the oldest entries are dropped.
 MAX_WARNED_SPOOLS = 1000
@@ -35,7 +34,7 @@ class Ingest:
     """Stores records. news: rings an experiment's id when its history grew, or when one of its runners has
     disconnected."""
 
-    def __init__(self, writer: Writer, news: BellBoard, mirror: Watched) -> None:
+    def __init__(self, writer: Writer, news: NotificationBoard, mirror: Watched) -> None:
         self._writer = writer
         self._mirror = mirror
         self._news = news
@@ -54,7 +53,7 @@ class Ingest:
         _check_sequences(spool_id, records)
         records = self._screened(spool_id, records)
         kept = admitted(self._mirror.state, allocation_id, records)
-        metric.INGEST_FENCED_ROWS.inc(len(records) - len(kept))
+        metrics.INGEST_FENCED_ROWS.inc(len(records) - len(kept))
         # Left-out records count as settled too, so that the runner does not send them again.
         last_sequence = records[-1].sequence if records else 0
         return await self._writer.store(
@@ -72,7 +71,7 @@ class Ingest:
         screened = tuple(plausible_record(record, now) for record in records)
         num_replaced = sum(after is not before for after, before in zip(screened, records, strict=True))
         if num_replaced:
-            metric.INGEST_IMPLAUSIBLE_VALUES.inc(num_replaced)
+            metrics.INGEST_IMPLAUSIBLE_VALUES.inc(num_replaced)
             if spool_id not in self._warned_spool_ids:
                 self._warned_spool_ids[spool_id] = None
                 log.warning("records have implausible numbers, which are replaced", spool_id=spool_id)
@@ -85,7 +84,7 @@ class Ingest:
         """Counts a runner's stream while it lasts."""
         self._streams_by_experiment_id[experiment_id] += 1
         try:
-            with metric.INGEST_STREAMS.track_inprogress():
+            with metrics.INGEST_STREAMS.track_inprogress():
                 yield
         finally:
             self._streams_by_experiment_id[experiment_id] -= 1

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from gangline import wire
 from gangline.domain.allocation import Reason
 from gangline.errors import GanglineError
+from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
-from services.gateway.leader import Leader
+from services.gateway.leader.leader_client import Leader
 
 # How long an answer is used.
 FRESH_SECONDS = 0.5

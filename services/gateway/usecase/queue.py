@@ -14,9 +14,9 @@ from gangline.domain.task import Task
 from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.common.server import Principal
-from services.gateway.auth import check_user
-from services.gateway.leader import Leader
-from services.gateway.mirror import Watched
+from services.gateway.leader.leader_client import Leader
+from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.pending import Pending, Standing
 from services.gateway.usecase.view import Views
 

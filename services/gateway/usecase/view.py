@@ -1,21 +1,24 @@
-"""Joins an experiment's state in the mirror, its history and the leader's reasons into one view."""
+"""Joins an experiment's state in the mirror, its history and the leader's reasons into one view.
+
+Owns the reason why an experiment makes no further trial now.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gangline.domain.absence import absent
 from gangline.domain.allocation import Reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.history import Newest
-from gangline.domain.state import CheckpointState, State
+from gangline.domain.id import absent
+from gangline.domain.search import Search
+from gangline.domain.state import CheckpointState, ReasonCode, State
 from gangline.domain.view import ExperimentView, TrialView
 from services.common import keys
 from services.gateway.history.reader import Reader
-from services.gateway.mirror import Watched
+from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.pending import Pending
-from services.gateway.usecase.search import explain_search
 
 NOTHING = Newest()
 
@@ -76,3 +79,24 @@ class Views:
             training=latest.training,
             validation=latest.validation,
         )
+
+
+def explain_search(experiment: Experiment, search: Search | None, trials: Sequence[Trial]) -> Reason | None:
+    """Returns the reason; None when there is nothing to explain: it has made all of its trials, or it is being
+    ended."""
+    if experiment.state is State.PAUSED:
+        return Reason(
+            ReasonCode.PAUSED,
+            f"experiment {experiment.id} is {experiment.reason or 'paused'}",
+            f"it is activated: gangline experiment activate {experiment.id}",
+        )
+    is_ending = experiment.state in (State.STOPPING, State.TERMINAL)
+    if search is None or is_ending or search.is_shut_down or search.num_wanted >= search.num_planned:
+        return None
+    going_on = [trial.id for trial in trials if trial.state is not State.TERMINAL]
+    return Reason(
+        ReasonCode.SEARCH_WAITING,
+        f"{len(trials)} of {search.num_planned} trials are made, {len(going_on)} at a time",
+        f"one of these ends: {', '.join(going_on)}",
+        tuple(going_on),
+    )

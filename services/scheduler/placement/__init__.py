@@ -1,10 +1,17 @@
 """PURE: the placement core. `plan(snapshot, now)` decides; no module of this package reads a clock, a socket or a
 store."""
 
-from services.scheduler.placement.assignment import Assignment, Preemption, Reservation
-from services.scheduler.placement.change import Change, apply_change, apply_changes
 from services.scheduler.placement.plan import Plan, plan
-from services.scheduler.placement.snapshot import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
+from services.scheduler.placement.request.assignment import Assignment, Preemption, Reservation
+from services.scheduler.placement.request.snapshot import (
+    AgentRoom,
+    Group,
+    PendingRequest,
+    PoolConfig,
+    Running,
+    Snapshot,
+)
+from services.scheduler.placement.request.snapshot_change import Change, apply_change, apply_changes
 
 __all__ = [
     "AgentRoom",

@@ -1,7 +1,8 @@
 """PURE: `plan(snapshot, now)`, the decision of one cycle.
 
 Owns the split into pools and the shape of the result; each pool's policy decides by itself. The same input always gives
-the same plan. Callers are the leader's loop, which re-checks every assignment when it commits it, and tests.
+the same plan. Callers are the leader's cycle (cycle.py), which re-checks every assignment when it commits it, and
+tests.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from typing import TypeVar
 
 from gangline.domain.allocation import Reason
 from gangline.domain.state import ReasonCode
-from services.scheduler.placement.assignment import Assignment, PoolPlan, Preemption, Reservation
-from services.scheduler.placement.change import AddAgents, Change
-from services.scheduler.placement.lazy import Lazy
 from services.scheduler.placement.policy import POLICIES
-from services.scheduler.placement.queue import by_pool
-from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolView, Running, Snapshot
+from services.scheduler.placement.request.assignment import Assignment, Lazy, PoolPlan, Preemption, Reservation
+from services.scheduler.placement.request.queue import by_pool
+from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, PoolView, Running, Snapshot
+from services.scheduler.placement.request.snapshot_change import AddAgents, Change
 
 _V = TypeVar("_V")
 

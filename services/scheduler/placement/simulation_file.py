@@ -15,12 +15,10 @@ from typing import Any
 from gangline.domain.allocation import Reason
 from gangline.domain.state import ReasonCode
 from gangline.errors import invalid
-from services.scheduler.placement.change import dump_change
-from services.scheduler.placement.order import natural_key
 from services.scheduler.placement.plan import Plan
 from services.scheduler.placement.policy import POLICIES
-from services.scheduler.placement.simulation_field import Fields, read_list
-from services.scheduler.placement.snapshot import (
+from services.scheduler.placement.request.order import natural_key
+from services.scheduler.placement.request.snapshot import (
     DEFAULT_MAX_ZERO_SLOT,
     DEFAULT_PRIORITY,
     ON_CALL_IS_IMPOSSIBLE,
@@ -34,6 +32,8 @@ from services.scheduler.placement.snapshot import (
     default_backfill,
     default_preemption,
 )
+from services.scheduler.placement.request.snapshot_change import dump_change
+from services.scheduler.placement.simulation_field import Fields, read_list
 
 POOL = "default"
 _HOLDS = {"paused": ReasonCode.PAUSED, "search_waiting": ReasonCode.SEARCH_WAITING}

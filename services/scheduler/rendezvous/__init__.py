@@ -1,1 +1,2 @@
-"""The rendezvous of a gang: the pure state machine, the pure choice of a network, and the hall that runs them."""
+"""The rendezvous of a gang: the pure state machine, the pure choice of a network, and the coordinator that runs
+them."""

@@ -37,7 +37,7 @@ Probes = Mapping[str, tuple[FailedProbe, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RendezvousFailure:
     kind: ExitKind
     message: str
 
@@ -56,7 +56,7 @@ class Gang:
     probes: Mapping[int, Probes] = field(default_factory=dict)
     candidates: tuple[Candidate, ...] = ()
     chosen: Candidate | None = None
-    failure: Failure | None = None
+    failure: RendezvousFailure | None = None
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -145,4 +145,4 @@ def _describe(agent: Agent, failed: FailedProbe) -> str:
 
 
 def _fail(gang: Gang, kind: ExitKind, message: str) -> Gang:
-    return replace(gang, phase=Phase.FAILED, failure=Failure(kind, message))
+    return replace(gang, phase=Phase.FAILED, failure=RendezvousFailure(kind, message))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gangline.domain.search import Search, SearchEvent, SearchLog, search_log_id
-from services.scheduler.facts import Facts
-from services.scheduler.records import Draft, Records, get
 from services.scheduler.searcher.interface import Brief, Searcher
-from services.scheduler.searcher.registry import SEARCHERS
+from services.scheduler.searcher.methods import SEARCHERS
+from services.scheduler.state.facts import Facts
+from services.scheduler.state.records import Draft, Records, get
 
 # Events on one page. A new event rewrites only the last page.
 PAGE_EVENTS = 64

@@ -14,18 +14,18 @@ from typing import Any
 
 import structlog
 
-from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import State
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.printable import find_unprintable
+from gangline.protocol import wire
 from gangline.v1 import agent_pb2, agent_pb2_grpc, runner_pb2
-from services.scheduler.reconcile import Difference, Reported, compare
-from services.scheduler.seat import Seat
+from services.scheduler.agents.agent_session import Session
+from services.scheduler.agents.reconcile import Difference, Reported, compare
+from services.scheduler.leader.leader_status import LeaderStatus
+from services.scheduler.leader.term import Term
 from services.scheduler.service.access import require_cluster
-from services.scheduler.session import Session
-from services.scheduler.term import Term
 from services.scheduler.transition.agent import registered, slots_changed, unended_on
 from services.scheduler.transition.exit import unended_agents
 
@@ -40,14 +40,14 @@ MAX_STATUSES = 256
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, leader_status: LeaderStatus) -> None:
+        self._leader_status = leader_status
 
     async def Connect(  # noqa: N802 - grpc's name
         self, request_iterator: Requests, _context: Any
     ) -> AsyncIterator[agent_pb2.ConnectResponse]:
         require_cluster()
-        term = await self._seat.reach()
+        term = await self._leader_status.reach()
         greeting = await _read_greeting(request_iterator)
         greeted_at, hello = time.time(), greeting.hello
         agent = wire.from_proto(Agent, _with_state(hello.agent))
@@ -80,7 +80,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """Renews the lease of an agent that is connected. The stream alone decides whether it is."""
         require_cluster()
         async for request in request_iterator:
-            term = self._seat.require()
+            term = self._leader_status.require()
             if request.epoch == term.store.epoch and term.sessions.find(request.agent_id) is not None:
                 term.leases.renew(request.agent_id, time.monotonic())
         return agent_pb2.HeartbeatResponse()
@@ -90,9 +90,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> agent_pb2.FindLeaderResponse:
         require_cluster()
         known = request.scheduler_addresses
-        leader = await self._seat.find_leader(request.epoch, known, FIND_SECONDS)
+        leader = await self._leader_status.find_leader(request.epoch, known, FIND_SECONDS)
         return agent_pb2.FindLeaderResponse(
-            epoch=leader.epoch, leader_address=leader.address, scheduler_addresses=self._seat.scheduler_addresses
+            epoch=leader.epoch,
+            leader_address=leader.address,
+            scheduler_addresses=self._leader_status.scheduler_addresses,
         )
 
 

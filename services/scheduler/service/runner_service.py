@@ -10,22 +10,21 @@ from typing import Any
 
 import structlog
 
-from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.fusion import FusionRecord, family_of
 from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind, State
 from gangline.errors import GanglineError, conflict, invalid
+from gangline.protocol import wire
 from gangline.v1 import runner_pb2, runner_pb2_grpc
-from services.common.not_leader import not_leader
-from services.scheduler import metric
-from services.scheduler.records import get
-from services.scheduler.rendezvous.hall import Attendance, Hall
-from services.scheduler.rendezvous.message import probes_of
-from services.scheduler.runner_spec import witnesses_of
-from services.scheduler.seat import Seat
+from services.common.leader_probe import not_leader
+from services.scheduler.agents.runner_spec import witnesses_of
+from services.scheduler.leader.leader_status import LeaderStatus
+from services.scheduler.leader.term import Term
+from services.scheduler.rendezvous.coordinator import Attendance, RendezvousCoordinator, probes_of
 from services.scheduler.service.access import require_allocation
-from services.scheduler.term import Term
+from services.scheduler.state import metrics
+from services.scheduler.state.records import get
 from services.scheduler.transition.fence import why_over
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import grace_left
@@ -36,17 +35,17 @@ Requests = AsyncIterator[runner_pb2.JoinGangRequest]
 
 
 class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, leader_status: LeaderStatus) -> None:
+        self._leader_status = leader_status
 
     async def JoinGang(  # noqa: N802 - grpc's name
         self, request_iterator: Requests, _context: Any
     ) -> AsyncIterator[runner_pb2.JoinGangResponse]:
-        term = await self._seat.reach()
+        term = await self._leader_status.reach()
         hello = await _read_hello(request_iterator)
         require_allocation(hello.allocation_id)
         attendance = _attend(term, hello)
-        reading = asyncio.create_task(_read(term.hall, attendance, request_iterator))
+        reading = asyncio.create_task(_read(term.coordinator, attendance, request_iterator))
         try:
             while (message := await attendance.outgoing.get()) is not None:
                 if isinstance(message, GanglineError):
@@ -54,14 +53,14 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
                 yield message
         finally:
             reading.cancel()
-            term.hall.leave(attendance)
+            term.coordinator.leave(attendance)
             await asyncio.gather(reading, return_exceptions=True)
 
     async def ReportTrial(  # noqa: N802 - grpc's name
         self, request: runner_pb2.ReportTrialRequest, _context: Any
     ) -> runner_pb2.ReportTrialResponse:
         require_allocation(request.allocation_id)
-        term = await self._seat.reach()
+        term = await self._leader_status.reach()
         over_reason = await term.intake.report(request.allocation_id, request.node_rank, request.report)
         if over_reason:
             return runner_pb2.ReportTrialResponse(over_reason=over_reason)
@@ -77,7 +76,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         self, request: runner_pb2.RenewAttemptRequest, _context: Any
     ) -> runner_pb2.RenewAttemptResponse:
         require_allocation(request.allocation_id)
-        term = self._seat.require()
+        term = self._leader_status.require()
         if not term.leadership.is_fresh:
             # Another scheduler may lead by now, and grants nothing of what is promised here.
             raise not_leader()
@@ -85,7 +84,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             await _take_exit(term, request)
         over_reason = why_over(term.state, request.allocation_id, request.node_rank)
         if over_reason:
-            metric.FENCED_REPORTS.inc()
+            metrics.FENCED_REPORTS.inc()
             return runner_pb2.RenewAttemptResponse(over_reason=over_reason)
         committee = term.committee
         member_ids = [agent.id for agent in committee]
@@ -102,7 +101,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         self, request: runner_pb2.FindFusionRequest, _context: Any
     ) -> runner_pb2.FindFusionResponse:
         require_allocation(request.allocation_id)
-        state = (await self._seat.reach()).state
+        state = (await self._leader_status.reach()).state
         get(state, Allocation, request.allocation_id)
         records = state.all_of(FusionRecord)
         found = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]
@@ -146,13 +145,13 @@ def _attend(term: Term, hello: runner_pb2.GangHello) -> Attendance:
     if not 0 <= hello.node_rank < len(allocation.members):
         raise invalid("gang.no_member", f"allocation {allocation.id} has no node rank {hello.node_rank}")
     agents = [get(term.state, Agent, member.agent_id) for member in allocation.members]
-    return term.hall.attend(allocation.id, agents, hello.node_rank, hello.port)
+    return term.coordinator.attend(allocation.id, agents, hello.node_rank, hello.port)
 
 
-async def _read(hall: Hall, attendance: Attendance, requests: Requests) -> None:
+async def _read(coordinator: RendezvousCoordinator, attendance: Attendance, requests: Requests) -> None:
     """Receives probes. A member that has closed its side still receives the end of the rendezvous."""
     async for request in requests:
         if request.HasField("probe"):
-            hall.probed(attendance, probes_of(request.probe))
-    if hall.is_over(attendance.allocation_id):
+            coordinator.probed(attendance, probes_of(request.probe))
+    if coordinator.is_over(attendance.allocation_id):
         attendance.outgoing.put_nowait(None)

@@ -10,20 +10,19 @@ from typing import Any
 
 import structlog
 
-from gangline import wire
 from gangline.domain.experiment import Checkpoint, Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
+from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.admission import find_pool, preview
+from services.scheduler.leader.leader_status import LeaderStatus
+from services.scheduler.leader.term import Term
 from services.scheduler.placement.simulation_file import dump_simulation
-from services.scheduler.records import Change, get
-from services.scheduler.seat import Seat
 from services.scheduler.service.access import require_cluster
 from services.scheduler.service.submitting import submit_group, submit_one
-from services.scheduler.store import Transition
-from services.scheduler.term import Term
+from services.scheduler.state.records import StateChange, get
+from services.scheduler.state.state_store import Transition
 from services.scheduler.transition.availability import change_availability
 from services.scheduler.transition.checkpoint import checkpoints_deleted, delete_checkpoints
 from services.scheduler.transition.end import (
@@ -34,38 +33,38 @@ from services.scheduler.transition.end import (
     pause_experiment,
 )
 from services.scheduler.transition.fusion import check_fusion_key, fusion_forgotten
-from services.scheduler.transition.queue_move import move_experiment
-from services.scheduler.transition.resource import change_resources
+from services.scheduler.transition.queue_move import change_resources, move_experiment
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.submit_check import find_pool, preview
 
 _log = structlog.get_logger(__name__)
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, leader_status: LeaderStatus) -> None:
+        self._leader_status = leader_status
         self._random = random.SystemRandom()
 
     async def SubmitExperiment(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.SubmitExperimentRequest, _context: Any
     ) -> scheduler_pb2.SubmitExperimentResponse:
         require_cluster()
-        return await submit_one(self._seat.require(), request, self._random)
+        return await submit_one(self._leader_status.require(), request, self._random)
 
     async def SubmitExperiments(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.SubmitExperimentsRequest, _context: Any
     ) -> scheduler_pb2.SubmitExperimentsResponse:
         require_cluster()
-        results = await submit_group(self._seat.require(), request.submits, self._random)
+        results = await submit_group(self._leader_status.require(), request.submits, self._random)
         return scheduler_pb2.SubmitExperimentsResponse(results=results)
 
     async def FindExperiment(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.FindExperimentRequest, _context: Any
     ) -> scheduler_pb2.FindExperimentResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         # An empty change passes once everything before it is settled, and fails while etcd cannot settle it.
-        await term.store.commit_asked(lambda _: Change())
+        await term.store.commit_asked(lambda _: StateChange())
         found = term.state.experiment_of_request(request.request_id)
         return scheduler_pb2.FindExperimentResponse(
             experiment=wire.to_proto(found) if found is not None else None, revision=term.state.revision
@@ -75,7 +74,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.EndExperimentRequest, _context: Any
     ) -> scheduler_pb2.EndExperimentResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.conditions.rules, time.time()
         change = await term.store.commit_asked(
@@ -90,7 +89,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ChangeExperimentRequest, _context: Any
     ) -> scheduler_pb2.ChangeExperimentResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         change = await term.store.commit_asked(_change_of(request, term, time.time()))
         experiment = get(term.state, Experiment, request.experiment_id)
         if change:
@@ -102,7 +101,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.EndTrialRequest, _context: Any
     ) -> scheduler_pb2.EndTrialResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.conditions.rules, time.time()
         change = await term.store.commit_asked(
@@ -117,7 +116,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ProfileTrialRequest, _context: Any
     ) -> scheduler_pb2.ProfileTrialResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         order = term.traces.place(term.state, request.trial_id, request.batches, request.request_id)
         _log.info("a trace is ordered", trial_id=order.trial_id, batches=order.batches, user=request.user)
         return scheduler_pb2.ProfileTrialResponse(order=wire.to_proto(order))
@@ -126,7 +125,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ChangeAgentRequest, _context: Any
     ) -> scheduler_pb2.ChangeAgentResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         availability = wire.enum_member(Availability, request.availability)
         if availability is None:
             raise invalid("request.availability", f"{request.availability} is no availability that this version knows")
@@ -151,7 +150,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetSnapshotRequest, _context: Any
     ) -> scheduler_pb2.GetSnapshotResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         pool = find_pool(request.pool, term.pools)
         now = time.time()
         snapshot = term.loop.take_snapshot(now)
@@ -163,7 +162,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ForgetFusionRequest, _context: Any
     ) -> scheduler_pb2.ForgetFusionResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         check_fusion_key(request.key)
         change = await term.store.commit_asked(lambda records: fusion_forgotten(records, request.key))
         if change:
@@ -174,7 +173,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ChangeCheckpointsRequest, _context: Any
     ) -> scheduler_pb2.ChangeCheckpointsResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         delete_ids, deleted_ids = list(request.delete_ids), list(request.deleted_ids)
         if bool(delete_ids) == bool(deleted_ids):
             raise invalid("request.not_one", "name checkpoints that are to be deleted, or some whose files are gone")
@@ -196,7 +195,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.PreviewSearchRequest, _context: Any
     ) -> scheduler_pb2.PreviewSearchResponse:
         require_cluster()
-        self._seat.require()
+        self._leader_status.require()
         # Up to 2000 draws of a millisecond each.
         found = await asyncio.to_thread(preview, request.config_json, request.limit, self._random)
         return scheduler_pb2.PreviewSearchResponse(preview=wire.to_proto(found))
@@ -205,7 +204,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, _request: scheduler_pb2.ListPendingRequest, _context: Any
     ) -> scheduler_pb2.ListPendingResponse:
         require_cluster()
-        term = self._seat.require()
+        term = self._leader_status.require()
         pending = [
             scheduler_pb2.PendingRequest(request=wire.to_proto(request), reason=wire.to_proto(reason))
             for request, reason in term.loop.pending()

@@ -12,17 +12,16 @@ from collections.abc import Sequence
 
 import structlog
 
-from gangline import rpc, wire
 from gangline.config.bound import is_small
 from gangline.config.hyperparameter import Random
 from gangline.domain.resource import Agent
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid
+from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2
-from services.common.not_leader import NOT_LEADER_CODE
-from services.scheduler.admission import admit, check_repeated
-from services.scheduler.pursuit import warm_up_if_drawn
-from services.scheduler.term import Term
-from services.scheduler.transition.submit import submit
+from services.common.leader_probe import NOT_LEADER_CODE
+from services.scheduler.leader.continuation import warm_up_if_drawn
+from services.scheduler.leader.term import Term
+from services.scheduler.transition.submit_check import admit, check_repeated, submit
 
 _log = structlog.get_logger(__name__)
 

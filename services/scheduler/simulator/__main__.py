@@ -14,14 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from gangline.cli.terminal import clean_output
+from gangline.cli.output.terminal import clean_output
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.printable import to_line, to_printable
 from services.scheduler.placement import plan
 from services.scheduler.placement.simulation_file import dump_plan, parse_simulation
 from services.scheduler.simulator.cluster_size import agents_of_slots, parse_agents
-from services.scheduler.simulator.engine import Setting, play
-from services.scheduler.simulator.estimate import ESTIMATES
+from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.figure import Figures, figures_of
 from services.scheduler.simulator.figure_report import describe_figures, describe_stop
 from services.scheduler.simulator.load import LOADS, draw_load, parse_priorities
@@ -29,7 +28,7 @@ from services.scheduler.simulator.plan_report import describe_plan, describe_sec
 from services.scheduler.simulator.played import Played
 from services.scheduler.simulator.plot import check_plot, draw_plot
 from services.scheduler.simulator.strategy import STRATEGIES, Strategy, choose_strategies
-from services.scheduler.simulator.submission import Submission
+from services.scheduler.simulator.submission import ESTIMATES, Submission
 from services.scheduler.simulator.trace_file import dump_trace, parse_trace
 
 PROGRAM = "gangline simulate"
@@ -125,7 +124,7 @@ def _play(options: argparse.Namespace, sizes: list[int], submissions: list[Submi
     strategies = choose_strategies(options.strategies.split(";")) if options.strategies else list(STRATEGIES)
     if options.plot:
         check_plot(options.plot)
-    setting = Setting(estimates=options.estimates)
+    setting = EngineContext(estimates=options.estimates)
     played = {one.name: play(submissions, sizes, one, setting) for one in strategies}
     figures = [_figures(one, played[one.name]) for one in strategies]
     if options.plot:

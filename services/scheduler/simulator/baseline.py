@@ -17,12 +17,12 @@ from __future__ import annotations
 from itertools import groupby
 from operator import attrgetter
 
-from services.scheduler.placement.assignment import Assignment, Preemption
-from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.order import in_order
+from services.scheduler.placement.capacity.fit import find_fit
+from services.scheduler.placement.capacity.room import Room, Slots
 from services.scheduler.placement.plan import Plan
-from services.scheduler.placement.room import Room, Slots
-from services.scheduler.placement.snapshot import PendingRequest, Running, Shape, Snapshot
+from services.scheduler.placement.request.assignment import Assignment, Preemption
+from services.scheduler.placement.request.order import in_order
+from services.scheduler.placement.request.snapshot import PendingRequest, Running, Shape, Snapshot
 
 
 def plan_in_submission_order(snapshot: Snapshot, now: float) -> Plan:

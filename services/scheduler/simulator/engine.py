@@ -14,23 +14,28 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
-from services.scheduler.experience import FEWEST_ENDED
-from services.scheduler.placement.assignment import Assignment
-from services.scheduler.placement.feasibility import can_hold
+from services.scheduler.placement.capacity.feasibility import can_hold
 from services.scheduler.placement.plan import Plan
-from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, Running, Snapshot
-from services.scheduler.simulator.estimate import Estimates, estimated_end_at, estimated_run_seconds, known_after
+from services.scheduler.placement.request.assignment import Assignment
+from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Running, Snapshot
 from services.scheduler.simulator.head import HeadWatch
 from services.scheduler.simulator.played import Answer, Moment, Played, Run, Spell
 from services.scheduler.simulator.strategy import POOL, Strategy
-from services.scheduler.simulator.submission import Submission
+from services.scheduler.simulator.submission import (
+    Estimates,
+    Submission,
+    estimated_end_at,
+    estimated_run_seconds,
+    known_after,
+)
+from services.scheduler.state.run_history import FEWEST_ENDED
 
 _Kind = Literal["end", "stopped", "report", "submit"]
 _Event = tuple[float, int, _Kind, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EngineContext:
     """Configures a simulation. stop_seconds: from the order to stop until the slots are free. restart_seconds: what a
     preempted request loses when it begins again. ask_at_ages: the ETA is asked for when a request first has to wait,
     and at the first plan after it has waited for each of these times."""
@@ -59,15 +64,15 @@ def play(
     submissions: Iterable[Submission],
     sizes_of_agents: Sequence[int],
     strategy: Strategy,
-    setting: Setting | None = None,
+    setting: EngineContext | None = None,
 ) -> Played:
     """Plays until the last submission has ended. Submissions that these agents can never hold are set aside."""
-    return _Engine(submissions, sizes_of_agents, strategy, setting or Setting()).run()
+    return _Engine(submissions, sizes_of_agents, strategy, setting or EngineContext()).run()
 
 
 class _Engine:
     def __init__(
-        self, submissions: Iterable[Submission], sizes: Sequence[int], strategy: Strategy, setting: Setting
+        self, submissions: Iterable[Submission], sizes: Sequence[int], strategy: Strategy, setting: EngineContext
     ) -> None:
         self._strategy, self._setting = strategy, setting
         self._num_slots = sum(sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.scheduler.simulator.engine import Setting
+from services.scheduler.simulator.engine import EngineContext
 from services.scheduler.simulator.figure import SIZE_CLASSES, Figures
 from services.scheduler.simulator.plan_report import align, describe_seconds
 
@@ -18,7 +18,7 @@ _LEGEND = (
 )
 
 
-def describe_stop(setting: Setting) -> str:
+def describe_stop(setting: EngineContext) -> str:
     """Describes the cost of a preemption in virtual time."""
     return (
         f"preemption: who is stopped saves a checkpoint when it is asked to and gives its slots back "

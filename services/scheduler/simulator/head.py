@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from services.scheduler.placement.assignment import Reservation
-from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.order import by_priority
+from services.scheduler.placement.capacity.fit import find_fit
+from services.scheduler.placement.capacity.room import Room
 from services.scheduler.placement.plan import Plan
-from services.scheduler.placement.room import Room
-from services.scheduler.placement.snapshot import PendingRequest, PoolConfig, Running, Snapshot
+from services.scheduler.placement.request.assignment import Reservation
+from services.scheduler.placement.request.order import by_priority
+from services.scheduler.placement.request.snapshot import PendingRequest, PoolConfig, Running, Snapshot
 from services.scheduler.simulator.played import Head
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gangline.errors import invalid
-from services.scheduler.placement.snapshot import DEFAULT_PRIORITY
+from services.scheduler.placement.request.snapshot import DEFAULT_PRIORITY
 from services.scheduler.simulator.submission import OUTCOMES, Submission
 
 DAY_SECONDS = 86_400.0

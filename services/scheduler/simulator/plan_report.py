@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from services.scheduler.placement.change import describe_changes
 from services.scheduler.placement.plan import Plan
+from services.scheduler.placement.request.snapshot import PendingRequest
+from services.scheduler.placement.request.snapshot_change import describe_changes
 from services.scheduler.placement.simulation_file import Simulation
-from services.scheduler.placement.snapshot import PendingRequest
 
 
 def describe_plan(simulation: Simulation, decided: Plan) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gangline.errors import invalid
 from services.scheduler.placement.plan import Plan, plan
-from services.scheduler.placement.snapshot import (
+from services.scheduler.placement.request.snapshot import (
     Backfill,
     PoolConfig,
     Snapshot,

@@ -13,7 +13,7 @@ from math import inf
 from typing import TypeVar
 
 from gangline.errors import GanglineError, invalid
-from services.scheduler.placement.snapshot import DEFAULT_PRIORITY
+from services.scheduler.placement.request.snapshot import DEFAULT_PRIORITY
 from services.scheduler.simulator.submission import OUTCOMES, Submission
 
 NEEDED = ("submitted_at", "slots", "duration_seconds")

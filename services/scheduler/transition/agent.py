@@ -8,14 +8,14 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import AgentState
-from services.scheduler.records import Change, Draft, Records
+from services.scheduler.state.records import Draft, Records, StateChange
 from services.scheduler.transition.availability import clear_agent, keep_availability
 from services.scheduler.transition.exclusion import trusted_again
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.rules import Rules
 
 
-def registered(records: Records, agent: Agent, rules: Rules, now: float) -> Change:
+def registered(records: Records, agent: Agent, rules: Rules, now: float) -> StateChange:
     """Records an agent that has registered with its present slots. Nothing is written when all of it is on record
     already."""
     known = records.find(Agent, agent.id)
@@ -28,12 +28,12 @@ def registered(records: Records, agent: Agent, rules: Rules, now: float) -> Chan
 
 def slots_changed(
     records: Records, agent_id: str, slots: Sequence[Slot], rules: Rules, now: float, *, problem: str = ""
-) -> Change:
+) -> StateChange:
     """Records all slots of a connected agent again, and its own problem. An agent that counts as lost must register
     first."""
     known = records.find(Agent, agent_id)
     if known is None or known.state is AgentState.LOST:
-        return Change()
+        return StateChange()
     agent = keep_availability(replace(known, slots=tuple(slots), problem=problem), known)
     return _known(records, _checked(agent, known, now), rules, now)
 
@@ -43,16 +43,16 @@ def _checked(agent: Agent, known: Agent | None, now: float) -> Agent:
     return trusted_again(agent, now) if known is not None and known.problem and not agent.problem else agent
 
 
-def lost(records: Records, agent_id: str, now: float) -> Change:
+def lost(records: Records, agent_id: str, now: float) -> StateChange:
     """Marks an agent as lost because its lease has run out. Its work ends by `member_exited` with AGENT_LOST, one
     allocation at a time."""
     agent = records.find(Agent, agent_id)
     if agent is None or agent.state is AgentState.LOST:
-        return Change()
-    return Change(puts=(replace(agent, state=AgentState.LOST, lost_at=now),))
+        return StateChange()
+    return StateChange(puts=(replace(agent, state=AgentState.LOST, lost_at=now),))
 
 
-def _known(records: Records, agent: Agent, rules: Rules, now: float) -> Change:
+def _known(records: Records, agent: Agent, rules: Rules, now: float) -> StateChange:
     draft = Draft(records)
     draft.put(agent)
     clear_agent(draft, agent, rules, now)

@@ -17,9 +17,9 @@ from gangline.domain.experiment import Experiment
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import Availability, ExitKind, State
 from gangline.errors import GanglineError, not_found
-from services.scheduler.facts import facts_of
-from services.scheduler.nearest import describe_known
-from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.state.suggestion import describe_known
 from services.scheduler.transition.exclusion import is_avoided, readmit_on, trusted_again
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.retry import describe
@@ -40,7 +40,7 @@ def change_availability(
     *,
     rules: Rules,
     now: float,
-) -> Change:
+) -> StateChange:
     """Changes the availability. slot_ids: empty for the agent itself, whose slots keep their own. A change to the
     present value has no effect.
 
@@ -103,7 +103,7 @@ def _with(slots: Sequence[Slot], wanted: Collection[str], availability: Availabi
     return tuple(replace(slot, availability=availability) if slot.id in wanted else slot for slot in slots)
 
 
-def clear(records: Records, agent_id: str, rules: Rules, now: float) -> Change:
+def clear(records: Records, agent_id: str, rules: Rules, now: float) -> StateChange:
     """Stops the next allocations that may not stay on this agent; the change is empty when none is left."""
     draft = Draft(records)
     agent = records.find(Agent, agent_id)

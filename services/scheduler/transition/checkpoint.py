@@ -14,9 +14,9 @@ from dataclasses import replace
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.state import CheckpointState, State
 from gangline.errors import conflict, invalid, not_found
-from services.scheduler.facts import facts_of
-from services.scheduler.records import Change, Draft, Records, live_allocation_of
-from services.scheduler.retention import find_superfluous
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import Draft, Records, StateChange, live_allocation_of
+from services.scheduler.state.retention import find_superfluous
 
 # A mark takes one operation, of the 128 that etcd allows; the next transactions mark the rest.
 MAX_MARKED = 32
@@ -24,7 +24,7 @@ MAX_MARKED = 32
 MAX_NAMED = 100
 
 
-def retire(records: Records, trial_id: str) -> Change:
+def retire(records: Records, trial_id: str) -> StateChange:
     """Marks the next checkpoints that a trial's policy does not keep; empty when there are none."""
     draft = Draft(records)
     trial = records.find(Trial, trial_id)
@@ -51,7 +51,7 @@ def mark_superfluous(draft: Draft, trial: Trial) -> None:
         draft.put(_marked(checkpoint))
 
 
-def abandoned(records: Records, checkpoint: Checkpoint) -> Change:
+def abandoned(records: Records, checkpoint: Checkpoint) -> StateChange:
     """Records a checkpoint that a superseded attempt has committed, marked, only so that a gateway deletes its
     files."""
     is_ours = records.find(Trial, checkpoint.trial_id) is not None and records.find(Checkpoint, checkpoint.id) is None
@@ -61,7 +61,7 @@ def abandoned(records: Records, checkpoint: Checkpoint) -> Change:
     return draft.change
 
 
-def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_id: str) -> Change:
+def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_id: str) -> StateChange:
     """Marks the named checkpoints, all or none. A retry with the same request id changes nothing.
 
     Raises GanglineError `checkpoint.too_many`, `checkpoint.not_found`, `checkpoint.deleting`, `checkpoint.needed`.
@@ -84,7 +84,7 @@ def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_
     return draft.change
 
 
-def checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> Change:
+def checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> StateChange:
     """Removes records whose files a gateway has deleted. A checkpoint that was never marked stays, whatever the report
     says."""
     draft = Draft(records)

@@ -11,7 +11,7 @@ from gangline.domain.allocation import Allocation, ExitReport, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, ExitKind, State
-from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.exit import member_exited, unended_agents
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -67,7 +67,7 @@ def expired(
     accepted_agents: frozenset[str],
     rules: Rules,
     now: float,
-) -> Change:
+) -> StateChange:
     """Ends an allocation whose deadline has passed.
 
     STARTING: the gang is stopped, with the agent at fault on record. STOPPING: members that never reported their end
@@ -77,7 +77,7 @@ def expired(
     """
     allocation = records.find(Allocation, allocation_id)
     if allocation is None or not allocation.deadline_at or allocation.deadline_at > now:
-        return Change()
+        return StateChange()
     draft = Draft(records)
     if allocation.state is State.STARTING:
         failure = _late_start(allocation, accepted_agents, rules, now)

@@ -1,8 +1,8 @@
 """PURE: what a user does to an experiment or a trial: pause, activate, cancel, kill.
 
 The user's wish is written at once, on the experiment. Its trials follow some at a time, because a transaction holds
-only so many. `pursue` handles the next ones and is called until it changes nothing; the wish is on record, so any
-leader can continue.
+only so many. `continue_change` handles the next ones and is called until it changes nothing; the wish is on record, so
+any leader can continue.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, State
-from services.scheduler.facts import facts_of
-from services.scheduler.records import Change, Draft, Records, get, live_allocation_of
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
 from services.scheduler.transition.experiment import check_going_on, settle_experiment
+from services.scheduler.transition.queue_move import give_back
 from services.scheduler.transition.request import follow_experiment, restart_shrink_wait
-from services.scheduler.transition.resource import give_back
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import close_trial, make_outstanding
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -25,7 +25,7 @@ from services.scheduler.transition.stop import StopOrder, stop_allocation
 MAX_TRIALS = 32
 
 
-def end_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> Change:
+def end_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> StateChange:
     """Ends the experiment at once: waiting trials are canceled, live ones are killed, also if they were being canceled.
     An ended experiment stays as it is.
 
@@ -34,22 +34,22 @@ def end_experiment(records: Records, experiment_id: int, reason: str, rules: Rul
     experiment = get(records, Experiment, experiment_id)
     is_being_canceled = experiment.state is State.STOPPING and experiment.stop_kind is ExitKind.PREEMPTED
     if experiment.state is State.TERMINAL or (experiment.state is State.STOPPING and not is_being_canceled):
-        return Change()
+        return StateChange()
     wished = replace(experiment, state=State.STOPPING, stop_kind=ExitKind.KILLED, reason=reason)
     return _wish(records, wished, rules, now)
 
 
-def cancel_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> Change:
+def cancel_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> StateChange:
     """Cancels waiting trials at once, and live ones after their checkpoint. An experiment that is being ended is not
     changed."""
     experiment = get(records, Experiment, experiment_id)
     if experiment.state in (State.TERMINAL, State.STOPPING):
-        return Change()
+        return StateChange()
     wished = replace(experiment, state=State.STOPPING, stop_kind=ExitKind.PREEMPTED, reason=reason)
     return _wish(records, wished, rules, now)
 
 
-def pause_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> Change:
+def pause_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> StateChange:
     """Pauses the experiment: live trials checkpoint and are requeued; none starts before the experiment is activated.
 
     Raises GanglineError `experiment.ended` or `experiment.stopping`.
@@ -57,11 +57,11 @@ def pause_experiment(records: Records, experiment_id: int, reason: str, rules: R
     experiment = get(records, Experiment, experiment_id)
     check_going_on(experiment, "paused")
     if experiment.state is State.PAUSED:
-        return Change()
+        return StateChange()
     return _wish(records, replace(experiment, state=State.PAUSED, reason=reason), rules, now)
 
 
-def activate_experiment(records: Records, experiment_id: int, rules: Rules, now: float) -> Change:
+def activate_experiment(records: Records, experiment_id: int, rules: Rules, now: float) -> StateChange:
     """Activates a paused experiment. Trials that are still stopping because of the pause are requeued once they have
     stopped. The pause does not count as a wait for slots, so trials that may run on fewer slots wait for all of them
     from now on.
@@ -71,7 +71,7 @@ def activate_experiment(records: Records, experiment_id: int, rules: Rules, now:
     experiment = get(records, Experiment, experiment_id)
     check_going_on(experiment, "activated")
     if experiment.state is not State.PAUSED:
-        return Change()
+        return StateChange()
     draft = Draft(records)
     draft.put(replace(experiment, state=State.QUEUED, reason=""))
     restart_shrink_wait(draft, experiment_id, rules, now)
@@ -79,29 +79,29 @@ def activate_experiment(records: Records, experiment_id: int, rules: Rules, now:
     return draft.change
 
 
-def kill_trial(records: Records, trial_id: str, reason: str, rules: Rules, now: float) -> Change:
+def kill_trial(records: Records, trial_id: str, reason: str, rules: Rules, now: float) -> StateChange:
     """Kills one trial; the others of its experiment continue. Raises GanglineError `trial.not_found`."""
     trial = get(records, Trial, trial_id)
     if trial.state is State.TERMINAL or trial.closing is Outcome.CANCELED:
-        return Change()
+        return StateChange()
     draft = Draft(records)
     order = StopOrder(ExitKind.KILLED, reason, now + rules.kill_grace_seconds + rules.force_seconds)
     close_trial(draft, trial, Outcome.CANCELED, order, rules=rules, now=now)
     return draft.change
 
 
-def pursue(records: Records, experiment_id: int, rules: Rules, now: float) -> Change:
+def continue_change(records: Records, experiment_id: int, rules: Rules, now: float) -> StateChange:
     """Updates the next trials that do not yet match the wish of the experiment or of its searcher; empty when all
     match."""
     experiment = records.find(Experiment, experiment_id)
     if experiment is None or experiment.state is State.TERMINAL:
-        return Change()
+        return StateChange()
     draft = Draft(records)
     _bring_in_line(draft, experiment, rules, now)
     return draft.change
 
 
-def _wish(records: Records, wished: Experiment, rules: Rules, now: float) -> Change:
+def _wish(records: Records, wished: Experiment, rules: Rules, now: float) -> StateChange:
     draft = Draft(records)
     draft.put(wished)
     _bring_in_line(draft, wished, rules, now)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, Exclusion, Request
 from gangline.domain.experiment import Trial
 from gangline.domain.resource import Agent, FailedStart
-from services.scheduler.records import Change, Draft, Records
+from services.scheduler.state.records import Draft, Records, StateChange
 from services.scheduler.transition.rules import Rules
 
 # Different trials whose failed starts quarantine an agent.
@@ -75,7 +75,7 @@ def trusted_again(agent: Agent, now: float) -> Agent:
     return replace(agent, failed_starts=(), quarantined_until_at=0.0, quarantine_reason="", trusted_at=now)
 
 
-def readmitted(records: Records, trial_id: str, now: float) -> Change:
+def readmitted(records: Records, trial_id: str, now: float) -> StateChange:
     """Returns the change of a waiting trial whose exclusions that are over are removed."""
     draft = Draft(records)
     request = records.find(Request, trial_id)

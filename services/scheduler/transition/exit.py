@@ -11,8 +11,8 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, State
-from services.scheduler.facts import Facts, facts_of
-from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.state.facts import Facts, facts_of
+from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.exclusion import exclude
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
@@ -23,11 +23,11 @@ from services.scheduler.transition.size import kept_slots, shrink_time
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 
-def member_exited(records: Records, allocation_id: str, report: ExitReport, rules: Rules, now: float) -> Change:
+def member_exited(records: Records, allocation_id: str, report: ExitReport, rules: Rules, now: float) -> StateChange:
     """Records the end of a member. Only the first report of a member counts."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None or report.agent_id not in unended_agents(allocation):
-        return Change()
+        return StateChange()
     draft = Draft(records)
     allocation = replace(allocation, exits=(*allocation.exits, report))
     if not unended_agents(allocation):

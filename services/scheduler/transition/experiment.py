@@ -10,7 +10,7 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.search import Search
 from gangline.domain.state import Outcome, State
 from gangline.errors import GanglineError, conflict
-from services.scheduler.records import Draft, get
+from services.scheduler.state.records import Draft, get
 
 # An experiment shows the furthest state of its trials.
 _FURTHEST_FIRST = (State.RUNNING, State.STOPPING, State.STARTING, State.QUEUED)

@@ -12,7 +12,7 @@ from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Trial
 from gangline.domain.id import parse_allocation_id
 from gangline.domain.state import State
-from services.scheduler.records import Change, Records
+from services.scheduler.state.records import Records, StateChange
 from services.scheduler.transition.exit import unended_agents
 
 
@@ -47,11 +47,13 @@ def is_superseded(records: Records, allocation_id: str) -> bool:
     return trial is None or trial.attempts != attempt
 
 
-def live(allocation_id: str, node_rank: int, transition: Callable[[Records], Change]) -> Callable[[Records], Change]:
+def live(
+    allocation_id: str, node_rank: int, transition: Callable[[Records], StateChange]
+) -> Callable[[Records], StateChange]:
     """Wraps a transition that also affects other trials, so that only a live member may cause it."""
-    return lambda records: Change() if why_over(records, allocation_id, node_rank) else transition(records)
+    return lambda records: StateChange() if why_over(records, allocation_id, node_rank) else transition(records)
 
 
-def fenced(allocation_id: str, transition: Callable[[Records], Change]) -> Callable[[Records], Change]:
+def fenced(allocation_id: str, transition: Callable[[Records], StateChange]) -> Callable[[Records], StateChange]:
     """Wraps a transition so that it changes nothing for a superseded attempt."""
-    return lambda records: Change() if is_superseded(records, allocation_id) else transition(records)
+    return lambda records: StateChange() if is_superseded(records, allocation_id) else transition(records)

@@ -10,21 +10,21 @@ from dataclasses import replace
 
 from gangline.domain.fusion import FusionRecord, is_expired, is_fusion_key
 from gangline.errors import invalid
-from services.scheduler.records import Change, Draft, Records
+from services.scheduler.state.records import Draft, Records, StateChange
 
 # Each leader reads the whole state, so records that are only an optimisation are kept few and small.
 MOST_RECORDS = 500
 MOST_BUCKETS = 2000
 
 
-def fusion_found(records: Records, found: FusionRecord, trial_id: str, now: float) -> Change:
+def fusion_found(records: Records, found: FusionRecord, trial_id: str, now: float) -> StateChange:
     """Records a result and replaces the one of the same key. An unusable result is ignored: refusing the report would
     make the runner retry for ever.
 
     trial_id: the trial whose runner reports; it overrides the one in the record.
     """
     if not is_fusion_key(found.key) or len(found.bucket_bytes) > MOST_BUCKETS:
-        return Change()
+        return StateChange()
     draft = Draft(records)
     draft.put(replace(found, trial_id=trial_id, created_at=now))
     others = [record for record in records.all_of(FusionRecord) if record.key != found.key]
@@ -33,7 +33,7 @@ def fusion_found(records: Records, found: FusionRecord, trial_id: str, now: floa
     return draft.change
 
 
-def fusion_forgotten(records: Records, key: str) -> Change:
+def fusion_forgotten(records: Records, key: str) -> StateChange:
     """Deletes the record of this key; the change is empty when there is none."""
     draft = Draft(records)
     if records.find(FusionRecord, key) is not None:

@@ -1,23 +1,25 @@
-"""PURE: a plan's assignment becomes an allocation, after a check against the present records.
+"""PURE: a gang's way from a plan to RUNNING: its allocation is made, its agents accept, its runners report.
 
-The planner counts slots on a snapshot; here the slots get their ids. An assignment whose basis has changed (the request
-is gone, an agent was lost, a slot is taken) is turned down. An allocation is placed whole or not at all.
+The planner counts slots on a snapshot; the slots get their ids here, after a check against the present records. An
+assignment whose basis has changed (the request is gone, an agent was lost, a slot is taken) is turned down. An
+allocation is placed whole or not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from gangline.domain.allocation import Allocation, Member, Request, Timeline
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.id import allocation_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, Availability, State
-from services.scheduler.facts import facts_of
-from services.scheduler.hold import may_start
-from services.scheduler.placement.assignment import Assignment
-from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.placement.request.assignment import Assignment
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.hold import may_start
+from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.transition.exclusion import start_succeeded
 from services.scheduler.transition.experiment import follow_allocation
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.size import grow_time, may_have, sized
@@ -41,21 +43,21 @@ def taken_slot_ids(records: Records, agent_id: str) -> set[str]:
     }
 
 
-def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules, now: float) -> Change:
+def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules, now: float) -> StateChange:
     """Places the assignment. The change is empty when the assignment no longer holds; the next cycle plans anew."""
     trial_id, slots_by_agent = assignment.trial_id, assignment.slots_by_agent
     request = records.find(Request, trial_id)
     if request is None or request.not_before_at > now:
-        return Change()
+        return StateChange()
     experiment, slots = get(records, Experiment, request.experiment_id), sum(slots_by_agent.values())
     if not may_have(request, slots, facts_of(experiment.config_json), now):
-        return Change()
+        return StateChange()
     if not may_start(records, experiment, slots):
-        return Change()
+        return StateChange()
     # Slot ids are chosen last: all checks before can still turn the assignment down.
     members = _members(records, slots_by_agent, now)
     if members is None:
-        return Change()
+        return StateChange()
     trial = sized(get(records, Trial, trial_id), slots, request.slots, assignment.shrink_reason, now)
     attempt, is_shrunk = trial.attempts + 1, slots < request.slots
     allocation = Allocation(
@@ -98,3 +100,53 @@ def _members(records: Records, slots_by_agent: Mapping[str, int], now: float) ->
             return None
         members.append(Member(agent_id, node_rank, tuple(free[:slots])))
     return tuple(members)
+
+
+def accepted(records: Records, allocation_id: str, accepted_at: float, rules: Rules, now: float) -> StateChange:
+    """Records that every agent of the gang has accepted; accepted_at is the last one's time. From here on the deadline
+    is for the runners."""
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is None or allocation.state is not State.STARTING or allocation.timeline.accepted_at:
+        return StateChange()
+    draft = Draft(records)
+    timeline = replace(allocation.timeline, accepted_at=accepted_at)
+    deadline_at = now + rules.rendezvous_seconds + rules.start_seconds
+    follow_allocation(draft, replace(allocation, timeline=timeline, deadline_at=deadline_at), now)
+    return draft.change
+
+
+def came_up(
+    records: Records, allocation_id: str, node_rank: int, seen: Timeline, *, metrics_address: str, now: float
+) -> StateChange:
+    """Records the phases that a runner has seen. The gang runs once ranks are up on any member: all members have passed
+    the rendezvous then, and a failure from here on is reported, not timed out."""
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is None:
+        return StateChange()
+    draft = Draft(records)
+    timeline = merge_timeline(allocation.timeline, seen)
+    members = tuple(
+        replace(member, metrics_address=metrics_address or member.metrics_address)
+        if member.node_rank == node_rank
+        else member
+        for member in allocation.members
+    )
+    allocation = replace(allocation, timeline=timeline, members=members)
+    if allocation.state is State.STARTING and timeline.ranks_up_at:
+        allocation = replace(allocation, state=State.RUNNING, deadline_at=0.0)
+        start_succeeded(draft, (member.agent_id for member in members))
+    follow_allocation(draft, allocation, now)
+    return draft.change
+
+
+def merge_timeline(known: Timeline, seen: Timeline) -> Timeline:
+    """Merges the phases: a phase ends for the gang when it ends on its last member. Phases that the scheduler times
+    itself stay as they are."""
+    # Set by the scheduler's clock.
+    own = {"queued_at", "placed_at", "accepted_at"}
+    latest = {
+        field.name: max(getattr(known, field.name), getattr(seen, field.name))
+        for field in fields(Timeline)
+        if field.name not in own
+    }
+    return replace(known, **latest)

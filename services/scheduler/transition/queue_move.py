@@ -1,25 +1,28 @@
-"""PURE: moves an experiment directly ahead of another one of its pool, or directly behind it.
+"""PURE: changes of a waiting or running experiment's claim on slots: its position in the queue, and its resources.
 
 Owns the positions of experiments in the queue. An experiment without a position of its own has the time of its creation
 as its position. A move writes the middle between the two neighbours, so usually one record. Where floats leave no
-middle, the fewest experiments ahead that suffice are moved apart as well.
+middle, the fewest experiments ahead that suffice are moved apart as well. Changed resources (priority, weight,
+max_slots) are rewritten in the experiment's configuration, so that everything that reads it sees them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
-from gangline.domain.experiment import Experiment, QueueMove
-from gangline.domain.state import State
+from gangline.config.resource import check_resource_change
+from gangline.domain.experiment import Experiment, QueueMove, ResourceChange
+from gangline.domain.state import ExitKind, State
 from gangline.errors import conflict, invalid
-from services.scheduler.facts import facts_of
-from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
 from services.scheduler.transition.experiment import check_going_on
 from services.scheduler.transition.request import follow_experiment, priority_of
-from services.scheduler.transition.resource import with_resources
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 # Of the 128 operations that etcd allows in one transaction; the requests of the moved experiment change beside them.
 MAX_MOVED_APART = 64
@@ -36,7 +39,7 @@ def move_experiment(
     policy_by_pool: Mapping[str, str],
     rules: Rules,
     now: float,
-) -> Change:
+) -> StateChange:
     """Moves the experiment, which takes the priority of the anchor. Nothing changes if it is there already.
 
     Raises GanglineError `experiment.not_found`, `experiment.ended`, `experiment.stopping` or `queue.*`.
@@ -130,3 +133,71 @@ def _is_between(position: float, positions: Sequence[float], index: int) -> bool
 
 def _priority(experiment: Experiment, rules: Rules) -> int:
     return priority_of(facts_of(experiment.config_json), rules)
+
+
+# A trial takes two operations, of the 128 that etcd allows; requests are updated beside them.
+MAX_GIVEN_BACK = 24
+
+
+def change_resources(
+    records: Records, experiment_id: int, change: ResourceChange, *, rules: Rules, now: float
+) -> StateChange:
+    """Changes the resources. A change to the present values has no effect.
+
+    Raises GanglineError `experiment.not_found`, `experiment.ended`, `experiment.stopping` or `resources.*`.
+    """
+    check_resource_change(change)
+    experiment = get(records, Experiment, experiment_id)
+    check_going_on(experiment, "changed")
+    slots = facts_of(experiment.config_json).slots
+    if change.max_slots and change.max_slots < slots:
+        raise invalid(
+            "resources.max_slots",
+            f"max_slots {change.max_slots} is below the {slots} slots of one trial of experiment {experiment_id}, so "
+            f"none could start any more; give at least {slots}, or 0 for no cap",
+        )
+    draft = Draft(records)
+    experiment = with_resources(experiment, _values(change))
+    if change.max_slots is not None:
+        experiment = replace(experiment, gives_back=change.max_slots > 0 and not change.when_free)
+    draft.put(experiment)
+    follow_experiment(draft, experiment, rules)
+    give_back(draft, experiment, rules, now)
+    return draft.change
+
+
+def give_back(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
+    """Stops the next of the newest trials beyond max_slots, if the experiment has to give slots back. Trials that are
+    stopping already count as gone."""
+    facts = facts_of(experiment.config_json)
+    if not experiment.gives_back or facts.max_slots is None:
+        return
+    live = (live_allocation_of(draft, trial) for trial in draft.trials_of(experiment.id))
+    held = [one for one in live if one is not None and one.num_slots and one.state is not State.STOPPING]
+    beyond = sum(one.num_slots for one in held) - facts.max_slots
+    order = StopOrder(
+        ExitKind.PREEMPTED,
+        f"max_slots of its experiment is {facts.max_slots} now",
+        now + facts.preemption_timeout_seconds + rules.force_seconds,
+    )
+    for allocation in held[::-1][:MAX_GIVEN_BACK]:
+        if beyond <= 0:
+            break
+        stop_allocation(draft, allocation, order, now)
+        beyond -= allocation.num_slots
+
+
+def with_resources(experiment: Experiment, values: Mapping[str, float | None]) -> Experiment:
+    """Returns the experiment with these values in its configuration. values: by the name of a field of `resources`."""
+    document = json.loads(experiment.config_json)
+    resources = document.setdefault("resources", {})
+    if all(name in resources and resources[name] == value for name, value in values.items()):
+        return experiment
+    resources.update(values)
+    return replace(experiment, config_json=json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+
+
+def _values(change: ResourceChange) -> dict[str, float | None]:
+    """Returns the given values in the form of the configuration."""
+    said = {name: value for name, value in asdict(change).items() if value is not None}
+    return said | {"max_slots": change.max_slots or None} if "max_slots" in said else said

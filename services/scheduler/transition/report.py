@@ -13,9 +13,9 @@ from dataclasses import replace
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import CheckpointState, SearchEventKind, State
-from services.scheduler.estimate import Progress
-from services.scheduler.facts import facts_of
-from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.state.estimate import Progress
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.checkpoint import age_of, mark_superfluous
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.rules import Rules
@@ -25,13 +25,13 @@ from services.scheduler.transition.search import tell
 MAX_VALIDATION_BYTES = 16 << 10
 
 
-def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules, now: float) -> Change:
+def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules, now: float) -> StateChange:
     """Records progress, backwards too: a restart begins at its checkpoint, below what the trial had reached. A change
     of pace without progress is not worth a write. The pace of an attempt on fewer slots is recorded as that of the full
     size."""
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL or trial.batches_completed == progress.batches_completed:
-        return Change()
+        return StateChange()
     full_slots = facts_of(get(records, Experiment, trial.experiment_id).config_json).slots
     rounds = full_slots / trial.attempt_slots if trial.attempt_slots else 1.0
     draft = Draft(records)
@@ -50,11 +50,11 @@ def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules
 
 def validated(
     records: Records, trial_id: str, batches_completed: int, validation_json: str, *, rules: Rules, now: float
-) -> Change:
+) -> StateChange:
     """Records a validation. validation_json: the metrics by name."""
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL:
-        return Change()
+        return StateChange()
     batches = max(trial.batches_completed, batches_completed)
     facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
     metrics = json.loads(validation_json)
@@ -69,14 +69,14 @@ def validated(
     return draft.change
 
 
-def checkpointed(records: Records, checkpoint: Checkpoint) -> Change:
+def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:
     """Records a checkpoint. Its files must be complete in storage before it is reported. Checkpoints that it makes
     superfluous are marked in the same change; that may be itself, when an old report is repeated after its files were
     deleted."""
     trial = records.find(Trial, checkpoint.trial_id)
     known = records.find(Checkpoint, checkpoint.id)
     if trial is None or (known is not None and (known.trial_id != trial.id or known.state is CheckpointState.DELETING)):
-        return Change()
+        return StateChange()
     draft = Draft(records)
     if known is None:
         draft.put(checkpoint)

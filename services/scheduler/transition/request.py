@@ -7,8 +7,8 @@ from dataclasses import replace
 from gangline.domain.allocation import Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
-from services.scheduler.facts import Facts, facts_of
-from services.scheduler.records import Draft
+from services.scheduler.state.facts import Facts, facts_of
+from services.scheduler.state.records import Draft
 from services.scheduler.transition.exclusion import blocklist_of
 from services.scheduler.transition.rules import Rules
 

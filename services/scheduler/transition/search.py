@@ -16,11 +16,11 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.id import trial_id
 from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import ExitKind, Outcome, SearchEventKind, State
-from services.scheduler.facts import Facts, facts_of
-from services.scheduler.records import Draft, get, live_allocation_of
 from services.scheduler.searcher.draw import derive_seed
 from services.scheduler.searcher.interface import CloseTrial, CreateTrial, Operation, Searcher, ShutDown
 from services.scheduler.searcher.replay import append, make_searcher, replay
+from services.scheduler.state.facts import Facts, facts_of
+from services.scheduler.state.records import Draft, get, live_allocation_of
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
 from services.scheduler.transition.rules import Rules

@@ -13,8 +13,8 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, Request, SizeChange
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, State
-from services.scheduler.facts import Facts, facts_of
-from services.scheduler.records import Change, Draft, Records, get
+from services.scheduler.state.facts import Facts, facts_of
+from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
@@ -51,14 +51,14 @@ def sized(trial: Trial, slots: int, full_slots: int, reason: str, now: float) ->
     return replace(trial, attempt_slots=slots, resized_at=now, size_changes=changes[-MAX_SIZE_CHANGES:])
 
 
-def grow(records: Records, allocation_id: str, rules: Rules, now: float) -> Change:
+def grow(records: Records, allocation_id: str, rules: Rules, now: float) -> StateChange:
     """Stops a smaller attempt so that its trial starts again on all of its slots. It checkpoints first, and no restart
     is counted. The order counts as a change of size, so an attempt is not stopped for it again and again."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None or allocation.state is not State.RUNNING or not allocation.full_slots:
-        return Change()
+        return StateChange()
     if allocation.grow_at > now:
-        return Change()
+        return StateChange()
     facts = facts_of(get(records, Experiment, allocation.experiment_id).config_json)
     deadline_at = now + facts.preemption_timeout_seconds + rules.force_seconds
     reason = f"starts again on {allocation.full_slots} slots, it had {allocation.num_slots}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.state import ExitKind, State
-from services.scheduler.records import Change, Draft, Records
+from services.scheduler.state.records import Draft, Records, StateChange
 from services.scheduler.transition.experiment import follow_allocation
 
 
@@ -30,11 +30,11 @@ def grace_left(allocation: Allocation, force_seconds: float, now: float) -> floa
     return max(0.0, allocation.deadline_at - now - force_seconds)
 
 
-def stop(records: Records, allocation_id: str, order: StopOrder, now: float) -> Change:
+def stop(records: Records, allocation_id: str, order: StopOrder, now: float) -> StateChange:
     """Stops an allocation. A second stop changes nothing, except that KILLED overrides PREEMPTED."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None:
-        return Change()
+        return StateChange()
     draft = Draft(records)
     stop_allocation(draft, allocation, order, now)
     return draft.change

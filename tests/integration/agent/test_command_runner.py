@@ -15,13 +15,14 @@ from google.protobuf import json_format
 
 from gangline.domain.state import ExitKind
 from gangline.v1 import agent_pb2, types_pb2
-from services.agent import command_runner, metrics
-from services.agent.journal import Journal, open_journal
-from services.agent.launcher import Launcher, RunnerProgram
-from services.agent.record import Phase, Process, StopOrder, parse_record
-from services.agent.recovery import Verdict, plan_recovery
-from services.agent.roster import Roster
-from services.agent.warm import Template
+from services.agent.allocations import command_runner
+from services.agent.allocations.journal import Journal, open_journal
+from services.agent.allocations.journal_record import Phase, Process, StopOrder, parse_record
+from services.agent.allocations.launcher import Launcher, RunnerProgram
+from services.agent.allocations.recovery import Verdict, plan_recovery
+from services.agent.allocations.roster import Roster
+from services.agent.allocations.warm import Template
+from services.agent.machine import metrics
 from services.common import disk
 from tests.support.agent_process import is_running, wait_until
 from tests.support.runner_process import end_drainer, make_spec
@@ -54,10 +55,10 @@ class Commands:
         return await wait_until(lambda: self.exits.get(allocation_id))
 
     def process(self, allocation_id: str) -> Process:
-        story = self.roster.find(allocation_id)
-        assert story is not None
-        assert story.record.process is not None
-        return story.record.process
+        lifecycle = self.roster.find(allocation_id)
+        assert lifecycle is not None
+        assert lifecycle.record.process is not None
+        return lifecycle.record.process
 
     def _on_status(self, status: agent_pb2.AllocationStatus) -> None:
         self.statuses.append(status)
@@ -67,7 +68,7 @@ class Commands:
 
 @pytest.fixture
 async def template(tmp_path: Path) -> AsyncIterator[Template]:
-    made = Template("runner-template", (*RunnerProgram().preload, "services.agent.entry"), tmp_path)
+    made = Template("runner-template", (*RunnerProgram().preload, "services.agent.allocations.runner_entry"), tmp_path)
     running = asyncio.create_task(made.run())
     yield made
     running.cancel()
@@ -302,9 +303,9 @@ async def test_a_process_goes_on_without_its_agent_until_its_command_has_ended(
     process = commands.process("2.1.1")
     assert process == commands.process("1.1.1")
     # All that the agent's death does to it: its sockets are closed.
-    for story in commands.roster._stories.values():
-        if story._command_runner is not None:
-            story._command_runner.close()
+    for lifecycle in commands.roster._stories.values():
+        if lifecycle._command_runner is not None:
+            lifecycle._command_runner.close()
     await commands.roster.close()
 
     commands.renew_roster()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline import wire
 from gangline.domain.allocation import Allocation
 from gangline.domain.resource import Agent, Slot
+from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2, types_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.agent.xid import REBOOT, RESET
+from services.agent.devices.xid import REBOOT, RESET
 from tests.support.agent_process import AgentProcess, wait_until
 from tests.support.nvml import StandInNvml, gpu_uuid, mig_uuid
 from tests.support.source import ROOT
@@ -18,8 +18,8 @@ from tests.support.stand_in_scheduler import StandInScheduler
 PROGRAM = """
 import dataclasses, json
 from gangline.errors import GanglineError
-from services.agent.slot import load_slots
-from services.agent.nvml import look_at_gpu
+from services.agent.devices.slot import load_slots
+from services.agent.devices.nvml import look_at_gpu
 try:
     slots = load_slots("a1", "auto")
     gpus = sorted({(device.index, device.bus_id) for device in slots.devices if device.is_known})

@@ -11,11 +11,11 @@ import pytest
 
 from gangline.domain.state import ExitKind
 from gangline.v1 import agent_pb2, types_pb2
-from services.agent import allocation, patience, roster
-from services.agent.journal import Journal, open_journal
-from services.agent.launcher import Launcher, RunnerProgram
-from services.agent.record import StopOrder, mark_stopping
-from services.agent.roster import Roster
+from services.agent.allocations import exit_judgement, lifecycle, roster
+from services.agent.allocations.journal import Journal, open_journal
+from services.agent.allocations.journal_record import StopOrder, mark_stopping
+from services.agent.allocations.launcher import Launcher, RunnerProgram
+from services.agent.allocations.roster import Roster
 from tests.support.agent_process import is_running, make_spec, wait_until
 from tests.support.stand_in_agent import PROGRAM
 
@@ -54,8 +54,8 @@ async def recorded(journal: Journal) -> AsyncIterator[Recorded]:
 async def test_runner_that_has_reported_and_does_not_end(
     recorded: Recorded, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allocation, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(patience, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(lifecycle, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(exit_judgement, "LINGER_SECONDS", 0.2)
     await recorded.accept("1.1.1", {"linger": True})
     folder = journal.folder("1.1.1").path
     pid = int(await wait_until(lambda: (folder / "starts").exists() and (folder / "starts").read_text()))

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli import live
+from gangline.cli.output import live
 from gangline.config import parse_config
 from gangline.errors import Effect, conflict, unavailable
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
 from tests.integration.cli.conftest import Cli
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
-from tests.support.view import make_agent_view, make_allocation, make_experiment, make_log, make_story, make_trial
+from tests.support.view import make_agent_view, make_allocation, make_experiment, make_lifecycle, make_log, make_trial
 
 
 def test_create_prints_the_number_warnings_and_what_to_type(cli: Cli, code: Path) -> None:
@@ -38,7 +38,7 @@ def test_create_takes_the_folder_of_the_file_and_prints_json(cli: Cli, code: Pat
 
 
 def test_create_and_follow_tells_the_story(cli: Cli, code: Path, gateway: StandInGateway) -> None:
-    gateway.views[1] = make_story()
+    gateway.views[1] = make_lifecycle()
     ran = cli("experiment", "create", "-f", str(code / "const.yaml"), str(code))
     assert ran.status == 0
     assert ran.out.splitlines() == [
@@ -109,7 +109,7 @@ def test_list_and_its_alias(cli: Cli, gateway: StandInGateway) -> None:
 
 def test_describe(cli: Cli, gateway: StandInGateway) -> None:
     gateway.experiments[1] = make_experiment()
-    gateway.views[1] = make_story()[:2]
+    gateway.views[1] = make_lifecycle()[:2]
     written = "name: mine\nentrypoint: python3 train.py\nsearcher:\n  name: single\n  metric: loss"
     for view in gateway.views[1]:
         view.experiment.config_json = parse_config(written)[0].model_dump_json()
@@ -137,9 +137,9 @@ def test_metrics(cli: Cli, gateway: StandInGateway) -> None:
 
 def test_wait(cli: Cli, gateway: StandInGateway) -> None:
     gateway.experiments[1] = make_experiment()
-    gateway.views[1] = make_story()
+    gateway.views[1] = make_lifecycle()
     assert cli("experiment", "wait", "1").status == 0
-    gateway.views[1] = make_story()[:1]
+    gateway.views[1] = make_lifecycle()[:1]
     ran = cli("experiment", "wait", "1", "--timeout", "0.0001")
     assert (ran.status, ran.err) == (1, "error: experiment 1 has not ended after 0.0001 s\n")
 
@@ -304,9 +304,9 @@ def test_wrong_token_is_the_users_and_an_absent_cluster_is_not(
 
 def test_panel_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     from gangline.domain.view import ExperimentView
-    from gangline.wire import from_proto
+    from gangline.protocol.wire import from_proto
 
-    drawn = [live._panel(from_proto(ExperimentView, message), 1010.0) for message in make_story()]
+    drawn = [live._panel(from_proto(ExperimentView, message), 1010.0) for message in make_lifecycle()]
     text = "\n".join(_render(panel) for panel in drawn)
     assert "waits: needs 4 slots; 2 are free; starts if 2 more slots became free" in text
     assert "50 of 200 batches (25%) loss 0.5, 1234 samples/s" in text

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gangline.cli.text import format_bytes
+from gangline.cli.output.text import format_bytes
 from gangline.v1 import types_pb2
 from tests.integration.cli.conftest import Cli, Ran
 from tests.support.stand_in_gateway import StandInGateway

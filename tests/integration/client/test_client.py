@@ -18,7 +18,7 @@ from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailab
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
-from tests.support.view import make_agent_view, make_allocation, make_experiment, make_log, make_story, make_trial
+from tests.support.view import make_agent_view, make_allocation, make_experiment, make_lifecycle, make_log, make_trial
 
 CONFIG = "entrypoint: model_def:Digits\nsearcher: {name: single, metric: loss, max_length: 10}\nworkspace: vision\n"
 
@@ -112,7 +112,7 @@ def test_experiments_are_listed_newest_first_and_paged(client: Client, gateway: 
 
 def test_watch_ends_with_the_experiment(client: Client, gateway: StandInGateway) -> None:
     gateway.experiments[1] = make_experiment()
-    gateway.views[1] = make_story()
+    gateway.views[1] = make_lifecycle()
     views = list(client.watch_experiment(1))
     assert [view.experiment.state for view in views] == [State.QUEUED, State.RUNNING, State.TERMINAL]
     waiting, running, ended = (view.trials[0] for view in views)
@@ -129,7 +129,7 @@ def test_watch_ends_with_the_experiment(client: Client, gateway: StandInGateway)
 
 def test_watch_goes_on_after_a_lost_connection(client: Client, gateway: StandInGateway) -> None:
     gateway.experiments[1] = make_experiment()
-    gateway.views[1] = make_story()
+    gateway.views[1] = make_lifecycle()
     gateway.break_after = 1
     views = list(client.watch_experiment(1))
     assert views[-1].experiment.state is State.TERMINAL

@@ -8,8 +8,8 @@ import contextlib
 import grpc.aio
 import pytest
 
-from gangline import wire
 from gangline.domain.resource import ServiceInstance
+from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from services.common.etcd.stub import Operation, messages, methods_of

@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from gangline import wire
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, not_found, unauthenticated
-from gangline.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, error_of, token_metadata
+from gangline.protocol import wire
+from gangline.protocol.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, error_of, token_metadata
 from gangline.v1 import agent_pb2, agent_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.common import server as server_module
 from services.common.server import Principal, Server, ServerTls, current_principal, serve

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from services.common.etcd import EtcdClient, EtcdSettings
-from services.gateway import leader as leader_module
-from services.gateway.process import run_gateway
+from services.gateway.leader import leader_client as leader_module
+from services.gateway.program import run_gateway
 from tests.support.gateway import CLUSTER_TOKEN, Client, add_user, settings_in
 from tests.support.stand_in_leader import StandInLeader
 

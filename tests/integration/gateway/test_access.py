@@ -11,10 +11,10 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gangline import rpc, wire
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.state import State
+from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2
 from services.common import keys

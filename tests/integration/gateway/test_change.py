@@ -7,8 +7,8 @@ import json
 import grpc
 import pytest
 
-from gangline import rpc, wire
 from gangline.domain.search import Search
+from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import types_pb2
 from services.common import keys

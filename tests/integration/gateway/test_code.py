@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline import rpc, wire
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import State
+from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2
 from services.common import keys

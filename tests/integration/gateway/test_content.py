@@ -13,12 +13,12 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Member, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind, State
+from gangline.protocol import wire
 from gangline.v1 import ingest_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, Put

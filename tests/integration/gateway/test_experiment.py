@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline import rpc
 from gangline.domain.state import Outcome
+from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import types_pb2
-from services.gateway import leader as leader_module
+from services.gateway.leader import leader_client as leader_module
 from services.gateway.usecase import code as code_module
 from tests.support.gateway import CONFIG, Client, pack, sha256
 from tests.support.stand_in_leader import StandInLeader

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gangline import wire
 from gangline.domain.fusion import FusionRecord
+from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
 from services.common import keys
 from services.common.etcd import EtcdClient, Put

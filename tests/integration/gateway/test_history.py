@@ -20,7 +20,7 @@ from services.gateway.history.database import open_database, writing
 from services.gateway.history.reader import Reader
 from services.gateway.history.store import store_batches
 from services.gateway.history.writer import Writer
-from services.gateway.record import IngestBatch, IngestRecord, Scope
+from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, Scope
 from tests.support.postgres import Postgres, find_postgres
 from tests.support.wait import within
 

@@ -22,11 +22,11 @@ import pytest
 import pytest_asyncio
 from google.protobuf.message_factory import GetMessageClass
 
-from gangline import rpc
+from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2 as pb
 from services.common.etcd import EtcdSettings
 from services.gateway.http import server as http_server
-from services.gateway.process import run_gateway
+from services.gateway.program import run_gateway
 from tests.support import hostile
 from tests.support.etcd import EtcdServer
 from tests.support.gateway import Client, GatewayProcess, pack, settings_in, sha256

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline import rpc, wire
 from gangline.domain.allocation import Allocation, Member, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.explanation import Explanation
 from gangline.domain.state import State
+from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import types_pb2
 from services.common import keys

@@ -11,15 +11,15 @@ import grpc
 import httpx
 import pytest
 
-from gangline import rpc, wire
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import ServiceInstance
 from gangline.domain.state import Outcome, State
+from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings, Put
-from services.gateway.process import run_gateway
+from services.gateway.program import run_gateway
 from tests.support.gateway import Client, settings_in
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async, within

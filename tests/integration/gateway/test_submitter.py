@@ -9,7 +9,7 @@ import json
 
 import grpc
 
-from gangline import rpc
+from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2 as pb
 from services.common.etcd import EtcdClient
 from tests.integration.gateway.test_experiment import upload

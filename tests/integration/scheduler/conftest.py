@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import pytest_asyncio
 
-from gangline import wire
 from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent
+from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings
 from tests.support.scheduler import Caller, SchedulerProcess

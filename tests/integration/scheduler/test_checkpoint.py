@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from gangline import wire
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.state import CheckpointState, ExitKind, State
 from gangline.errors import GanglineError
+from gangline.protocol import wire
 from gangline.v1 import runner_pb2, types_pb2
 from services.common import keys
 from services.common.etcd import Put

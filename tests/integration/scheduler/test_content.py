@@ -9,11 +9,11 @@ import grpc.aio
 import httpx
 import pytest
 
-from gangline import rpc, wire
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.state import ExitKind, State
 from gangline.errors import GanglineError
+from gangline.protocol import rpc, wire
 from gangline.v1 import agent_pb2, runner_pb2, types_pb2
 from gangline.v1.agent_pb2_grpc import AgentServiceStub
 from services.common import keys

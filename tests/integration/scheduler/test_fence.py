@@ -7,8 +7,8 @@ import json
 import grpc
 import pytest
 
-from gangline import rpc
 from gangline.domain.state import AgentState, CheckpointState, ExitKind, Outcome, State
+from gangline.protocol import rpc
 from gangline.v1 import runner_pb2, runner_pb2_grpc, types_pb2
 from services.common import keys
 from services.scheduler.transition.report import MAX_VALIDATION_BYTES

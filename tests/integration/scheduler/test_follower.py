@@ -11,11 +11,11 @@ import pytest
 from gangline.domain.resource import Agent, ServiceInstance
 from services.common.election import Election
 from services.common.etcd import EtcdClient, EtcdSettings, Put
-from services.scheduler import follower as follower_module
-from services.scheduler.codec import key_of, operations_of
-from services.scheduler.follower import Follower
-from services.scheduler.records import Change
-from services.scheduler.store import load
+from services.scheduler.leader import follower as follower_module
+from services.scheduler.leader.follower import Follower
+from services.scheduler.state.codec import key_of, operations_of
+from services.scheduler.state.records import StateChange
+from services.scheduler.state.state_store import load
 
 INSTANCE = ServiceInstance(id="s1", kind="scheduler", grpc_address="127.0.0.1:1")
 
@@ -31,8 +31,8 @@ async def following(etcd: EtcdClient) -> AsyncIterator[Follower]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def puts(*agent_ids: str) -> Change:
-    return Change(puts=tuple(Agent(agent_id) for agent_id in agent_ids))
+def puts(*agent_ids: str) -> StateChange:
+    return StateChange(puts=tuple(Agent(agent_id) for agent_id in agent_ids))
 
 
 async def test_a_new_leader_has_all_that_was_written_before_it_was_elected(etcd: EtcdClient) -> None:
@@ -40,7 +40,7 @@ async def test_a_new_leader_has_all_that_was_written_before_it_was_elected(etcd:
     async with following(etcd) as follower:
         await follower.is_listed.wait()
         await etcd.commit(operations_of(puts("a3", "a4")))
-        await etcd.commit(operations_of(Change(deletes=((Agent, "a1"), (Agent, "a4")))))
+        await etcd.commit(operations_of(StateChange(deletes=((Agent, "a1"), (Agent, "a4")))))
         election = Election(etcd, INSTANCE)
         leadership = await election.campaign()
         state = await follower.catch_up(leadership.epoch)

@@ -11,11 +11,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from gangline import rpc, wire
 from gangline.domain.allocation import ExitReport
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import ExitKind, State
 from gangline.errors import GanglineError
+from gangline.protocol import rpc, wire
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import CLUSTER_TOKEN, config_json

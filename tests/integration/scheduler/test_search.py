@@ -8,10 +8,10 @@ import signal
 
 import pytest
 
-from gangline import wire
 from gangline.domain.experiment import Trial
 from gangline.domain.state import ExitKind, ExperimentAction, Outcome, State
 from gangline.errors import GanglineError
+from gangline.protocol import wire
 from gangline.v1 import types_pb2
 from services.common import keys
 from tests.integration.scheduler.conftest import Bench

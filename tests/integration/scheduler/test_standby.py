@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import pytest
 
-from gangline import rpc
 from gangline.domain.resource import ServiceInstance
+from gangline.protocol import rpc
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from services.common import keys
 from services.common.election import Election

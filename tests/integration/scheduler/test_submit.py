@@ -12,9 +12,9 @@ import grpc.aio
 import httpx
 import pytest
 
-from gangline import rpc, wire
 from gangline.domain.experiment import Experiment
 from gangline.errors import Effect, ErrorKind, GanglineError
+from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
 from services.common.etcd import Delete, EtcdSettings

@@ -12,8 +12,8 @@ import pytest
 
 from gangline.cluster_info import CheckpointInfo
 from gangline.domain.state import ExitKind
+from gangline.protocol.wire import enum_member
 from gangline.pytorch import load_checkpoint
-from gangline.wire import enum_member
 from tests.support.determined_source import CHECKPOINTS, DISTRIBUTED, LAUNCHED, METRICS, MNIST, SEARCH
 from tests.support.event_file import read_scalars
 from tests.support.rank import RunningTrial, Trial, run_trial, start_trial

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.state import ExitKind
-from gangline.wire import enum_member
+from gangline.protocol.wire import enum_member
 from tests.support.rank import RunningTrial, Trial, run_trial
 from tests.support.trial_source import LINEAR, linear_config
 

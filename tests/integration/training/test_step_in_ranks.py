@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.state import ExitKind
-from gangline.wire import enum_number
+from gangline.protocol.wire import enum_number
 from tests.support.event_file import read_scalars
 from tests.support.rank import RunningTrial, Trial, run_trial
 from tests.support.trial_source import LINEAR, linear_config

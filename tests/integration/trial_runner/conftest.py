@@ -27,7 +27,7 @@ class Templates:
 def templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Templates]:
     folder = tmp_path_factory.mktemp("templates")
     runner = WarmProcess(folder / "runner.sock", "services.trial_runner.program")
-    rank = WarmProcess(folder / "rank.sock", "torch,torch._dynamo,gangline.core,gangline.launch.entrypoint")
+    rank = WarmProcess(folder / "rank.sock", "torch,torch._dynamo,gangline.core,gangline.rank.entrypoint")
     yield Templates(runner, rank)
     runner.close()
     rank.close()

@@ -13,7 +13,7 @@ import pytest
 from gangline.domain.state import ExitKind
 from gangline.v1 import runner_pb2, types_pb2
 from tests.integration.trial_runner.conftest import World
-from tests.integration.trial_runner.test_stop import DEAF, OBEDIENT
+from tests.integration.trial_runner.test_stop_signal import DEAF, OBEDIENT
 from tests.support.runner_process import Runner, living
 from tests.support.wait import until
 

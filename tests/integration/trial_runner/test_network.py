@@ -10,7 +10,7 @@ import pytest
 
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import ExitKind
-from services.trial_runner.probe import PROBE_SECONDS
+from services.trial_runner.gang.network_probe import PROBE_SECONDS
 from tests.support import network
 from tests.support.network import DEAD_INTERFACE, LIVE_INTERFACE, HostNetwork
 from tests.support.runner_peers import GatewayPeer, SchedulerPeer

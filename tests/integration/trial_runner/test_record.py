@@ -13,7 +13,7 @@ import pytest
 
 from gangline.domain.state import ExitKind
 from tests.integration.trial_runner.conftest import World
-from tests.integration.trial_runner.test_gang import JOIN
+from tests.integration.trial_runner.test_gang_links import JOIN
 from tests.support.wait import until
 
 PRINTER = """

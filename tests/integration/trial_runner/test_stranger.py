@@ -16,8 +16,8 @@ import pytest
 from gangline.domain.state import ExitKind
 from gangline.launch import channel
 from gangline.launch.child import descendants
-from services.trial_runner import member_link
-from services.trial_runner.member_link import MemberServer, Wire
+from services.trial_runner.gang import member_link
+from services.trial_runner.gang.member_link import MemberServer, Wire
 from tests.integration.trial_runner.conftest import World
 from tests.support.account import listening_addresses
 

@@ -9,14 +9,27 @@ import pytest
 
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.state import ExitKind
-from services.agent.admission import refuse_epoch, refuse_slots, refuse_start
-from services.agent.conclusion import Evidence, ProcessEnd, conclude
-from services.agent.patience import LINGER_SECONDS, plan_kill_at, plan_signal
-from services.agent.record import Process, Record, StopOrder, mark_ended, mark_started, mark_stopping
-from services.agent.recovery import Found, Verdict, plan_recovery
-from services.agent.route import (
+from services.agent.allocations.command_check import refuse_epoch, refuse_slots, refuse_start
+from services.agent.allocations.exit_judgement import (
+    LINGER_SECONDS,
+    Evidence,
+    ProcessEnd,
+    conclude,
+    plan_kill_at,
+    plan_signal,
+)
+from services.agent.allocations.journal_record import (
+    Process,
+    Record,
+    StopOrder,
+    mark_ended,
+    mark_started,
+    mark_stopping,
+)
+from services.agent.allocations.recovery import Found, Verdict, plan_recovery
+from services.agent.connection.leader_choice import (
     LONGEST_DELAY_SECONDS,
-    Route,
+    LeaderChoice,
     after_failure,
     after_learning,
     after_naming,
@@ -111,7 +124,7 @@ def test_words_for_an_end(record: Record, evidence: Evidence, kind: ExitKind, wo
 
 
 def test_route_goes_round() -> None:
-    route = Route(("s1", "s2"))
+    route = LeaderChoice(("s1", "s2"))
     addresses = []
     for _ in range(4):
         addresses.append(route.address)
@@ -120,18 +133,18 @@ def test_route_goes_round() -> None:
 
 
 def test_route_follows_a_named_leader_once() -> None:
-    route = after_naming(Route(("s1", "s2")), "s9")
+    route = after_naming(LeaderChoice(("s1", "s2")), "s9")
     assert route.address == "s9"
     assert after_failure(route).address == "s2"
     assert after_naming(route, "s9").address == "s2"
 
 
 def test_route_stays_with_the_leader_that_welcomed_it() -> None:
-    assert after_welcome(after_naming(Route(("s1", "s2")), "s9")).address == "s9"
+    assert after_welcome(after_naming(LeaderChoice(("s1", "s2")), "s9")).address == "s9"
 
 
 def test_route_goes_over_all_schedulers_that_are_alive() -> None:
-    route = after_learning(after_failure(Route(("s1", "s2"))), ("s3", "s2"))
+    route = after_learning(after_failure(LeaderChoice(("s1", "s2"))), ("s3", "s2"))
     addresses = []
     for _ in range(4):
         addresses.append(route.address)
@@ -142,14 +155,14 @@ def test_route_goes_over_all_schedulers_that_are_alive() -> None:
 
 
 def test_new_leader_is_tried_at_once() -> None:
-    route = after_new_leader(after_failure(after_failure(Route(("s1", "s2")))), "s9")
+    route = after_new_leader(after_failure(after_failure(LeaderChoice(("s1", "s2")))), "s9")
     assert (route.address, plan_delay(route, 0.99)) == ("s9", 0.0)
     assert after_failure(route).address in ("s1", "s2")
 
 
 def test_others_are_asked_for_a_newer_leader() -> None:
-    assert after_welcome(Route(("s1", "s2", "s3"))).others == ("s2", "s3")
-    assert after_welcome(Route(("s1",))).others == ("s1",), "there is no other"
+    assert after_welcome(LeaderChoice(("s1", "s2", "s3"))).others == ("s2", "s3")
+    assert after_welcome(LeaderChoice(("s1",))).others == ("s1",), "there is no other"
 
 
 def test_an_agent_without_a_leader_asks_at_least_twice_a_second() -> None:
@@ -157,7 +170,7 @@ def test_an_agent_without_a_leader_asks_at_least_twice_a_second() -> None:
 
 
 def test_delay_grows_to_its_bound() -> None:
-    route = Route(("s1", "s2"))
+    route = LeaderChoice(("s1", "s2"))
     assert plan_delay(route, 0.99) == 0.0
     delays = []
     for _ in range(100):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.agent import disk_monitor
-from services.agent.disk_monitor import DiskMonitor
+from services.agent.machine import disk_monitor
+from services.agent.machine.disk_monitor import DiskMonitor
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import GanglineError
-from services.agent import process
-from services.agent.folder import AllocationFolder
-from services.agent.journal import Journal, open_journal
-from services.agent.record import Phase, Process, Record, mark_started
-from services.agent.recovery import Verdict, plan_recovery
+from services.agent.allocations import process_watch
+from services.agent.allocations.folder import AllocationFolder
+from services.agent.allocations.journal import Journal, open_journal
+from services.agent.allocations.journal_record import Phase, Process, Record, mark_started
+from services.agent.allocations.recovery import Verdict, plan_recovery
 from tests.support.agent_process import make_spec
 
 SLOTS = ("a1/0",)
@@ -75,7 +75,7 @@ def test_a_full_disk_does_not_keep_the_agent_from_a_new_leader(tmp_path: Path, m
         raise OSError(28, "No space left on device")
 
     with open_journal(tmp_path, 0) as journal:
-        monkeypatch.setattr("services.agent.journal.write_atomic", refuse)
+        monkeypatch.setattr("services.agent.allocations.journal.write_atomic", refuse)
         journal.raise_epoch(41)
         assert journal.highest_epoch == 41
 
@@ -178,7 +178,7 @@ def test_a_start_that_is_not_synced_is_not_repeated_after_a_restart_of_the_machi
     """The disk may still say that nothing was started, although a runner was."""
     with open_journal(tmp_path, 0) as journal:
         folder = journal.folder("1.1.1")
-        record = Record("1.1.1", 10, SLOTS, accepted_at=5.0, boot_id=process.boot_id())
+        record = Record("1.1.1", 10, SLOTS, accepted_at=5.0, boot_id=process_watch.boot_id())
         folder.create(make_spec("1.1.1", SLOTS), record)
         (survey,) = journal.survey()
         assert plan_recovery(survey.found) is Verdict.START

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.resource import Slot
-from services.agent import monitor, nvml
-from services.agent.health import Policy, Reading
-from services.agent.health_file import NAME, load_healths
-from services.agent.monitor import SlotMonitor
-from services.agent.slot import Slots
-from services.agent.visible import Device
+from services.agent.devices import monitor, nvml
+from services.agent.devices.gpu_health import Policy, Reading
+from services.agent.devices.health_file import NAME, load_healths
+from services.agent.devices.monitor import SlotMonitor
+from services.agent.devices.slot import Slots
+from services.agent.devices.visible import Device
 from tests.support.agent_process import wait_until
 
 GOOD = Reading(num_uncorrected=0)

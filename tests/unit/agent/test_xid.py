@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.agent.xid import XidKind, classify
+from services.agent.devices.xid import XidKind, classify
 
 
 @pytest.mark.parametrize("code", [8, 13, 31, 43, 45, 68, 109, 137])

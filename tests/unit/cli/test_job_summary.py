@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangline.cli.job_summary import explanation_lines, in_queue_order, job_row
+from gangline.cli.output.job_summary import explanation_lines, in_queue_order, job_row
 from gangline.domain.allocation import Allocation, Member, Reason, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.explanation import Blocker, Explanation, TaskExplanation

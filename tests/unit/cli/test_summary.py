@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from gangline.cli.live import _follow_lines, _panel
-from gangline.cli.summary import final_lines, status_line, trial_lines
-from gangline.cli.text import format_age, format_bytes, format_duration, format_metrics, format_table, to_json
+from gangline.cli.output.live import _follow_lines, _panel
+from gangline.cli.output.summary import final_lines, status_line, trial_lines
+from gangline.cli.output.text import format_age, format_bytes, format_duration, format_metrics, format_table, to_json
 from gangline.client import ExperimentView
 from gangline.domain.allocation import ExitReport, Reason
 from gangline.domain.state import ExitKind, Outcome, ReasonCode
-from gangline.wire import from_proto
-from tests.support.view import make_story
+from gangline.protocol.wire import from_proto
+from tests.support.view import make_lifecycle
 
-WAITING, RUNNING, COMPLETED = (from_proto(ExperimentView, message) for message in make_story())
+WAITING, RUNNING, COMPLETED = (from_proto(ExperimentView, message) for message in make_lifecycle())
 
 
 def failed() -> ExperimentView:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import gangline.cli
-from gangline.cli import live
-from gangline.cli.terminal import clean_output, complain, say, say_log
-from gangline.cli.text import format_table, to_json
+from gangline.cli.output import live
+from gangline.cli.output.terminal import clean_output, complain, say, say_log
+from gangline.cli.output.text import format_table, to_json
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
 from gangline.domain.view import ExperimentView, TrialView

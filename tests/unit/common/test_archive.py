@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.code_limit import MB
+from gangline.domain.limits import MB
 from gangline.errors import GanglineError
 from services.common import archive, archive_judge
 from services.common.archive import judge

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from gangline.errors import Effect
-from gangline.rpc import error_of, find_leader, status_of
-from services.common.not_leader import NOT_LEADER_CODE, not_leader
+from gangline.protocol.rpc import error_of, find_leader, status_of
+from services.common.leader_probe import NOT_LEADER_CODE, not_leader
 
 
 class _Failure(grpc.RpcError):

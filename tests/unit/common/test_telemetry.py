@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import services.common.etcd.metric  # noqa: F401 - registers what is looked for
+import services.common.etcd.metrics  # noqa: F401 - registers what is looked for
 from gangline.errors import GanglineError
 from services.common.telemetry import serve_metrics, write_ready_file
 

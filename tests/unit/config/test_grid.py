@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.config.grid import Grid, find_uncounted
+from gangline.config.hyperparameter import Grid, find_uncounted
 
 
 def _points(**values: object) -> list[dict[str, object]]:

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from gangline.config import parse_config, split_batch
-from gangline.config.elastic import smaller_sizes
+from gangline.config.elastic import slots_conflict, smaller_sizes
 from gangline.config.optimization import Optimizations
-from gangline.config.parallelism import Parallelism
-from gangline.config.spread import slots_conflict
-from gangline.config.strategy_table import BUILT, STRATEGIES, StrategyName, owners_of
+from gangline.config.parallelism import BUILT, STRATEGIES, Parallelism, StrategyName, owners_of
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.choice import choose_strategy
 

@@ -30,7 +30,7 @@ from gangline.core.beat import (
     NoBeat,
     open_beat,
 )
-from gangline.core.collectives import BACKGROUND_GROUP, count_collectives
+from gangline.core.distributed import BACKGROUND_GROUP, count_collectives
 from gangline.core.draft import CheckpointDraft
 from gangline.core.storage import CheckpointStore
 from gangline.domain.beat import BREAK, UNKNOWN, Collectives, Phase, Reading, Where

@@ -13,7 +13,7 @@ from gangline.core import TensorboardMode
 from gangline.core import context as context_module
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.errors import GanglineError
-from gangline.pytorch.writer import TorchWriter
+from gangline.pytorch.trial.tensorboard_writer import TorchWriter
 from tests.support.event_file import read_scalars
 
 

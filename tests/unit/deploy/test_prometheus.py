@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from services.gateway.http.admission import OPEN_PATHS
-from services.gateway.settings import GatewaySettings
+from services.gateway.program import GatewaySettings
 from tests.support.source import ROOT
 
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"

@@ -11,7 +11,7 @@ import pytest
 
 from services.agent.settings import AgentSettings
 from services.common.settings import ServiceSettings
-from services.gateway.settings import GatewaySettings
+from services.gateway.program import GatewaySettings
 from services.scheduler.settings import SchedulerSettings
 from tests.support.source import ROOT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.domain.absence import absent
+from gangline.domain.id import absent
 
 
 @pytest.mark.parametrize(

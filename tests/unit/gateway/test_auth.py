@@ -9,7 +9,7 @@ from gangline.errors import ErrorKind, GanglineError
 from services.common import keys
 from services.common.security import allocation_token, hash_token
 from services.common.server import Principal
-from services.gateway.auth import Authenticator, check_trial, check_user
+from services.gateway.mirror.auth import Authenticator, check_trial, check_user
 from tests.support.stand_in_mirror import StandInMirror
 
 CLUSTER = "the-cluster-token-of-this-test"

@@ -26,10 +26,11 @@ from gangline.domain.state import CheckpointState
 from gangline.errors import GanglineError, unavailable
 from gangline.v1 import scheduler_pb2
 from services.common import keys
-from services.gateway import cleanup, metric
-from services.gateway.cleanup import Cleanup, clear
-from services.gateway.mirror import CLEANUP_BELL
-from services.gateway.storage import Storage
+from services.gateway.mirror import metrics
+from services.gateway.mirror.mirror import CLEANUP_NOTIFICATION
+from services.gateway.storage import cleanup
+from services.gateway.storage.cleanup import Cleanup, clear
+from services.gateway.storage.storage import Storage
 from tests.support.stand_in_mirror import StandInMirror
 from tests.support.wait import until
 
@@ -112,7 +113,7 @@ def _names(url: str) -> list[str]:
 
 def _mark(mirror: StandInMirror, checkpoint: Checkpoint) -> None:
     mirror.put(keys.checkpoint(checkpoint.id), replace(checkpoint, state=CheckpointState.DELETING))
-    mirror.changes.ring((CLEANUP_BELL,))
+    mirror.changes.ring((CLEANUP_NOTIFICATION,))
 
 
 async def test_marked_checkpoints_go_and_the_leader_hears_of_it(
@@ -202,14 +203,14 @@ async def test_storage_that_hangs_keeps_only_what_it_hangs_on(
     try:
         async with _running(mirror, storage) as heard:
             await until(lambda: heard.deleted == [["good"]], "the deletion of what does not hang")
-            await until(lambda: metric.HUNG_DELETIONS._value.get() >= cleanup.MOST_HUNG, "the most hung calls")
+            await until(lambda: metrics.HUNG_DELETIONS._value.get() >= cleanup.MOST_HUNG, "the most hung calls")
             assert _cleanup_threads() <= cleanup.MOST_HUNG + cleanup.NUM_THREADS
             late = _save(storage.url, tmp_path, "late")
             _mark(mirror, late)
             await until(lambda: "late" in {one for told in heard.deleted for one in told}, "another deletion")
             answers.set()
             await until(lambda: not mirror.state.marked, "the end of all deletions")
-            await until(lambda: metric.HUNG_DELETIONS._value.get() == 0, "the return of what hung")
+            await until(lambda: metrics.HUNG_DELETIONS._value.get() == 0, "the return of what hung")
     finally:
         answers.set()
     assert _names(storage.url) == []
@@ -307,7 +308,7 @@ async def test_end_of_an_attempt_has_its_files_cleared(url: str, tmp_path: Path,
     async with _running(mirror, Storage(url)):
         _upload(CheckpointStore(url, Writer("c1", "7.1.2")), tmp_path, "half")
         mirror.state.apply(keys.allocation("7.1.2"), None)
-        mirror.changes.ring((CLEANUP_BELL,))
+        mirror.changes.ring((CLEANUP_NOTIFICATION,))
         await until(lambda: _names(url) == ["whole"], "the sweep")
     CheckpointStore(url).download(committed.id, tmp_path / "copy")
 

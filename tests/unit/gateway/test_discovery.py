@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.state import AgentState, State
-from services.gateway.discovery import list_targets
+from services.gateway.mirror.discovery import list_targets
 
 
 def test_every_kind_of_service_has_its_labels() -> None:

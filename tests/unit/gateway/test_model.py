@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from gangline import wire
 from gangline.domain.allocation import Allocation, ExitReport, Member, Reason, Request, Timeline
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
@@ -12,9 +11,10 @@ from gangline.domain.resource import Cluster, EtcdHealth, ServiceInstance
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, State
 from gangline.domain.task import Task
 from gangline.domain.view import ClusterView, ExperimentView, TrialView
+from gangline.protocol import wire
 from gangline.v1 import ingest_pb2
 from services.gateway.http import model
-from services.gateway.record import IngestRecord
+from services.gateway.mirror.ingest_record import IngestRecord
 from services.gateway.rpc import mapping
 
 EXIT = ExitReport("a1", ExitKind.USER_ERROR, "ValueError: no", 1, 1, None, 5.0, 6.0, ("line",))

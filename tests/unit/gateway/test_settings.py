@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from services.gateway.settings import GatewaySettings
+from services.gateway.program import GatewaySettings
 
 
 def test_storage_is_no_chain() -> None:

@@ -9,13 +9,13 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from gangline import rpc
 from gangline.config.bound import SMALL_TEXT
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailable
+from gangline.protocol import rpc
 from gangline.v1 import scheduler_pb2, types_pb2
-from services.gateway import submitter as submitter_module
-from services.gateway.leader import Leader
-from services.gateway.submitter import MAX_GROUP, Submitter
+from services.gateway.leader import submitter as submitter_module
+from services.gateway.leader.leader_client import Leader
+from services.gateway.leader.submitter import MAX_GROUP, Submitter
 from tests.support.wait import until, within
 
 Request = scheduler_pb2.SubmitExperimentRequest

@@ -10,10 +10,10 @@ import pytest
 import gangline.core
 from gangline import InvalidHP
 from gangline.cluster_info import ENVIRONMENT_KEY
+from gangline.core import refusal
 from gangline.core.link import LocalLink
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
-from gangline.launch import refusal
 
 
 @pytest.fixture

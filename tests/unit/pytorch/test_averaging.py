@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gangline.core import DistributedContext
-from gangline.pytorch.averaging import Averaging
+from gangline.pytorch.metrics.metric import Averaging
 from tests.support.world import in_ranks
 
 REPORTS = [

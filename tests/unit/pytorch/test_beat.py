@@ -13,7 +13,7 @@ from gangline import pytorch
 from gangline.core import DistributedContext, beat
 from gangline.domain.beat import Phase, Reading, Where
 from gangline.launch.beat_file import BEAT_KEY, BeatFile
-from gangline.pytorch.parallel.none import SingleStrategy
+from gangline.pytorch.parallel.choice import SingleStrategy
 from tests.support.small_trial import SmallTrial, fit
 
 Look = Callable[[str], None]

@@ -8,7 +8,7 @@ import pytest
 
 from gangline import pytorch
 from gangline.errors import GanglineError
-from gangline.pytorch.calling import evaluate_call, train_call
+from gangline.pytorch.trial.calling import evaluate_call, train_call
 from tests.support.small_trial import SmallTrial, fit
 
 

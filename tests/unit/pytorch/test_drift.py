@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from gangline.pytorch.drift import next_distance
+from gangline.pytorch.training.drift import next_distance
 
 COST_RATIO = 0.001
 SECONDS = st.floats(1e-6, 1e3)

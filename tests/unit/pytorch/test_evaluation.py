@@ -14,7 +14,7 @@ from gangline import pytorch
 from gangline.core import DistributedContext
 from gangline.errors import GanglineError
 from gangline.pytorch import Reducer
-from gangline.pytorch.metric import MetricReduction, ValidationMetrics
+from gangline.pytorch.metrics.metric import MetricReduction, ValidationMetrics
 from tests.support.small_trial import SmallTrial, fit
 from tests.support.world import in_ranks
 

@@ -12,8 +12,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 
 from gangline.config.optimization import parse_optimizations
 from gangline.errors import GanglineError
-from gangline.pytorch.parallel.ddp import DdpStrategy
-from gangline.pytorch.parallel.exchange import Exchange
+from gangline.pytorch.parallel.whole.ddp import DdpStrategy
+from gangline.pytorch.parallel.whole.exchange import Exchange
 
 
 @pytest.fixture(autouse=True)

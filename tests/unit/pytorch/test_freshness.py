@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gangline.errors import GanglineError
-from gangline.pytorch.parallel.freshness import FreshForwards
+from gangline.pytorch.parallel.whole.freshness import FreshForwards
 
 _AGAIN = (
     "context.backward was called again without another forward pass of a wrapped model since the last time, so its "

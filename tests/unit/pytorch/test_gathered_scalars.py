@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gangline.pytorch.writer import GatheredScalars
+from gangline.pytorch.trial.tensorboard_writer import GatheredScalars
 
 
 class _Writer:
@@ -20,7 +20,7 @@ class _Writer:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     times = [1000.0]
-    monkeypatch.setattr("gangline.pytorch.writer.time.time", lambda: times[0])
+    monkeypatch.setattr("gangline.pytorch.trial.tensorboard_writer.time.time", lambda: times[0])
     return times
 
 

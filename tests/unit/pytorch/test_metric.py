@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gangline.errors import GanglineError
-from gangline.pytorch.metric import MetricSums, Reducer, ValidationMetrics, average, check_metrics
+from gangline.pytorch.metrics.metric import MetricSums, Reducer, ValidationMetrics, average, check_metrics
 
 
 def test_training_metrics_weigh_every_batch_alike() -> None:

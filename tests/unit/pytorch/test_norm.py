@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gangline.pytorch.parallel.norm import clip_to_norm
+from gangline.pytorch.parallel.shared.norm import clip_to_norm
 
 
 def _parameter(gradient: torch.Tensor) -> nn.Parameter:

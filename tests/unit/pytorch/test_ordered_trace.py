@@ -16,8 +16,8 @@ import torch
 from gangline import pytorch
 from gangline.core.beat import NoBeat
 from gangline.core.link import LocalLink
-from gangline.pytorch.fusion.opening import Untuned
-from gangline.pytorch.pace import Pace
+from gangline.pytorch.training.fusion_opening import Untuned
+from gangline.pytorch.training.schedule import Pace
 from tests.support.small_trial import SmallTrial, fit
 
 CPU = [torch.profiler.ProfilerActivity.CPU]
@@ -60,13 +60,13 @@ class _Ordered(SmallTrial):
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline.pytorch.pace._MOST_BATCHES", 1)
+    monkeypatch.setattr("gangline.pytorch.training.schedule._MOST_BATCHES", 1)
 
 
 @pytest.fixture
 def fusion(monkeypatch: pytest.MonkeyPatch) -> _RestedFusion:
     found = _RestedFusion()
-    monkeypatch.setattr("gangline.pytorch.loop.open_fusion", lambda *_: found)
+    monkeypatch.setattr("gangline.pytorch.training.loop.open_fusion", lambda *_: found)
     return found
 
 

@@ -10,12 +10,12 @@ from torch import nn
 
 from gangline.config.optimization import Optimizations
 from gangline.errors import GanglineError
-from gangline.pytorch.parallel.block import find_blocks
 from gangline.pytorch.parallel.choice import choose_strategy
-from gangline.pytorch.parallel.hsdp import mesh_shape
-from gangline.pytorch.parallel.norm import clip_to_norm, gradient_norm
-from gangline.pytorch.parallel.ownership import WrappedModels
-from gangline.pytorch.parallel.partition import divide
+from gangline.pytorch.parallel.divided.block import find_blocks
+from gangline.pytorch.parallel.divided.fully_sharded import mesh_shape
+from gangline.pytorch.parallel.shared.divided_step import divide
+from gangline.pytorch.parallel.shared.norm import clip_to_norm, gradient_norm
+from gangline.pytorch.parallel.shared.ownership import WrappedModels
 
 _CPU = torch.device("cpu")
 

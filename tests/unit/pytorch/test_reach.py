@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gangline.errors import GanglineError
-from gangline.pytorch.parallel.reach import Reach, check_reach
+from gangline.pytorch.parallel.shared.reach import Reach, check_reach
 from tests.support.unusual_work import Lamb, Lars, Lion, OwnOptimizer, Wrapping
 
 

@@ -10,7 +10,7 @@ import torch
 from gangline import pytorch
 from gangline.core import DistributedContext
 from gangline.errors import GanglineError
-from gangline.pytorch.reducer import FunctionReducer, Reducers
+from gangline.pytorch.metrics.reducer import FunctionReducer, Reducers
 from tests.support.small_trial import SmallTrial, fit
 from tests.support.world import in_ranks
 

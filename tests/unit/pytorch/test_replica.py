@@ -11,22 +11,21 @@ import torch
 import gangline.core
 from gangline import pytorch
 from gangline.core import DistributedContext
-from gangline.pytorch import seed
-from gangline.pytorch.averaging import Averaging
-from gangline.pytorch.evaluation import Evaluation
-from gangline.pytorch.loop import TrainingLoop
-from gangline.pytorch.metric import Reducer
+from gangline.pytorch.data import seed
+from gangline.pytorch.metrics.metric import Averaging, Reducer
+from gangline.pytorch.metrics.reducer import Reducers
 from gangline.pytorch.parallel import Replica, choose_strategy
-from gangline.pytorch.parallel.none import SingleStrategy
+from gangline.pytorch.parallel.choice import SingleStrategy
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.profile import SUMMED, ProfileSetting, open_profile
 from gangline.pytorch.profile.trace import Trace
 from gangline.pytorch.profile.traffic import Traffic
-from gangline.pytorch.reducer import Reducers
-from gangline.pytorch.report import TrainingReports
-from gangline.pytorch.schedule import Schedule
 from gangline.pytorch.setup import make_setting
-from gangline.pytorch.trial import PyTorchTrial
+from gangline.pytorch.training.evaluation import Evaluation
+from gangline.pytorch.training.loop import TrainingLoop
+from gangline.pytorch.training.metric_report import TrainingReports
+from gangline.pytorch.training.schedule import Schedule
+from gangline.pytorch.trial.trial import PyTorchTrial
 from tests.support.small_trial import DATA, SmallTrial
 from tests.support.world import in_ranks
 

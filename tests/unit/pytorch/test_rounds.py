@@ -10,8 +10,8 @@ import torch
 from gangline import pytorch
 from gangline.cluster_info import ClusterInfo, TrialInfo
 from gangline.errors import GanglineError
-from gangline.pytorch import context as trial_context
-from gangline.pytorch.scheduler import LRScheduler
+from gangline.pytorch.trial import context as trial_context
+from gangline.pytorch.trial.lr_scheduler import LRScheduler
 from tests.support.small_trial import DATA, SmallTrial, fit
 
 SETTING = {"hparams": {"global_batch_size": 12}}

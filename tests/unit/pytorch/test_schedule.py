@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.pytorch.pace import Pace
-from gangline.pytorch.schedule import BestValidation, Schedule
-from gangline.pytorch.unit import Batch, Epoch, Position, Record, TrainUnit
+from gangline.pytorch.training.schedule import BestValidation, Pace, Schedule
+from gangline.pytorch.trial.unit import Batch, Epoch, Position, Record, TrainUnit
 
 
 def test_period_of_none_is_never_due() -> None:

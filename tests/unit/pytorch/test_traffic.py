@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from gangline.pytorch.profile.clock import StepClock
-from gangline.pytorch.profile.collective import CollectiveTimer
-from gangline.pytorch.profile.span import Span, covered_seconds, seconds_outside
+from gangline.pytorch.profile.collective import CollectiveTimer, Span, covered_seconds, seconds_outside
 from gangline.pytorch.profile.traffic import Traffic
 
 
@@ -86,7 +85,7 @@ def test_meters_know_when_a_step_runs() -> None:
 
 def test_timer_counts_collectives_of_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("gangline.pytorch.fusion.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("gangline.pytorch.profile.device_clock.time.perf_counter", lambda: now[0])
     timer = CollectiveTimer(torch.device("cpu"))
 
     def run(seconds: float) -> None:
@@ -116,7 +115,7 @@ def test_collective_that_is_not_waited_for_all_along_is_hidden(monkeypatch: pyte
     """As a GPU's are, which run in a stream of their own: one under way from 1 to 6, another one from 4 to 7, and the
     computation waits from 5 to 6."""
     now = [0.0]
-    monkeypatch.setattr("gangline.pytorch.fusion.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("gangline.pytorch.profile.device_clock.time.perf_counter", lambda: now[0])
     timer = CollectiveTimer(torch.device("cpu"))
     timer.start(lambda: True)
     monkeypatch.setattr(timer, "_runs_in_computation", lambda: False)

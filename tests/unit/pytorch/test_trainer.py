@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from gangline import pytorch
 from gangline.errors import GanglineError
-from gangline.pytorch.loop import _place_here
+from gangline.pytorch.training.loop import _place_here
 from tests.support.small_trial import DATA, SmallTrial, fit
 
 

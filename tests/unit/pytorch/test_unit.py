@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gangline.errors import GanglineError
-from gangline.pytorch.unit import Batch, Epoch, Position, Record, TrainUnit, parse_unit
+from gangline.pytorch.trial.unit import Batch, Epoch, Position, Record, TrainUnit, parse_unit
 
 
 def _due_at(unit: TrainUnit, batches: int) -> list[int]:

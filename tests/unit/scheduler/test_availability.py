@@ -12,7 +12,7 @@ from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExitKind, ReasonCode, State
 from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.placement import Assignment
-from services.scheduler.records import get
+from services.scheduler.state.records import get
 from services.scheduler.transition.availability import MAX_CLEARED
 from tests.support.scheduler_model import RULES, Model
 
@@ -215,7 +215,7 @@ def test_what_does_not_fit_into_one_transaction_is_stopped_in_the_next() -> None
     model.change_agent("a1", Availability.DISABLED)
     assert sum(one.state is State.STOPPING for one in model.allocations()) == MAX_CLEARED
     model.change_leader()
-    model.pursue()
+    model.continue_change()
     assert all(one.state is State.STOPPING for one in model.allocations())
 
 

@@ -12,9 +12,9 @@ from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.state import CheckpointState, Outcome, State
 from gangline.errors import ErrorKind, GanglineError
 from services.common.etcd.transaction import MAX_BYTES, num_bytes_of
-from services.scheduler.codec import operations_of
-from services.scheduler.records import Change, Draft, get
-from services.scheduler.records import State as Known
+from services.scheduler.state.codec import operations_of
+from services.scheduler.state.records import Draft, StateChange, get
+from services.scheduler.state.records import SchedulerState as Known
 from services.scheduler.transition.checkpoint import (
     MAX_NAMED,
     checkpoints_deleted,
@@ -33,7 +33,7 @@ def _known(*records: object) -> Known:
     return Known.of([_EXPERIMENT, *records])  # type: ignore[list-item]  # a test gives records
 
 
-def _marked(change: Change) -> list[str]:
+def _marked(change: StateChange) -> list[str]:
     return [one.id for one in change.all_of(Checkpoint) if one.state is CheckpointState.DELETING]
 
 

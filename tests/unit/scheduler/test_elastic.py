@@ -7,10 +7,10 @@ import pytest
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import Availability, ExitKind, ReasonCode, State
-from services.scheduler.estimate import Estimates, Progress
-from services.scheduler.facts import facts_of
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot, plan
-from services.scheduler.records import get
+from services.scheduler.state.estimate import Estimates, Progress
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import get
 from services.scheduler.transition.deadline import next_deadline
 from services.scheduler.transition.end import activate_experiment, pause_experiment
 from services.scheduler.transition.exit import unended_agents

@@ -9,11 +9,11 @@ import pytest
 from gangline.domain.allocation import Allocation, Member, Timeline
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import Outcome, State
-from services.scheduler.estimate import Estimates, Progress
-from services.scheduler.placement.outlook import expected_end
-from services.scheduler.placement.snapshot import Running
-from services.scheduler.records import Record
-from services.scheduler.records import State as Records
+from services.scheduler.placement.capacity.outlook import expected_end
+from services.scheduler.placement.request.snapshot import Running
+from services.scheduler.state.estimate import Estimates, Progress
+from services.scheduler.state.records import Record
+from services.scheduler.state.records import SchedulerState as Records
 
 WAITING = Trial("1.9", 1, 9)
 PACED = Trial("1.8", 1, 8, batches_total=100, seconds_per_batch=2.0)

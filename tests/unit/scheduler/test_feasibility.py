@@ -5,10 +5,10 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from services.scheduler.placement.feasibility import can_hold, fitting_sizes, never_fits
-from services.scheduler.placement.fit import find_fit
-from services.scheduler.placement.room import Room
-from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolConfig
+from services.scheduler.placement.capacity.feasibility import can_hold, fitting_sizes, never_fits
+from services.scheduler.placement.capacity.fit import find_fit
+from services.scheduler.placement.capacity.room import Room
+from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, PoolConfig
 
 
 def test_two_agents_of_two_slots() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolConfig, Running, Snapshot, plan
-from services.scheduler.placement.profile import Profile
+from services.scheduler.placement.capacity.free_slots import FreeSlots
 
 POOL = "default"
 NOW = 1000.0
@@ -108,25 +108,25 @@ def test_an_eta_does_not_depend_on_what_waits_behind() -> None:
 
 
 def test_steps_of_a_profile() -> None:
-    profile = Profile(NOW, 2, [(1010.0, 3), (5000.0, 1)])
+    profile = FreeSlots(NOW, 2, [(1010.0, 3), (5000.0, 1)])
     assert [profile.free[profile.step_at(at)] for at in (NOW, 1010.0, 2000.0, 5000.0)] == [2, 5, 5, 6]
     assert profile.time_of(profile.step_at(1010.0)) == 1010.0
     steps = [profile.step_at(NOW + 15 * 1.1**n) for n in range(50)]
     assert steps == list(range(1, 51))
     assert profile.step_at(1e12) == len(profile.free) - 1
-    assert Profile(NOW, 2, [(NOW, 3)]).free[0] == 5
-    assert Profile(NOW, 2, []).time_of(0) == NOW
+    assert FreeSlots(NOW, 2, [(NOW, 3)]).free[0] == 5
+    assert FreeSlots(NOW, 2, []).time_of(0) == NOW
 
 
 def test_a_run_within_one_step_gives_its_slots_back_in_the_next() -> None:
-    profile = Profile(NOW, 4, [])
+    profile = FreeSlots(NOW, 4, [])
     profile.take(0, NOW, 1)
     assert profile.free[:3] == [3, 4, 4]
 
 
 def test_slots_that_come_back_in_an_earlier_step_are_waited_for() -> None:
     """A step lasts longer than a short run, so the slot of this run comes back one step late, under its own time."""
-    profile = Profile(NOW, 1, [(NOW + 1000, 1)])
+    profile = FreeSlots(NOW, 1, [(NOW + 1000, 1)])
     step = profile.step_at(NOW + 1000)
     profile.take(step, NOW + 1010, 1)
     assert profile.time_of(step + 1) == NOW + 1010
@@ -138,7 +138,7 @@ def test_slots_that_come_back_in_an_earlier_step_are_waited_for() -> None:
 
 
 def test_room_for_a_whole_run() -> None:
-    profile = Profile(NOW, 4, [])
+    profile = FreeSlots(NOW, 4, [])
     later = profile.step_at(NOW + 1000)
     profile.take(later, NOW + 2000, 3)
     assert profile.find(4, 100, True, 0) == 0
@@ -147,7 +147,7 @@ def test_room_for_a_whole_run() -> None:
 
 
 def test_kept_slots_are_for_who_is_sure_to_be_over() -> None:
-    profile = Profile(NOW, 4, [])
+    profile = FreeSlots(NOW, 4, [])
     due = profile.step_at(NOW + 1000)
     profile.keep([4] * due)
     assert profile.find(1, 500, True, 0) == 0

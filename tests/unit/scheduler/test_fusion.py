@@ -10,8 +10,8 @@ from gangline.domain.fusion import LIFETIME_SECONDS, FusionRecord
 from gangline.errors import GanglineError
 from services.common import keys
 from services.common.etcd import KeyValue
-from services.scheduler.codec import operations_of, record_of
-from services.scheduler.records import Change, State
+from services.scheduler.state.codec import operations_of, record_of
+from services.scheduler.state.records import SchedulerState, StateChange
 from services.scheduler.transition.fusion import (
     MOST_BUCKETS,
     MOST_RECORDS,
@@ -23,9 +23,9 @@ from services.scheduler.transition.fusion import (
 _FOUND = FusionRecord("ab12-cd34", "a model", (1000, 2000), 2.0, 1.5, 4, 24, 0.001, 1e8, 32, "wire_ratio=1.0", 3000)
 
 
-def _state(*records: FusionRecord) -> State:
-    state = State()
-    state.apply(Change(records), 1)
+def _state(*records: FusionRecord) -> SchedulerState:
+    state = SchedulerState()
+    state.apply(StateChange(records), 1)
     return state
 
 
@@ -36,7 +36,7 @@ def test_record_is_kept_for_the_trial_that_says_so() -> None:
 
 
 def test_record_comes_back_from_etcd() -> None:
-    (put,) = operations_of(Change((_FOUND,)))
+    (put,) = operations_of(StateChange((_FOUND,)))
     assert put.key == keys.FUSION + _FOUND.key
     assert record_of(KeyValue(put.key, put.value, 1, 1)) == _FOUND  # type: ignore[union-attr]  # it is a Put
 

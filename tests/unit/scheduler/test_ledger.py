@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.placement import AgentRoom, PendingRequest, PoolConfig, Running
-from services.scheduler.placement.coming import ComingSlots
-from services.scheduler.placement.ledger import Ledger
-from services.scheduler.placement.preemption import no_victims
-from services.scheduler.placement.queue import PoolQueue
-from services.scheduler.placement.room import Room
-from services.scheduler.placement.snapshot import PoolView
-from services.scheduler.placement.waiting import Cause, in_turn
+from services.scheduler.placement.capacity.coming import ComingSlots
+from services.scheduler.placement.capacity.ledger import Ledger
+from services.scheduler.placement.capacity.preemption import no_victims
+from services.scheduler.placement.capacity.promise import Cause, in_turn
+from services.scheduler.placement.capacity.room import Room
+from services.scheduler.placement.request.queue import PoolQueue
+from services.scheduler.placement.request.snapshot import PoolView
 
 NOW = 1000.0
 POOL = PoolConfig("default")

@@ -13,9 +13,9 @@ from gangline.domain.allocation import Request
 from gangline.domain.experiment import Experiment
 from gangline.domain.state import ReasonCode, State
 from gangline.errors import ErrorKind, GanglineError
-from services.scheduler.facts import facts_of
 from services.scheduler.placement import PoolConfig
-from services.scheduler.records import get
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import get
 from services.scheduler.transition.end import end_experiment, pause_experiment
 from services.scheduler.transition.queue_move import MAX_MOVED_APART, find_position, position_of
 from tests.support.scheduler_model import RULES, Model

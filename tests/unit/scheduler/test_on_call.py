@@ -6,7 +6,7 @@ from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Trial
 from gangline.domain.state import ExitKind
 from services.scheduler.placement import PoolConfig
-from services.scheduler.records import get
+from services.scheduler.state.records import get
 from services.scheduler.transition.end import activate_experiment, pause_experiment
 from tests.support.scheduler_model import RULES, Model
 

@@ -10,8 +10,8 @@ from hypothesis import given
 
 from gangline.domain.state import ReasonCode
 from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolConfig, Running, Snapshot, plan
-from services.scheduler.placement.change import AddAgents, apply_change
-from services.scheduler.placement.snapshot import default_pool
+from services.scheduler.placement.request.snapshot import default_pool
+from services.scheduler.placement.request.snapshot_change import AddAgents, apply_change
 
 POOL = PoolConfig("default")
 

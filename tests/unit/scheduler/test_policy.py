@@ -9,8 +9,8 @@ import pytest
 
 from gangline.domain.state import ReasonCode
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, Plan, PoolConfig, Running, Snapshot, plan
-from services.scheduler.placement.exact import find_sizes
-from services.scheduler.placement.outlook import expected_end
+from services.scheduler.placement.capacity.exact import find_sizes
+from services.scheduler.placement.capacity.outlook import expected_end
 
 NOW = 1000.0
 POOL = PoolConfig("default")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gangline.domain.allocation import Allocation, ExitReport, Member
 from gangline.domain.state import ExitKind, State
-from services.scheduler.lease import Leases
-from services.scheduler.reconcile import Reported, compare
+from services.scheduler.agents.lease_table import Leases
+from services.scheduler.agents.reconcile import Reported, compare
 
 
 def _expected(allocation_id: str, state: State, stop_kind: ExitKind | None = None) -> Allocation:

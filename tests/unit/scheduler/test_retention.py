@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gangline.domain.experiment import Checkpoint
-from services.scheduler.retention import Retention, find_superfluous
+from services.scheduler.state.retention import Retention, find_superfluous
 
 _RETENTION = Retention(experiment_best=0, trial_best=1, trial_latest=1, metric="loss", smaller_is_better=True)
 

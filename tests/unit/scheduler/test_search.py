@@ -14,22 +14,22 @@ from gangline.domain.experiment import Checkpoint, ResourceChange
 from gangline.domain.search import SearchEvent, SearchLog
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, SearchEventKind, State
 from gangline.errors import GanglineError
-from services.scheduler.estimate import Progress
-from services.scheduler.hold import held_reason
-from services.scheduler.records import Change, get
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
-from services.scheduler.searcher.registry import SEARCHERS
+from services.scheduler.searcher.methods import SEARCHERS
+from services.scheduler.state.estimate import Progress
+from services.scheduler.state.hold import held_reason
+from services.scheduler.state.records import StateChange, get
 from services.scheduler.transition.end import (
     MAX_TRIALS,
     activate_experiment,
     cancel_experiment,
+    continue_change,
     end_experiment,
     kill_trial,
     pause_experiment,
-    pursue,
 )
+from services.scheduler.transition.queue_move import change_resources
 from services.scheduler.transition.report import checkpointed, progressed, validated
-from services.scheduler.transition.resource import change_resources
 from tests.support.search_world import RULES, SearchWorld, config_of
 
 RANDOM = {"name": "random", "max_trials": 3, "max_concurrent_trials": 2}
@@ -97,12 +97,12 @@ def test_more_trials_than_a_transaction_takes_come_one_after_another() -> None:
     world = SearchWorld(config_of({"name": "random", "max_trials": 150, "max_concurrent_trials": 0}))
     assert (len(world.trials), world.search.num_wanted) == (32, 150)
     world.change_leader()
-    world.pursue()
+    world.continue_change()
     assert [trial.number for trial in world.trials] == list(range(1, 151))
     world.apply(end_experiment(world.records, 1, "killed by ann", RULES, world.now))
     assert world.experiment.state is State.STOPPING
     world.change_leader()
-    world.pursue()
+    world.continue_change()
     assert world.experiment.outcome is Outcome.CANCELED
     assert {trial.outcome for trial in world.trials} == {Outcome.CANCELED}
 
@@ -121,7 +121,7 @@ def test_the_log_goes_on_on_the_next_page() -> None:
 def test_what_is_being_ended_starts_nothing_more() -> None:
     """More trials than one transaction ends: those whose turn comes later must not start before it."""
     world = SearchWorld(config_of({"name": "random", "max_trials": 50, "max_concurrent_trials": 0}))
-    world.pursue()
+    world.continue_change()
     assert len(world.trials) == 50
     world.apply(cancel_experiment(world.records, 1, "canceled by ann", RULES, world.now))
     left = list(world.records.all_of(Request))
@@ -130,7 +130,7 @@ def test_what_is_being_ended_starts_nothing_more() -> None:
     assert not world.try_to_place(left[0].trial_id)
     told = held_reason(world.experiment, world.plan().reasons[left[0].trial_id], ())
     assert told.message == "experiment 1 is being ended: canceled by ann"
-    world.pursue()
+    world.continue_change()
     assert world.experiment.outcome is Outcome.CANCELED
 
 
@@ -151,7 +151,7 @@ def test_max_slots_holds_requests_and_says_why() -> None:
     assert world.place() == ["1.3"]
 
 
-def _lower(world: SearchWorld, max_slots: int, when_free: bool = False) -> Change:
+def _lower(world: SearchWorld, max_slots: int, when_free: bool = False) -> StateChange:
     change = ResourceChange(max_slots=max_slots, when_free=when_free)
     return world.apply(change_resources(world.records, 1, change, rules=RULES, now=world.now))
 
@@ -175,7 +175,7 @@ def test_a_lower_max_slots_has_the_newest_trials_give_back_their_slots() -> None
     assert allocation.deadline_at == world.now + 600 + RULES.force_seconds
     # Once is enough: what stops already counts as gone.
     assert not _lower(world, 2)
-    world.pursue()
+    world.continue_change()
     assert _stopping(world) == ["1.3", "1.4"]
     for trial_id in ("1.3", "1.4"):
         world.exit(trial_id, ExitKind.PREEMPTED)
@@ -191,7 +191,7 @@ def test_a_lower_max_slots_when_free_stops_nothing() -> None:
     world = SearchWorld(config_of({"name": "random", "max_trials": 4}))
     world.place()
     _lower(world, 2, when_free=True)
-    world.pursue()
+    world.continue_change()
     assert _stopping(world) == []
     world.exit("1.1", ExitKind.COMPLETED)
     world.exit("1.2", ExitKind.COMPLETED)
@@ -204,12 +204,12 @@ def test_a_lower_max_slots_when_free_stops_nothing() -> None:
 
 def test_more_slots_than_a_transaction_gives_back_come_one_after_another() -> None:
     world = SearchWorld(config_of({"name": "random", "max_trials": 60, "max_concurrent_trials": 0}))
-    world.pursue()
+    world.continue_change()
     assert len(world.place()) == 60
     _lower(world, 5)
     assert 0 < len(_stopping(world)) < 55
     world.change_leader()
-    world.pursue()
+    world.continue_change()
     assert sorted(set(world.live_trial_ids) - set(_stopping(world))) == [f"1.{number}" for number in range(1, 6)]
 
 
@@ -218,7 +218,7 @@ def test_a_lower_max_slots_of_a_paused_experiment_leaves_it_paused() -> None:
     world.place()
     world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
     _lower(world, 1)
-    world.pursue()
+    world.continue_change()
     assert (world.experiment.state, len(_stopping(world))) == (State.PAUSED, 3)
 
 
@@ -244,7 +244,7 @@ def test_pause_takes_a_checkpoint_and_activate_goes_on() -> None:
     world.exit("1.1", ExitKind.PREEMPTED)
     world.exit("1.2", ExitKind.PREEMPTED)
     world.change_leader()
-    world.pursue()
+    world.continue_change()
     assert world.place() == []
     plan = world.plan()
     assert {reason.code for reason in plan.reasons.values()} == {ReasonCode.PAUSED}
@@ -416,5 +416,5 @@ def test_a_searcher_closes_a_trial_by_its_validations(monkeypatch: pytest.Monkey
 
 def test_pursuing_what_is_settled_changes_nothing() -> None:
     world = _world()
-    assert not pursue(world.records, 1, RULES, world.now)
-    assert not pursue(world.records, 9, RULES, world.now)
+    assert not continue_change(world.records, 1, RULES, world.now)
+    assert not continue_change(world.records, 9, RULES, world.now)

@@ -11,12 +11,12 @@ import pytest
 
 from gangline.errors import GanglineError
 from services.scheduler.placement import Plan, Running, plan
-from services.scheduler.placement.assignment import Assignment, Reservation
-from services.scheduler.placement.snapshot import AgentRoom, PendingRequest, PoolConfig, Snapshot
+from services.scheduler.placement.request.assignment import Assignment, Reservation
+from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, PoolConfig, Snapshot
 from services.scheduler.simulator.__main__ import main
 from services.scheduler.simulator.baseline import plan_by_documented_priority, plan_in_submission_order
 from services.scheduler.simulator.cluster_size import agents_of_slots, parse_agents
-from services.scheduler.simulator.engine import Setting, play
+from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.figure import figures_of, size_class
 from services.scheduler.simulator.head import HeadWatch
 from services.scheduler.simulator.played import Answer, Played, Run
@@ -36,7 +36,7 @@ def _strategy(name: str) -> Strategy:
     return found
 
 
-def _starts(submissions: list[Submission], sizes: list[int], strategy: str, setting: Setting) -> dict[str, float]:
+def _starts(submissions: list[Submission], sizes: list[int], strategy: str, setting: EngineContext) -> dict[str, float]:
     played = play(submissions, sizes, _strategy(strategy), setting)
     return {run.submission.id: run.started_at for run in played.runs}
 
@@ -52,23 +52,23 @@ GANG = [
 
 
 def test_backfill_starts_what_is_over_in_time_and_nothing_else() -> None:
-    starts = _starts(GANG, [2, 2], "priority", Setting("exact"))
+    starts = _starts(GANG, [2, 2], "priority", EngineContext("exact"))
     assert starts == {"a": 0, "b": 1, "g": 100, "s": 3, "l": 130}
 
 
 def test_without_backfill_nobody_passes_the_gang() -> None:
-    starts = _starts(GANG, [2, 2], "priority, no backfill", Setting("exact"))
+    starts = _starts(GANG, [2, 2], "priority, no backfill", EngineContext("exact"))
     assert starts == {"a": 0, "b": 1, "g": 100, "s": 130, "l": 130}
-    assert _starts(GANG, [2, 2], "submission order", Setting("exact")) == starts
+    assert _starts(GANG, [2, 2], "submission order", EngineContext("exact")) == starts
 
 
 def test_who_has_no_estimate_does_not_pass_either() -> None:
-    assert _starts(GANG, [2, 2], "priority", Setting("none"))["s"] == 130
+    assert _starts(GANG, [2, 2], "priority", EngineContext("none"))["s"] == 130
 
 
 def test_on_call_everybody_passes_and_stops_when_that_starts_the_gang() -> None:
     """Also when nothing is known of run times: s has ended by then; l began when b ended, and stops when a ends."""
-    setting = Setting("none", stop_seconds=10, restart_seconds=30)
+    setting = EngineContext("none", stop_seconds=10, restart_seconds=30)
     played = play(GANG, [2, 2], _strategy("priority, preemption"), setting)
     runs = {run.submission.id: run for run in played.runs}
     assert {name: run.started_at for name, run in runs.items()} == {"a": 0, "b": 1, "g": 110, "s": 3, "l": 51}
@@ -84,19 +84,19 @@ def test_a_planner_that_stops_nobody_on_call_moves_the_head() -> None:
         return replace(plan(snapshot, now), preemptions=())
 
     strategy = replace(_strategy("priority, preemption"), decide=stop_nobody)
-    played = play(GANG, [2, 2], strategy, Setting("none"))
+    played = play(GANG, [2, 2], strategy, EngineContext("none"))
     (gang,) = (head for head in played.heads if head.submission_id == "g")
     assert (gang.started_at, gang.moved_seconds) == (551, 451)
 
 
 def test_documented_priority_lets_everybody_past() -> None:
-    starts = _starts(GANG, [2, 2], "documented priority", Setting("exact"))
+    starts = _starts(GANG, [2, 2], "documented priority", EngineContext("exact"))
     assert starts == {"a": 0, "b": 1, "s": 3, "l": 51, "g": 551}
 
 
 def test_a_preempted_request_loses_its_stop_and_its_restart() -> None:
     submissions = [_submission("low", 0, 2, 100, priority=60), _submission("high", 40, 2, 10, priority=10)]
-    setting = Setting("exact", stop_seconds=5, restart_seconds=20)
+    setting = EngineContext("exact", stop_seconds=5, restart_seconds=20)
     played = play(submissions, [2], _strategy("priority, preemption"), setting)
     low, high = played.runs
     assert (high.started_at, high.ended_at) == (45, 55)
@@ -112,7 +112,7 @@ def test_a_preempted_request_loses_its_stop_and_its_restart() -> None:
 
 def test_an_order_to_stop_what_ends_first_changes_nothing() -> None:
     submissions = [_submission("low", 0, 2, 43, priority=60), _submission("high", 40, 2, 10, priority=10)]
-    played = play(submissions, [2], _strategy("priority, preemption"), Setting(stop_seconds=5))
+    played = play(submissions, [2], _strategy("priority, preemption"), EngineContext(stop_seconds=5))
     low, high = played.runs
     assert (low.ended_at, low.num_preemptions, high.started_at) == (43, 0, 43)
 
@@ -133,7 +133,7 @@ def test_an_eta_asked_for_at_the_instant_of_the_start_has_no_error() -> None:
 
 def test_etas_are_asked_when_somebody_first_waits_and_later() -> None:
     submissions = [_submission("a", 0, 2, 5000), _submission("b", 1, 2, 10), _submission("c", 700, 2, 10)]
-    played = play(submissions, [2], _strategy("priority"), Setting("exact"))
+    played = play(submissions, [2], _strategy("priority"), EngineContext("exact"))
     answers = played.runs[1].answers
     assert [(one.asked_at, one.age_seconds, one.eta_at) for one in answers] == [(1, 0, 5000), (700, 600, 5000)]
     (first, *_) = figures_of("x", played, has_head=True).eta_errors
@@ -203,7 +203,7 @@ def test_a_broken_promise_is_seen() -> None:
 
 
 def test_figures_are_counted_by_size() -> None:
-    played = play(GANG, [2, 2], _strategy("priority"), Setting("exact"))
+    played = play(GANG, [2, 2], _strategy("priority"), EngineContext("exact"))
     figures = figures_of("priority", played, has_head=True)
     assert figures.waits_by_size["2-8"].mean == pytest.approx((0 + 98) / 2)
     assert figures.waits_by_size["1"].longest == 126

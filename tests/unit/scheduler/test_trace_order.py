@@ -13,14 +13,14 @@ from gangline.domain.state import State as Stage
 from gangline.domain.trace import TraceOrder
 from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import runner_pb2
-from services.scheduler.records import Change, State
-from services.scheduler.trace_order import TraceOrders
+from services.scheduler.leader.trace_order import TraceOrders
+from services.scheduler.state.records import SchedulerState, StateChange
 
 MEMBERS = (Member("a1", 0, ("a1/0",)), Member("a2", 1, ("a2/0",)))
 ALLOCATION = Allocation("7.1.2", "7.1", 7, 2, 1, "default", MEMBERS, Stage.RUNNING)
 PAUSED = Experiment(7, "digits", "ann", "{}", "0" * 64, state=Stage.PAUSED)
 TRIAL = Trial("7.1", 7, 1, state=Stage.RUNNING, attempts=2)
-RUNNING = State.of([TRIAL, ALLOCATION])
+RUNNING = SchedulerState.of([TRIAL, ALLOCATION])
 
 
 def progress(sequence: int, *, takes_traces: bool = True) -> runner_pb2.TrialReport:
@@ -42,7 +42,7 @@ class _Desk:
         if has_reported:
             assert self.report(progress(1)) is None
 
-    def place(self, batches: int = 10, request_id: str = "r1", records: State = RUNNING) -> TraceOrder:
+    def place(self, batches: int = 10, request_id: str = "r1", records: SchedulerState = RUNNING) -> TraceOrder:
         return self.orders.place(records, "7.1", batches, request_id)
 
     def report(self, report: runner_pb2.TrialReport, node_rank: int = 0) -> int | None:
@@ -89,13 +89,13 @@ def test_the_same_request_orders_nothing_twice() -> None:
 def test_an_order_is_forgotten_with_its_allocation() -> None:
     desk = _Desk()
     desk.place()
-    desk.orders.on_committed(Change(deletes=((Allocation, "7.1.2"),)))
+    desk.orders.on_committed(StateChange(deletes=((Allocation, "7.1.2"),)))
     assert desk.report(progress(2)) is None
 
 
 def test_a_report_of_an_attempt_that_has_ended_leaves_nothing_behind() -> None:
     orders = TraceOrders("/storage")
-    assert orders.on_report(State.of([TRIAL]), "7.1.2", 0, progress(1)) is None
+    assert orders.on_report(SchedulerState.of([TRIAL]), "7.1.2", 0, progress(1)) is None
     with pytest.raises(GanglineError, match="has told of no batch yet"):
         orders.place(RUNNING, "7.1", 1, "r1")
 
@@ -158,7 +158,7 @@ def test_what_does_not_run_cannot_be_traced(
     records: list[Trial | Allocation | Experiment], code: str, message: str
 ) -> None:
     with pytest.raises(GanglineError) as caught:
-        _Desk().place(records=State.of(records))
+        _Desk().place(records=SchedulerState.of(records))
     assert caught.value.code == code
     assert caught.value.kind in {ErrorKind.CONFLICT, ErrorKind.NOT_FOUND}
     assert caught.value.message.startswith(message)

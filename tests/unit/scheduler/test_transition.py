@@ -9,22 +9,21 @@ from gangline.domain.allocation import Allocation, ExitReport, LogHit, Request, 
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import AgentState, ExitKind, LogAction, Outcome, ReasonCode, State
-from services.scheduler.estimate import Progress
-from services.scheduler.facts import facts_of
+from services.scheduler.leader.planner_snapshot import take_snapshot
 from services.scheduler.placement import Assignment, PoolConfig, plan
-from services.scheduler.records import Change, get
-from services.scheduler.records import State as Records
-from services.scheduler.snapshot import take_snapshot
+from services.scheduler.state.estimate import Progress
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import SchedulerState as Records
+from services.scheduler.state.records import StateChange, get
 from services.scheduler.transition.agent import lost, registered
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
 from services.scheduler.transition.end import end_experiment
 from services.scheduler.transition.exit import member_exited
-from services.scheduler.transition.place import place
+from services.scheduler.transition.place import accepted, came_up, place
 from services.scheduler.transition.report import checkpointed, progressed
 from services.scheduler.transition.rules import Rules
-from services.scheduler.transition.start import accepted, came_up
 from services.scheduler.transition.stop import StopOrder, stop
-from services.scheduler.transition.submit import Submission, submit
+from services.scheduler.transition.submit_check import Submission, submit
 
 RULES = Rules(accept_seconds=10, rendezvous_seconds=20, start_seconds=30, kill_grace_seconds=5, force_seconds=15)
 CONFIG = json.dumps(
@@ -48,7 +47,7 @@ class World:
         submission = Submission("r", "ann", facts_of(CONFIG), CONFIG, "0", 7)
         self.apply(submit(self.records, submission, RULES, 10.0))
 
-    def apply(self, change: Change) -> Change:
+    def apply(self, change: StateChange) -> StateChange:
         self.records.apply(change, self.records.revision + 1)
         return change
 
@@ -96,7 +95,7 @@ def test_place_is_turned_down_when_the_world_has_moved() -> None:
     unhealthy = Agent("a1", slots=(Slot("a1/0"), Slot("a1/1", is_healthy=False)))
     lost = replace(get(world.records, Agent, "a1"), state=AgentState.LOST)
     for agent in (unhealthy, lost):
-        world.apply(Change(puts=(agent,)))
+        world.apply(StateChange(puts=(agent,)))
         assert not place(world.records, Assignment("1.1", {"a1": 2, "a2": 2}), epoch=9, rules=RULES, now=11.0)
     assert not place(world.records, Assignment("1.1", {"a2": 2}), epoch=9, rules=RULES, now=11.0)
     assert not place(world.records, Assignment("9.9", {"a2": 2}), epoch=9, rules=RULES, now=11.0)
@@ -237,7 +236,7 @@ def test_next_deadline_looks_at_backoffs_and_a_new_leaders_patience() -> None:
 
 def test_checkpoints_lead_only_forward_and_forgive_the_machines() -> None:
     world = _placed()
-    world.apply(Change(puts=(replace(world.trial, infrastructure_failures=3),)))
+    world.apply(StateChange(puts=(replace(world.trial, infrastructure_failures=3),)))
     for checkpoint_id, batches in (("c1", 10), ("c0", 5)):
         world.apply(checkpointed(world.records, Checkpoint(checkpoint_id, "1.1", 1, batches, "/x")))
     trial = world.trial
@@ -249,7 +248,7 @@ def test_checkpoints_lead_only_forward_and_forgive_the_machines() -> None:
 def test_a_damaged_checkpoint_gives_way_to_the_next_older_one() -> None:
     world = World()
     kept = tuple(Checkpoint(f"c{number}", "1.1", 1, 10 * number, "/x") for number in (1, 2, 3))
-    world.apply(Change(puts=(*kept, replace(world.trial, latest_checkpoint_id="c3", batches_completed=35))))
+    world.apply(StateChange(puts=(*kept, replace(world.trial, latest_checkpoint_id="c3", batches_completed=35))))
     for expected in ("c3", "c2", "c1"):
         world.place()
         allocation_id = world.allocation.id
@@ -283,7 +282,7 @@ def test_snapshot_counts_healthy_and_held_slots() -> None:
 def test_a_pool_that_only_agents_name_places_too() -> None:
     world = World()
     lab = Agent("b1", pool="lab", slots=(Slot("b1/0"),))
-    world.apply(Change(puts=(lab, Trial("2.1", 1, 2), Request("2.1", 1, "lab", 1))))
+    world.apply(StateChange(puts=(lab, Trial("2.1", 1, 2), Request("2.1", 1, "lab", 1))))
     snapshot = take_snapshot(world.records, (PoolConfig("default"),), {}, {}, now=50.0)
     assert [one.trial_id for one in plan(snapshot, 0.0).assignments] == ["1.1", "2.1"]
     assert ReasonCode.NO_MATCHING_POOL not in {reason.code for reason in plan(snapshot, 0.0).reasons.values()}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gangline.v1 import ingest_pb2
-from services.trial_runner import drainer
-from services.trial_runner.spool import Spool
+from services.trial_runner.delivery import drainer
+from services.trial_runner.delivery.spool import Spool
 
 
 def leave_spool(spools: Path, name: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo
 from gangline.v1 import types_pb2
-from services.trial_runner.gang_plan import (
+from services.trial_runner.gang.gang_plan import (
     Network,
     find_place,
     find_program,

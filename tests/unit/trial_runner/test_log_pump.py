@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from services.trial_runner.log_pump import LAST_LINES, MAX_LAST_LINE_LENGTH, MAX_LINE_BYTES, LogPump
+from services.trial_runner.ranks.log_pump import LAST_LINES, MAX_LAST_LINE_LENGTH, MAX_LINE_BYTES, LogPump
 
 
 async def pump(*writes: bytes, stream: str = "stderr") -> tuple[list[str], tuple[str, ...]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import ErrorKind, GanglineError
-from services.trial_runner.nursery_client import Nursery, NurseryProcess, start_nursery
+from services.trial_runner.ranks.nursery_client import Nursery, NurseryProcess, start_nursery
 
 
 async def test_a_nursery_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from gangline.domain.state import ExitKind
-from services.trial_runner.outcome import Circumstances, Failure, RankEnd, Stop, find_error_line, first_cause, judge
+from services.trial_runner.gang.outcome import (
+    FailureRecord,
+    OutcomeContext,
+    RankEnd,
+    Stop,
+    find_error_line,
+    first_cause,
+    judge,
+)
 
 GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3107"
 NCCL = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
@@ -16,12 +24,12 @@ EXITED = "the code called sys.exit(1)"
 STORE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
 
 
-def around(**changes: Any) -> Circumstances:
-    return Circumstances(**{"agent_id": "a1", "num_nodes": 2, "now": 100.0, **changes})
+def around(**changes: Any) -> OutcomeContext:
+    return OutcomeContext(**{"agent_id": "a1", "num_nodes": 2, "now": 100.0, **changes})
 
 
 def raised(rank: int, message: str, at: float, **changes: Any) -> RankEnd:
-    failure = Failure(changes.pop("kind", None), message, rank, failed_at=at)
+    failure = FailureRecord(changes.pop("kind", None), message, rank, failed_at=at)
     return RankEnd(rank, exit_code=1, ended_at=at + 0.1, failure=failure, **changes)
 
 
@@ -99,7 +107,7 @@ def test_what_was_dealt_with_before_an_exit_is_not_its_reason(lines: tuple[str, 
 
 
 def test_what_a_worker_told_is_the_reason_of_an_exit_code_and_of_nothing_else() -> None:
-    told = Failure(ExitKind.CONFIGURATION_ERROR, "use less", 0, "a1", 0.5)
+    told = FailureRecord(ExitKind.CONFIGURATION_ERROR, "use less", 0, "a1", 0.5)
     for end in (
         raised(0, EXITED, 1.0, worker_failure=told, last_lines=("ValueError: x",)),
         RankEnd(0, exit_code=1, ended_at=1.0, worker_failure=told),
@@ -114,7 +122,7 @@ def test_what_a_worker_told_is_the_reason_of_an_exit_code_and_of_nothing_else() 
 @pytest.mark.parametrize("code", [137, 247])
 def test_an_exit_code_may_pass_on_that_a_child_was_killed(code: int) -> None:
     told = "a process that it had started was ended by signal 9 (SIGKILL)"
-    failure = Failure(ExitKind.SIGNAL, told, 0, failed_at=1.0)
+    failure = FailureRecord(ExitKind.SIGNAL, told, 0, failed_at=1.0)
     for end in (RankEnd(0, exit_code=code, ended_at=1.0), RankEnd(0, exit_code=code, ended_at=1.0, failure=failure)):
         report = judge([end], around())
         assert (report.kind, report.message) == (ExitKind.SIGNAL, told)
@@ -124,7 +132,9 @@ def test_an_exit_code_may_pass_on_that_a_child_was_killed(code: int) -> None:
     assert judge([slow], around()).message == told, "its own words count though it was ended before it had ended"
 
 
-HANG = Failure(ExitKind.HANG, "hung: it has stood still", 1, "a1", failed_at=50.0, details="in wait\nin train_batch")
+HANG = FailureRecord(
+    ExitKind.HANG, "hung: it has stood still", 1, "a1", failed_at=50.0, details="in wait\nin train_batch"
+)
 
 
 @pytest.mark.parametrize("stop", [None, Stop(ExitKind.KILLED, "its member ended first")])
@@ -157,7 +167,7 @@ def test_an_exit_without_a_word_says_so() -> None:
     assert report.message == "exited with code 3 and said nothing"
 
 
-PEER = Failure(ExitKind.USER_ERROR, "ValueError: bad batch", 3, "a2", 9.0)
+PEER = FailureRecord(ExitKind.USER_ERROR, "ValueError: bad batch", 3, "a2", 9.0)
 
 
 @pytest.mark.parametrize("own", [raised(0, GLOO, 10.0), RankEnd(0, signal=9, was_killed=True)])
@@ -231,8 +241,8 @@ def test_a_message_is_bounded() -> None:
     assert len(judge([raised(0, "ValueError: " + "x" * 10_000, 1.0)], around()).message) == 2000
 
 
-FIRST, LATER = Failure(None, "ValueError: first", 0), Failure(None, "ValueError: later", 1)
-NOTICED, NOTICED_LATER = Failure(None, GLOO, 2), Failure(None, NCCL, 3)
+FIRST, LATER = FailureRecord(None, "ValueError: first", 0), FailureRecord(None, "ValueError: later", 1)
+NOTICED, NOTICED_LATER = FailureRecord(None, GLOO, 2), FailureRecord(None, NCCL, 3)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +256,7 @@ NOTICED, NOTICED_LATER = Failure(None, GLOO, 2), Failure(None, NCCL, 3)
     ],
 )
 def test_a_later_failure_replaces_the_first_only_where_that_was_a_consequence(
-    known: Failure | None, told: Failure, expected: Failure
+    known: FailureRecord | None, told: FailureRecord, expected: FailureRecord
 ) -> None:
     assert first_cause(known, told) is expected
 

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 from gangline.v1 import rank_pb2
-from services.trial_runner.rank_link import RankLinkServer
+from services.trial_runner.ranks.rank_link import RankLinkServer
 from tests.support.wait import until
 
 

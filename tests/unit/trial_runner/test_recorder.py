@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.trial_runner.recorder import Recorder
-from services.trial_runner.spool import Spool
+from services.trial_runner.delivery.recorder import Recorder
+from services.trial_runner.delivery.spool import Spool
 
 
 def _texts(spool: Spool) -> list[str]:
@@ -25,7 +25,7 @@ def test_a_disk_that_refused_records_is_told_once_it_takes_them(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("services.trial_runner.spool.os.write", refuse)
+        patched.setattr("services.trial_runner.delivery.spool.os.write", refuse)
         recorder.note("one")
         recorder.record_lines(0, "stdout", ["two", "three"])
     recorder.note("after")

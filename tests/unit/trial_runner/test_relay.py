@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gangline.v1 import rank_pb2, runner_pb2, types_pb2
-from services.trial_runner.metrics import loss as loss_gauge
-from services.trial_runner.relay import PROGRESS_SECONDS, Relay
+from services.trial_runner.delivery.metrics import loss as loss_gauge
+from services.trial_runner.delivery.relay import PROGRESS_SECONDS, Relay
 
 
 class Told:

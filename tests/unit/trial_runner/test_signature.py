@@ -6,7 +6,7 @@ import pytest
 
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import ExitKind
-from services.trial_runner.signature import MAX_SIGNATURE_LENGTH, signature_of
+from services.trial_runner.gang.outcome import MAX_SIGNATURE_LENGTH, signature_of
 
 
 def _signature(message: str, kind: ExitKind = ExitKind.USER_ERROR, signal: int | None = None) -> str:

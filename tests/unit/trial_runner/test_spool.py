@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.v1 import ingest_pb2
-from services.trial_runner.spool import Spool
+from services.trial_runner.delivery.spool import Spool
 
 
 def lines(*texts: str) -> list[ingest_pb2.IngestRecord]:
@@ -158,8 +158,8 @@ def test_a_block_that_the_disk_cannot_read_loses_only_what_lies_in_it(
             raise OSError(5, "Input/output error")
         return pread(fd, size, start)
 
-    monkeypatch.setattr("services.trial_runner.spool.os.pread", refuse)
-    monkeypatch.setattr("services.trial_runner.spool._BLOCK_BYTES", 5000)
+    monkeypatch.setattr("services.trial_runner.delivery.spool.os.pread", refuse)
+    monkeypatch.setattr("services.trial_runner.delivery.spool._BLOCK_BYTES", 5000)
     kept = texts(spool)
     assert 140 < len(kept) < 200
     assert len(kept) + spool.num_damaged == 200
@@ -178,14 +178,14 @@ def test_bytes_that_a_failed_write_left_are_not_taken_for_records(
     with monkeypatch.context() as patched:
 
         def take_some(fd: int, content: memoryview) -> int:
-            patched.setattr("services.trial_runner.spool.os.write", refuse)
+            patched.setattr("services.trial_runner.delivery.spool.os.write", refuse)
             return write(fd, content[:30])
 
-        patched.setattr("services.trial_runner.spool.os.ftruncate", refuse)
+        patched.setattr("services.trial_runner.delivery.spool.os.ftruncate", refuse)
         for text in ("a", "b"):
-            patched.setattr("services.trial_runner.spool.os.write", take_some)
+            patched.setattr("services.trial_runner.delivery.spool.os.write", take_some)
             assert spool.append(lines(text, "more")) == 2
-            patched.setattr("services.trial_runner.spool.os.write", write)
+            patched.setattr("services.trial_runner.delivery.spool.os.write", write)
             spool.append(lines(f"after {text}"))
     assert [(record.sequence, record.log.text) for record in spool.read(0)] == [(1, "after a"), (2, "after b")]
 
@@ -285,7 +285,7 @@ def test_a_disk_that_refuses_loses_new_records_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("services.trial_runner.spool.os.write", refuse)
+        patched.setattr("services.trial_runner.delivery.spool.os.write", refuse)
         assert spool.append(lines("b", "c")) == 2
     spool.append(lines("d"))
     assert [(record.sequence, record.log.text) for record in spool.read(0)] == [(1, "a"), (2, "d")]

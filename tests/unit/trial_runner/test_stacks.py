@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gangline.launch.beat_file import PID, BeatFile, map_cells, stack_signal
-from services.trial_runner import stacks
-from services.trial_runner.stacks import Stacks
+from services.trial_runner.watchdog import stacks
+from services.trial_runner.watchdog.stacks import Stacks
 
 DUMP = """\
 Thread 0x1 (most recent call first):

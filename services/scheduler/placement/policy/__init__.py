@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.scheduler.placement.assignment import PoolPlan
 from services.scheduler.placement.policy import fair_share, fitting, priority, round_robin
-from services.scheduler.placement.snapshot import PoolView
+from services.scheduler.placement.request.assignment import PoolPlan
+from services.scheduler.placement.request.snapshot import PoolView
 
 Policy = Callable[[PoolView, float], PoolPlan]
 

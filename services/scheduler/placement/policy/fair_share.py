@@ -14,13 +14,13 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from services.scheduler.placement.assignment import PoolPlan
-from services.scheduler.placement.ledger import Ledger
-from services.scheduler.placement.outlook import freed_by
-from services.scheduler.placement.reason import close
-from services.scheduler.placement.room import Room
-from services.scheduler.placement.snapshot import PendingRequest, PoolView, Running
-from services.scheduler.placement.victim import in_order, less_urgent
+from services.scheduler.placement.capacity.ledger import Ledger
+from services.scheduler.placement.capacity.outlook import freed_by
+from services.scheduler.placement.capacity.room import Room
+from services.scheduler.placement.capacity.victim import in_order, less_urgent
+from services.scheduler.placement.explain.reason import close
+from services.scheduler.placement.request.assignment import PoolPlan
+from services.scheduler.placement.request.snapshot import PendingRequest, PoolView, Running
 
 _Turn = tuple[float, int, str]
 

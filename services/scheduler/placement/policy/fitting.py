@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.scheduler.placement.assignment import PoolPlan
-from services.scheduler.placement.ledger import Ledger
-from services.scheduler.placement.reason import close
-from services.scheduler.placement.snapshot import PoolView
+from services.scheduler.placement.capacity.ledger import Ledger
+from services.scheduler.placement.explain.reason import close
+from services.scheduler.placement.request.assignment import PoolPlan
+from services.scheduler.placement.request.snapshot import PoolView
 
 
 def plan_pool(view: PoolView, now: float) -> PoolPlan:

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from services.scheduler.placement.assignment import PoolPlan
-from services.scheduler.placement.ledger import Ledger
-from services.scheduler.placement.order import by_priority
-from services.scheduler.placement.preemption import Victims
-from services.scheduler.placement.queue import PoolQueue
-from services.scheduler.placement.reason import close
-from services.scheduler.placement.snapshot import PendingRequest, PoolView, Running
-from services.scheduler.placement.victim import in_order, less_urgent
+from services.scheduler.placement.capacity.ledger import Ledger
+from services.scheduler.placement.capacity.preemption import Victims
+from services.scheduler.placement.capacity.victim import in_order, less_urgent
+from services.scheduler.placement.explain.reason import close
+from services.scheduler.placement.request.assignment import PoolPlan
+from services.scheduler.placement.request.order import by_priority
+from services.scheduler.placement.request.queue import PoolQueue
+from services.scheduler.placement.request.snapshot import PendingRequest, PoolView, Running
 
 
 def plan_pool(view: PoolView, now: float) -> PoolPlan:

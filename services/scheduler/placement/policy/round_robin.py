@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from services.scheduler.placement.assignment import PoolPlan
-from services.scheduler.placement.ledger import Ledger
-from services.scheduler.placement.reason import close
-from services.scheduler.placement.snapshot import PendingRequest, PoolView
+from services.scheduler.placement.capacity.ledger import Ledger
+from services.scheduler.placement.explain.reason import close
+from services.scheduler.placement.request.assignment import PoolPlan
+from services.scheduler.placement.request.snapshot import PendingRequest, PoolView
 
 
 def plan_pool(view: PoolView, now: float) -> PoolPlan:

@@ -1,4 +1,4 @@
-"""Buckets that torch really makes, beside what the rule in partition.py says, in a group of one rank."""
+"""Buckets that torch really makes, beside what the rule in bucket_partition.py says, in a group of one rank."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in __all__
 
 from gangline.config.optimization import Optimizations, parse_optimizations
+from gangline.pytorch.fusion.bucket_partition import DEFAULT_CAPS, partition_by_caps
 from gangline.pytorch.fusion.bucketed import HAS_CAP_LIST, BucketedModel
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS, partition_by_caps
-from gangline.pytorch.parallel.ddp import DdpStrategy
-from gangline.pytorch.parallel.exchange import Exchange
+from gangline.pytorch.parallel.whole.ddp import DdpStrategy
+from gangline.pytorch.parallel.whole.exchange import Exchange
 
 pytestmark = pytest.mark.skipif(not HAS_CAP_LIST, reason="this torch takes one cap for all buckets")
 _PLAIN = Optimizations()

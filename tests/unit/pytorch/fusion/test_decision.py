@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from gangline.domain.fusion import LIFETIME_SECONDS, FusionRecord, family_of, is_fusion_key
+from gangline.pytorch.fusion.bandwidth_watch import LEAST_STEPS_BETWEEN, Watch
+from gangline.pytorch.fusion.bucket_partition import DEFAULT_CAPS, MIB, partition_by_caps
 from gangline.pytorch.fusion.candidate import Model, choose, propose
 from gangline.pytorch.fusion.cost import LinkCost, LinkSample, fit_link
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS, MIB, partition_by_caps
-from gangline.pytorch.fusion.profile import common_order, ready_by_place, reverse_order
 from gangline.pytorch.fusion.race import Race
 from gangline.pytorch.fusion.simulation import Gradients, end_of_exchange, find_optimum
 from gangline.pytorch.fusion.situation import recall
-from gangline.pytorch.fusion.summary import line_of, metrics_of
-from gangline.pytorch.fusion.watch import LEAST_STEPS_BETWEEN, Watch
+from gangline.pytorch.fusion.step_profile import common_order, ready_by_place, reverse_order
+from gangline.pytorch.training.fusion_opening import line_of, metrics_of
 from tests.support.fusion import LINK, record, situation
 
 

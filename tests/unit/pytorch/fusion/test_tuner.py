@@ -9,8 +9,8 @@ import pytest
 
 from gangline.core import DistributedContext
 from gangline.pytorch.fusion import probe
+from gangline.pytorch.fusion.bucket_partition import DEFAULT_CAPS, partition_by_caps
 from gangline.pytorch.fusion.cost import LinkCost
-from gangline.pytorch.fusion.partition import DEFAULT_CAPS, partition_by_caps
 from gangline.pytorch.fusion.situation import Recall
 from tests.support.fusion import LINK, NEVER, NUM_TENSORS, TENSOR_BYTES, ScriptedTrial, record
 from tests.support.world import in_ranks

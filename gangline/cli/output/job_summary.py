@@ -1,0 +1,94 @@
+"""PURE: text about running and waiting trials: a row for each, and the full explanation of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gangline.cli.output.text import count, format_age, format_duration
+from gangline.domain.explanation import Explanation, TaskExplanation, place_of
+from gangline.domain.state import State
+from gangline.domain.task import Task
+
+HEADINGS = (
+    "PLACE", "TRIAL", "EXPERIMENT", "POOL", "PRIORITY", "SLOTS", "STATE", "SUBMITTED", "STARTS", "WHERE OR WHY NOT",
+)  # fmt: skip
+_MOST_TASKS = 20
+_ON_CALL = "on call: it has passed others, and checkpoints and stops once that starts one that comes before it"
+
+
+def in_queue_order(tasks: Iterable[Task]) -> list[Task]:
+    """Sorts pool by pool: running tasks in the order of their start, then waiting ones by their place."""
+    return sorted(tasks, key=lambda task: (task.pool, task.allocation is None))
+
+
+def job_row(task: Task, now: float) -> tuple[object, ...]:
+    return (
+        task.queue_place or "-",
+        task.trial.id,
+        task.experiment_name,
+        task.pool,
+        "-" if task.priority is None else task.priority,
+        task.size_text,
+        task.trial.state,
+        f"{format_age(task.submitted_at, now)} ago" if task.submitted_at else "-",
+        _in(task.reason.eta_at, now) if task.reason is not None and task.reason.eta_at is not None else "-",
+        _where_or_why(task),
+    )
+
+
+def explanation_lines(explanation: Explanation, now: float, tell_instant: Callable[[float], str]) -> list[str]:
+    """Returns the lines of an explanation. tell_instant: returns Unix seconds as a clock time."""
+    experiment, reason = explanation.experiment, explanation.reason
+    lines = [f"experiment {experiment.id} {experiment.name}: {experiment.outcome or experiment.state}"]
+    told = {explained.task.reason.code for explained in explanation.tasks if explained.task.reason is not None}
+    if reason is not None and reason.code not in told:
+        lines += [f"  {reason.code}: {reason.message}", f"  goes on if: {reason.would_start_if}"]
+    elif reason is None and experiment.reason:
+        lines.append(f"  reason: {experiment.reason}")
+    for explained in explanation.tasks[:_MOST_TASKS]:
+        lines += _task_lines(explained, now, tell_instant)
+    left = len(explanation.tasks) - _MOST_TASKS
+    return [*lines, f"and {left} more trials; gangline job list shows them"] if left > 0 else lines
+
+
+def _task_lines(explained: TaskExplanation, now: float, tell_instant: Callable[[float], str]) -> list[str]:
+    task, trial = explained.task, explained.task.trial
+    if task.allocation is not None:
+        lines = [f"trial {trial.id}: {task.allocation.state} on {place_of(task.allocation)}, {_terms(task)}"]
+        lines += [f"  {_ON_CALL}"] if task.allocation.is_on_call else []
+        shrunk = task.shrunk_reason
+        if shrunk is not None:
+            lines += [f"  {shrunk.code}: {shrunk.message}", f"  grows if: {shrunk.would_start_if}"]
+            lines += [f"  not before: {tell_instant(task.allocation.grow_at)}"] if task.allocation.grow_at > now else []
+        return lines
+    if task.request is None:
+        return [f"trial {trial.id}: {trial.outcome or trial.state}" + (f", {trial.reason}" if trial.reason else "")]
+    place = f"place {task.queue_place} of the queue, " if task.queue_place else ""
+    lines = [f"trial {trial.id}: {trial.state}, {place}needs {count(task.num_slots, 'slot')}, {_terms(task)}"]
+    if task.reason is None:
+        return [*lines, "  either it is about to start, or no scheduler leads and nobody can say why it waits"]
+    lines.append(f"  {task.reason.code}: {task.reason.message}")
+    lines += [f"  blocked by {blocker.id}: {blocker.text}" for blocker in explained.blockers]
+    if task.reason.would_start_if:
+        lines.append(f"  starts if: {task.reason.would_start_if}")
+    at = task.reason.eta_at
+    when = "nobody can tell when" if at is None else f"{tell_instant(at)} ({_in(at, now)})"
+    return [*lines, f"  starts: {when}"]
+
+
+def _terms(task: Task) -> str:
+    priority = "the pool's default priority" if task.priority is None else f"priority {task.priority}"
+    return f"pool {task.pool!r}, {priority}"
+
+
+def _where_or_why(task: Task) -> str:
+    if task.allocation is not None:
+        return ", ".join(f"{member.agent_id} ({len(member.slot_ids)})" for member in task.allocation.members)
+    if task.reason is None:
+        return "about to start, or no scheduler leads" if task.trial.state is State.QUEUED else "-"
+    return str(task.reason.code)
+
+
+def _in(at: float, now: float) -> str:
+    """Returns "in 4 min"; for an estimate that has passed "any moment"."""
+    return f"in {format_duration(at - now)}" if at > now else "any moment"

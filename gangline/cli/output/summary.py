@@ -1,0 +1,279 @@
+"""PURE: text about an experiment while it waits, while it trains and at its end, and about each trial of a search.
+
+The live view, the plain lines without a terminal, and `describe` all use it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gangline.cli.output.text import count, format_duration, format_metrics, format_table
+from gangline.domain import explanation
+from gangline.domain.allocation import ExitReport, shrunk_reason
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.explanation import clock_time, describe_exclusion
+from gangline.domain.state import Outcome, ReasonCode, State
+from gangline.domain.view import ExperimentView, TrialView
+
+_STATES = (State.RUNNING, State.STARTING, State.STOPPING, State.QUEUED)
+
+
+def is_search(view: ExperimentView) -> bool:
+    """Returns whether there are, or will be, several trials."""
+    return len(view.trials) > 1 or (view.search is not None and view.search.num_planned > 1)
+
+
+def searched_metric(experiment: Experiment) -> tuple[str, bool]:
+    """Returns the metric that decides which trial is best, and whether smaller is better."""
+    searcher = json.loads(experiment.config_json or "{}").get("searcher", {})
+    return searcher.get("metric", ""), searcher.get("smaller_is_better", True)
+
+
+def best_trial(view: ExperimentView) -> TrialView | None:
+    """Returns the trial with the best validation; None before the first validation."""
+    validated = [trial for trial in view.trials if trial.trial.best_validation is not None]
+    _, smaller_is_better = searched_metric(view.experiment)
+    best = min if smaller_is_better else max
+    return best(validated, key=lambda trial: trial.trial.best_validation or 0.0, default=None)
+
+
+def headings(view: ExperimentView) -> tuple[str, ...]:
+    metric, _ = searched_metric(view.experiment)
+    return ("TRIAL", "STATE", "HYPERPARAMETERS", "BATCHES", f"BEST {metric}".rstrip())
+
+
+def trial_rows(view: ExperimentView) -> list[tuple[str, ...]]:
+    """Returns one row for each trial: id, state, the hyperparameters that differ, batches, best validation."""
+    hyperparameters = [flatten(json.loads(trial.trial.hyperparameters_json or "{}")) for trial in view.trials]
+    names = differing(hyperparameters)
+    best = best_trial(view)
+    return [
+        (
+            trial.trial.id,
+            str(trial.trial.outcome or trial.trial.state),
+            format_values({name: values[name] for name in names if name in values}),
+            _batches(trial),
+            _best_validation(trial) + (" *" if best is not None and trial.trial.id == best.trial.id else ""),
+        )
+        for trial, values in zip(view.trials, hyperparameters, strict=True)
+    ]
+
+
+def trial_table(view: ExperimentView) -> str:
+    return format_table(headings(view), trial_rows(view))
+
+
+def search_line(view: ExperimentView) -> str:
+    """Returns a line such as: 2 of 6 trials ended (1 FAILED), 2 RUNNING, best accuracy 0.972 (trial 1.3)."""
+    planned = max(len(view.trials), view.search.num_planned if view.search else 0)
+    outcomes = Counter(str(trial.trial.outcome) for trial in view.trials if trial.trial.outcome)
+    bad = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()) if outcome != "COMPLETED")
+    words = [f"{outcomes.total()} of {count(planned, 'trial')} ended" + (f" ({bad})" if bad else "")]
+    states = Counter(trial.trial.state for trial in view.trials)
+    words += [f"{states[state]} {state}" for state in _STATES if states[state]]
+    best = best_trial(view)
+    if best is not None:
+        words.append(f"best {searched_metric(view.experiment)[0]} {_best_validation(best)} (trial {best.trial.id})")
+    return ", ".join(words)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns {"net": {"depth": 3}} as {"net.depth": 3}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def differing(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names whose values differ between points; all of them when there are fewer than two points."""
+    names = list(dict.fromkeys(name for point in points for name in point))
+    if len(points) < 2:
+        return names
+    return [name for name in names if len({json.dumps(point.get(name)) for point in points}) > 1]
+
+
+def format_values(values: Mapping[str, Any]) -> str:
+    """Returns text such as: lr 0.001, net.depth 3."""
+    return ", ".join(_pairs(values.items())) or "-"
+
+
+def _pairs(items: Iterable[tuple[str, Any]]) -> list[str]:
+    return [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in items]
+
+
+def _batches(trial: TrialView) -> str:
+    if trial.progress is None or trial.progress.batches_total <= 0:
+        return str(trial.trial.batches_completed)
+    return f"{trial.progress.batches_completed} of {trial.progress.batches_total}"
+
+
+def _best_validation(trial: TrialView) -> str:
+    best = trial.trial.best_validation
+    return "-" if best is None else f"{best:.4g}"
+
+
+_MOST_LAST_LINES = 12
+
+
+def status_word(item: Experiment | Trial) -> str:
+    """Returns the outcome once there is one, else the state."""
+    return str(item.outcome or item.state)
+
+
+def current_trial(view: ExperimentView) -> TrialView | None:
+    """Returns the trial to show: the first that has not ended, else the last one."""
+    live = [trial for trial in view.trials if trial.trial.state is not State.TERMINAL]
+    return live[0] if live else view.trials[-1] if view.trials else None
+
+
+def progress_ratio(trial: TrialView | None) -> float | None:
+    """Returns the progress from 0 to 1; None before the trial knows its length."""
+    if trial is None or trial.progress is None or trial.progress.batches_total <= 0:
+        return None
+    return max(0.0, min(1.0, trial.progress.batches_completed / trial.progress.batches_total))
+
+
+def place_of(trial: TrialView) -> str:
+    """Returns where it runs: agent-1 (2 slots), agent-2 (2 slots)."""
+    return "" if trial.allocation is None else explanation.place_of(trial.allocation)
+
+
+def waiting_for(trial: TrialView) -> str:
+    """Returns why it waits, and what would start it."""
+    if trial.reason is None:
+        return ""
+    words = trial.reason.message
+    if trial.reason.would_start_if:
+        words += f"; starts if {trial.reason.would_start_if}"
+    if trial.reason.code is ReasonCode.BACKOFF_AFTER_FAILURE and trial.trial.last_failure is not None:
+        words += f"; failed first: {_blame(trial.trial.last_failure)}"
+    return words
+
+
+def training_figures(trial: TrialView) -> str:
+    """Returns text such as: loss 0.512, 1234 samples/s."""
+    figures = []
+    loss = _loss(trial.training.metrics if trial.training else {})
+    if loss is not None:
+        figures.append(f"{loss[0]} {loss[1]:.4g}")
+    if trial.progress is not None and trial.progress.samples_per_second > 0:
+        figures.append(f"{trial.progress.samples_per_second:.0f} samples/s")
+    return ", ".join(figures)
+
+
+def status_line(view: ExperimentView) -> str:
+    """Returns one line for the present state. Two views with the same line look the same to the user."""
+    trial = current_trial(view)
+    words = f"experiment {view.experiment.id} {view.experiment.name}: {status_word(view.experiment)}"
+    if view.experiment.state is State.PAUSED and view.experiment.reason:
+        words += f", {view.experiment.reason}"
+    if is_search(view) and view.experiment.state is not State.TERMINAL:
+        return f"{words}, {search_line(view)}"
+    if trial is None or view.experiment.state is State.TERMINAL:
+        return words
+    if trial.trial.restarts:
+        words += f", restart {trial.trial.restarts}"
+    if place := place_of(trial):
+        words += f" on {place}"
+    if trial.progress is not None:
+        words += f", {batches_of(trial)}"
+    details = waiting_for(trial) or training_figures(trial)
+    return f"{words}, {details}" if details else words
+
+
+def batches_of(trial: TrialView) -> str:
+    """Returns text such as: 200 of 1000 batches (20 %)."""
+    if trial.progress is None:
+        return f"{trial.trial.batches_completed} batches"
+    ratio = progress_ratio(trial)
+    if ratio is None:
+        return f"{trial.progress.batches_completed} batches"
+    return f"{trial.progress.batches_completed} of {trial.progress.batches_total} batches ({ratio:.0%})"
+
+
+def final_lines(view: ExperimentView) -> list[str]:
+    """Returns how it ended, its results, and the next commands to type."""
+    experiment = view.experiment
+    seconds = format_duration(experiment.ended_at - experiment.created_at)
+    lines = [f"experiment {experiment.id} {experiment.name}: {status_word(experiment)} after {seconds}"]
+    if experiment.reason and experiment.outcome is not Outcome.COMPLETED:
+        lines.append(f"  reason: {experiment.reason}")
+    if is_search(view):
+        lines += [f"  {line}" for line in [search_line(view), *trial_table(view).splitlines()]]
+    else:
+        for trial in view.trials:
+            lines += trial_lines(trial)
+    return lines + [f"  next: {command}" for command in _next_commands(view)]
+
+
+def trial_lines(view: TrialView) -> list[str]:
+    """Returns the results of one trial, and its first failure."""
+
+    trial, lines = view.trial, []
+    metrics = json.loads(trial.validation_json) if trial.validation_json else {}
+    if view.validation is not None:
+        metrics = dict(view.validation.metrics)
+    if metrics:
+        lines.append(f"  validation: {format_metrics(_numbers(metrics))}")
+    if trial.latest_checkpoint_id:
+        lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
+    lines += size_lines(view)
+    lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
+    if trial.state is not State.TERMINAL:
+        lines += [f"  not on {one.agent_id}: {describe_exclusion(one)}" for one in trial.exclusions]
+    if trial.state is not State.TERMINAL and trial.restarts and trial.last_failure is not None:
+        lines.append(f"  {restart_line(view)}")
+    if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
+        lines.append(f"  failed first: {_blame(trial.last_failure)}")
+        lines += [f"    {line}" for line in trial.last_failure.last_lines[-_MOST_LAST_LINES:]]
+    return lines
+
+
+def restart_line(view: TrialView) -> str:
+    """Returns the number of restarts and the failure that caused the last one. The trial's own reason is gone once its
+    next attempt is placed."""
+    trial = view.trial
+    why = _blame(trial.last_failure) if trial.last_failure is not None else trial.reason
+    return f"restart {trial.restarts}: {why}"
+
+
+def size_lines(view: TrialView) -> list[str]:
+    """Returns the changes of a trial's size, and why it runs on fewer slots now."""
+    shrunk = shrunk_reason(view.allocation) if view.allocation is not None else None
+    lines = [f"  {shrunk.code}: {shrunk.message}"] if shrunk is not None else []
+    for change in view.trial.size_changes:
+        slots = f"{change.slots} of {change.full_slots} slots" if change.slots < change.full_slots else "all its slots"
+        why = f": {change.reason}" if change.reason else ""
+        lines.append(f"  at {clock_time(change.at)} it went on on {slots}{why}")
+    return lines
+
+
+def _blame(failure: ExitReport) -> str:
+    """Returns text such as: rank 3 on agent-2: ValueError: bad batch."""
+    who = f"rank {failure.rank} on {failure.agent_id}" if failure.rank is not None else failure.agent_id
+    return f"{who}: {failure.message}"
+
+
+def _next_commands(view: ExperimentView) -> list[str]:
+    number = view.experiment.id
+    best = best_trial(view) if is_search(view) else None
+    wanted = [best] if best is not None else view.trials
+    checkpoint = next((trial.trial.latest_checkpoint_id for trial in wanted if trial.trial.latest_checkpoint_id), "")
+    commands = [f"gangline experiment logs {number}"]
+    if view.experiment.outcome is Outcome.COMPLETED:
+        commands = [f"gangline experiment metrics {number}"]
+    return [*commands, f"gangline checkpoint download {checkpoint}"] if checkpoint else commands
+
+
+def _loss(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    """Returns the metric named loss, else the first whose name contains it, else any."""
+    names = sorted(metrics, key=lambda name: (name != "loss", "loss" not in name, name))
+    return (names[0], metrics[names[0]]) if names else None
+
+
+def _numbers(metrics: Mapping[str, object]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

@@ -1,0 +1,100 @@
+"""Writes to standard output, standard error and the terminal, for all commands.
+
+Names, reasons, log lines and names of metrics come from other users' programs. No such text may act on the reader's
+terminal, or add a line that looks like one of Gangline's. This holds whether the output is a terminal or not. Commands
+pass whole lines, in which a newline is shown as an escape. The streams replace control characters that arrive in any
+other way. A test keeps print, sys.stdout, sys.stderr and rich's Console out of the other modules of this package. JSON
+needs no such care, because it is ASCII.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from gangline.cli.output.text import to_json
+from gangline.printable import to_line, to_printable
+
+
+class CleanStream:
+    """A text stream that shows control characters as escapes. raw: the stream below, for code that draws by itself."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        self.raw.write(to_printable(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+@contextmanager
+def clean_output() -> Iterator[None]:
+    """Replaces the standard streams while the program runs, so that all output is clean, also that of libraries."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = CleanStream(sys.stdout), CleanStream(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def say(lines: Iterable[str], *, flush: bool = False) -> None:
+    """Prints whole lines for the user."""
+    for line in lines:
+        sys.stdout.write(to_line(line) + "\n")
+    if flush:
+        sys.stdout.flush()
+
+
+def say_log(source: str, text: str, *, flush: bool = False) -> None:
+    """Prints each line of the text with its source in front, so that no line can pass for another source's. Tabs
+    stay."""
+    for line in text.split("\n"):
+        sys.stdout.write(f"{to_line(source)} {to_printable(line)}\n")
+    if flush:
+        sys.stdout.flush()
+
+
+def say_json(value: Any, indent: int | None = 1, *, flush: bool = False) -> None:
+    sys.stdout.write(to_json(value, indent) + "\n")
+    if flush:
+        sys.stdout.flush()
+
+
+def say_document(text: str) -> None:
+    """Prints a JSON document unchanged."""
+    sys.stdout.write(text)
+
+
+def complain(word: str, text: str) -> None:
+    """Prints one line on standard error. word: "error" or "warning"."""
+    mention(f"{word}: {text}")
+
+
+def mention(line: str) -> None:
+    """Prints one line on standard error, such as a command's progress."""
+    sys.stderr.write(to_line(line) + "\n")
+    sys.stderr.flush()
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def can_ask() -> bool:
+    """Returns whether a user is there to answer a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def raw_output() -> TextIO:
+    """Returns the stream for a program that draws on the terminal with escape sequences of its own."""
+    return sys.stdout.raw if isinstance(sys.stdout, CleanStream) else sys.stdout

@@ -1,0 +1,1 @@
+"""The protobuf protocol: the mapping between messages and domain records, and errors and limits of gRPC calls."""

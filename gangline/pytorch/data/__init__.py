@@ -1,0 +1,1 @@
+"""The data of a trial: loaders, the division of records over ranks, batches, and random numbers."""

@@ -1,0 +1,1 @@
+"""Metrics of a trial: on one rank, and reduced over all ranks."""

@@ -1,0 +1,86 @@
+"""Divides a model's blocks further where their parameters have several number types. torch's fully_shard reduces the
+gradients of parameters that it gathers together in one message, of one type."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch.parallel.divided.block import is_callable_part
+
+
+def single_type_parts(strategy: str, model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Returns the blocks, and the modules in them or in the model that must be gathered by themselves, inner ones
+    first. Raises GanglineError `parallelism.model` where a module cannot be gathered in messages of one type."""
+    division = _Division(strategy, model, blocks)
+    found: list[nn.Module] = []
+    for block in blocks:
+        found += [*division.parts_of(block), block]
+    return [*found, *division.parts_of(model)]
+
+
+class _Division:
+    def __init__(self, strategy: str, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        self._strategy = strategy
+        self._model = model
+        self._chosen = {id(block) for block in blocks}
+        self._path_by_id = {id(module): path for path, module in model.named_modules()}
+        self._num_places = Counter(id(parameter) for module in model.modules() for parameter in _direct(module))
+
+    def parts_of(self, unit: nn.Module) -> list[nn.Module]:
+        """Returns the modules of a unit that must be gathered by themselves, inner ones first, and marks them as
+        chosen."""
+        kinds = Counter[torch.dtype]()
+        for parameter in self._gathered_with(unit):
+            kinds[parameter.dtype] += parameter.numel()
+        if len(kinds) < 2:
+            return []
+        own = {parameter.dtype for parameter in _direct(unit)}
+        usual = next(iter(own)) if len(own) == 1 else kinds.most_common(1)[0][0]
+        found = []
+        for module in reversed(list(unit.modules())):
+            others = [one for one in _direct(module) if one.dtype is not usual]
+            if not others or id(module) in self._chosen:
+                continue
+            if len({one.dtype for one in _direct(module)}) > 1:
+                raise self._refuse(module, f"has parameters of {_words(_direct(module))} itself")
+            if not is_callable_part(module) or any(self._num_places[id(one)] > 1 for one in others):
+                raise self._refuse(module, f"has parameters of {_words(others)} among those of {_word(usual)}")
+            self._chosen.add(id(module))
+            found += [*self.parts_of(module), module]
+        return found
+
+    def _gathered_with(self, unit: nn.Module) -> Iterable[nn.Parameter]:
+        yield from _direct(unit)
+        for child in unit.children():
+            if id(child) not in self._chosen:
+                yield from self._gathered_with(child)
+
+    def _refuse(self, module: nn.Module, what: str) -> GanglineError:
+        path = self._path_by_id[id(module)]
+        name = type(self._model).__name__
+        return invalid(
+            "parallelism.model",
+            f"{self._strategy} cannot divide {name}{'.' if path else ''}{path}, which {what}; give these parameters "
+            "one type, or put those of another type into a module of their own that shares none of them and is "
+            "called, or use ddp or zero1",
+        )
+
+
+def _direct(module: nn.Module) -> list[nn.Parameter]:
+    """Returns a module's own parameters, without integers. Integers have no gradient, so they go with any other
+    type."""
+    found = module.parameters(recurse=False)
+    return [one for one in found if one.dtype.is_floating_point or one.dtype.is_complex]
+
+
+def _words(parameters: Iterable[nn.Parameter]) -> str:
+    return " and ".join(sorted({_word(one.dtype) for one in parameters}))
+
+
+def _word(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")

@@ -1,0 +1,195 @@
+"""Strategy: the interface of every way to spread one trial over its ranks. The context and the trainer use nothing else
+of a strategy.
+
+A strategy owns the wrappers of the user's modules (DDP, shards, pipeline stages) and may own several process groups.
+User code has bare modules, so that names in checkpoints are the same in every strategy.
+
+Finds modules with sparse gradients for the strategies that treat them apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gangline.config.optimization import Compression, compression_conflict
+from gangline.errors import invalid
+from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.parallel.shared.norm import clip_to_norm
+from gangline.pytorch.profile.traffic import TrafficMeter
+
+_log = logging.getLogger("gangline")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Position of a rank among the ranks that have the same content: the index-th of count."""
+
+    index: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The data replica that a rank belongs to: the index-th of count.
+
+    All ranks of a replica train on the same records; different replicas train on different ones. is_counted: whether
+    this rank's metrics count for the replica. One rank of each replica has it, so that no record counts twice.
+    """
+
+    index: int = 0
+    count: int = 1
+    is_counted: bool = True
+
+
+class Strategy(ABC):
+    """Spreads one trial over its ranks. All ranks call all methods in step, those with models and optimizers in the
+    order of wrapping.
+
+    name: as in the configuration's `parallelism`. needs_all_ranks: whether a forward pass happens on all ranks at the
+    same time or not at all, also where no gradients are recorded. has_peers: whether the trial has several ranks.
+    """
+
+    name: ClassVar[str]
+    needs_all_ranks: ClassVar[bool] = False
+    has_peers: ClassVar[bool] = True
+
+    @abstractmethod
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        """Takes a model on its device; returns the module that user code keeps and calls."""
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Takes an optimizer over parameters of prepared models; returns the one that user code steps."""
+        return optimizer
+
+    def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
+        """Sets whether the gradients of an optimizer, just prepared, go to the other ranks in fp16. Called for each
+        optimizer where the experiment names no compression. Raises GanglineError `parallelism.compression` where the
+        strategy cannot compress."""
+        conflict = compression_conflict(Compression(hook="fp16"), self.name) if is_wanted else None
+        if conflict is not None:
+            raise invalid("parallelism.compression", f"wrap_optimizer(fp16_compression=True): {conflict}")
+
+    def replica_of(self, rank: int, world_size: int) -> Replica:
+        """Returns the data replica of a rank. Data, batches, metrics and seeds are divided by it, never by the rank. A
+        strategy in which several ranks train on the same records overrides it, as its row in
+        gangline.config.parallelism says."""
+        return Replica(rank, world_size)
+
+    @abstractmethod
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Returns a context for a forward and backward pass whose gradients are not exchanged yet."""
+
+    def gather(self) -> AbstractContextManager[None]:
+        """Returns a context for forward passes without gradients that a rank makes by itself, despite needs_all_ranks.
+        Every rank keeps whole models meanwhile."""
+        return nullcontext()
+
+    def validating(self) -> AbstractContextManager[None]:
+        """Returns a context for the forward passes of a validation. After it a change of a parameter reaches all of its
+        parts."""
+        return nullcontext()
+
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:  # noqa: B027  a single rank shares with no other
+        """Gives all ranks the chief's buffers, as running statistics, before a validation or a save uses them."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Averages gradients that no backward pass has exchanged. Called before gradients are clipped and stepped
+        with."""
+        return
+
+    def clip_gradients(
+        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+    ) -> torch.Tensor:
+        """Scales the gradients down to max_norm, whatever part of them this rank has. Returns the norm before the
+        scaling, over all parts."""
+        return clip_to_norm(list(parameters), max_norm, norm_type)
+
+    # Content of a checkpoint. Tensors may be DTensors, of which this rank has a part.
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Returns this rank's part of the model's state, under the names of the model given to prepare_model."""
+        return model.state_dict()
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        """Loads a state as model_state returned it."""
+        model.load_state_dict(state)
+
+    def stepped_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        """Returns the parameters that this rank's step updates, and whose optimizer state it keeps."""
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def holder_of(self, tensor: torch.Tensor, optimizer: Optimizer | None = None) -> Holder:
+        """Returns this rank's position among the ranks with the same content of this tensor. The tensor is one of
+        model_state, or of this optimizer's state."""
+        return Holder()
+
+    def keeps_whole_state(self, optimizer: Optimizer) -> bool:
+        """Returns whether the optimizer's state of a divided parameter is whole."""
+        return False
+
+    def replicated(self) -> Mapping[str, torch.Tensor]:
+        """Returns, by name, the parameters that every rank keeps whole and updates by itself, so that they could drift
+        apart. Empty where each value is on one rank."""
+        return {}
+
+    def full_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Returns the whole model's state on every rank, as plain tensors on the CPU."""
+        return {name: _whole(value) for name, value in self.model_state(model).items()}
+
+    def bucketed(self) -> BucketedModel | None:
+        """Returns the model whose gradient buckets tuning may change. None where there is no single such model, or the
+        user fixed its buckets."""
+        return None
+
+    def begin_training(self) -> None:
+        """Called before the first batch. Raises GanglineError where ranks have prepared their models differently."""
+        return
+
+    def before_backward(self, is_first: bool) -> None:
+        """Called before a backward pass whose gradients the ranks exchange. is_first: whether it is the first of its
+        batch. Where the gradients would not reach the other ranks, this call or the backward pass raises GanglineError
+        `parallelism.backward`."""
+        return
+
+    def after_backward(self) -> None:
+        """Called when such a backward pass has ended without an error."""
+        return
+
+    def traffic_meters(self) -> Sequence[TrafficMeter]:
+        """Returns meters of the collectives for gradients and parameters. Empty where there are no collectives, or they
+        cannot be measured. Called once all models are wrapped."""
+        return ()
+
+    def rank_state(self) -> dict[str, Any]:
+        """Returns the state of this rank alone for a checkpoint; empty for most strategies."""
+        return {}
+
+    def load_rank_state(self, state: dict[str, Any] | None) -> None:
+        """Loads the state that this rank saved; None where no rank of its number saved one, as in a world of another
+        size."""
+        if state:
+            _log.info("%s has no use for what the checkpoint holds of %s", self.name, ", ".join(sorted(state)))
+
+
+def _whole(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu().clone()
+
+
+def sparse_module(model: nn.Module) -> str | None:
+    """Returns the name of the first trained module with sparse gradients, as Net.table; None where there is none."""
+    for path, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if getattr(module, "sparse", False) is True and isinstance(weight, nn.Parameter) and weight.requires_grad:
+            return f"{type(model).__name__}.{path}" if path else type(model).__name__
+    return None

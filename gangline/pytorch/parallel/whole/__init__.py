@@ -1,0 +1,1 @@
+"""Strategies in which each rank holds the whole model: ddp and zero1."""

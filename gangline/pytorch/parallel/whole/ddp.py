@@ -1,0 +1,374 @@
+"""Trains the whole model on every rank; DistributedDataParallel averages the gradients during the backward pass."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from gangline.errors import invalid
+from gangline.pytorch.data.torch_error import unused_parameters
+from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.parallel.shared.batch_norm import prepare_batch_norm
+from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.shared.ownership import WrappedModels, check_initialised, class_name
+from gangline.pytorch.parallel.shared.strategy import Holder, Strategy, sparse_module
+from gangline.pytorch.parallel.whole import reentrant
+from gangline.pytorch.parallel.whole.ddp_meter import DdpMeter
+from gangline.pytorch.parallel.whole.exchange import Exchange
+from gangline.pytorch.parallel.whole.freshness import FreshForwards
+from gangline.pytorch.parallel.whole.module_route import OriginalForward, reroute, route
+from gangline.pytorch.parallel.whole.reentrant import LateExchange
+from gangline.pytorch.parallel.whole.same_change import check_same_change
+from gangline.pytorch.parallel.whole.stray import average_all, average_strays
+from gangline.pytorch.profile.traffic import TrafficMeter
+
+_log = logging.getLogger("gangline")
+
+
+class DdpStrategy(Strategy):
+    """Averages gradients with DistributedDataParallel. options: passed on to it, as find_unused_parameters. exchange:
+    buckets and compression."""
+
+    name: ClassVar[str] = "ddp"
+
+    def __init__(self, device: torch.device, options: dict[str, Any], exchange: Exchange) -> None:
+        self._device_ids = [device.index] if device.type == "cuda" else None
+        self._options = options
+        self._exchange = exchange
+        self._routed: list[_Routed] = []
+        self._forwards = FreshForwards()
+        # With these options torch inspects a forward pass's outputs, for unused parameters or for the static graph.
+        self._needs_forward = bool(options.get("find_unused_parameters") or options.get("static_graph"))
+        self._expecting: set[int] = set()
+        self._is_repeated = False
+        self._models = WrappedModels(self.name, replaces=False)
+        self._is_exchanging = True
+        # Id of the optimizer whose stray gradients are averaged already.
+        self._prepared: int | None = None
+        self._bucketed: BucketedModel | None = None
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        check_initialised(model)
+        sparse = sparse_module(model) if self._device_ids is not None else None
+        if sparse is not None:
+            raise invalid(
+                "parallelism.model",
+                f"{self.name} cannot exchange the sparse gradients of {sparse} between GPUs, as NCCL carries no sparse "
+                "tensors; make it with sparse=False",
+            )
+        prepare_batch_norm(model)
+        is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        if not is_trained:
+            # A wrapper sends the parameters when it is made. This model gets no wrapper, as it has nothing to train.
+            broadcast_tensors((*model.parameters(), *model.buffers()))
+        # A ScriptModule cannot get another class, so it is not routed. It may still be one that is never trained.
+        if is_trained or not isinstance(model, torch.jit.ScriptModule):
+            self._route(model)
+        self._models.add(model)
+        return model
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        self._models.check(optimizer)
+        self._models.watch(optimizer)
+        optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))
+        return optimizer
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        self._average_strays(optimizer)
+        self._prepared = id(optimizer)
+
+    def _before_any_step(self, optimizer: Optimizer) -> None:
+        """Averages stray gradients before a step. Also covers an optimizer that the trial steps by itself."""
+        if self._prepared != id(optimizer):
+            self._average_strays(optimizer)
+        self._prepared = None
+
+    def _average_strays(self, optimizer: Optimizer) -> None:
+        late = {id(one) for routed in self._exchanged() if routed.late.is_on for one in routed.trained}
+        average_strays(optimizer, besides=late)
+
+    def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for routed in self._exchanged():
+            if any(id(parameter) in held for parameter in routed.model.parameters()):
+                assert routed.number is not None
+                assert routed.wrapper is not None
+                self._exchange.compress(routed.number, routed.wrapper, is_wanted, class_name(routed.model))
+
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:
+        if self._options.get("broadcast_buffers", True):
+            broadcast_tensors(buffer for model in models for buffer in model.buffers())
+
+    def holder_of(self, tensor: torch.Tensor, optimizer: Optimizer | None = None) -> Holder:
+        return Holder(dist.get_rank(), dist.get_world_size())
+
+    def replicated(self) -> Mapping[str, torch.Tensor]:
+        return self._models.named_parameters()
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        return self._without_exchange()
+
+    def bucketed(self) -> BucketedModel | None:
+        exchanged = self._exchanged()
+        if len(exchanged) != 1 or self._exchange.bucket_cap_mb is not None:
+            return None
+        (routed,) = exchanged
+        self._bucketed = BucketedModel(
+            lambda: self._wrappers[0], lambda options: self._rewrap(routed, options), self._exchange.wire_ratio
+        )
+        return self._bucketed
+
+    def before_backward(self, is_first: bool) -> None:
+        self._prepared = None
+        for routed in self._exchanged():
+            routed.late.begin_backward()
+        if self._needs_forward:
+            self._forwards.begin_backward(is_first)
+            return
+        self._is_repeated = not is_first
+        for routed in self._exchanged():
+            if routed.number not in self._expecting:
+                self._expect(routed)
+        self._expecting.clear()
+
+    def after_backward(self) -> None:
+        if self._needs_forward:
+            self._forwards.end_backward()
+            self._exchange_late()
+            return
+        self._exchange_late()
+        self._check_used()
+        if self._is_repeated:
+            # The gradients of the first pass are present, so only torch's own count shows those that are missing in
+            # this pass.
+            for wrapper in self._wrappers:
+                wrapper.reducer._rebuild_buckets()
+
+    def traffic_meters(self) -> Sequence[TrafficMeter]:
+        return [DdpMeter(lambda: tuple(self._wrappers))]
+
+    def rank_state(self) -> dict[str, Any]:
+        return self._exchange.rank_state()
+
+    def load_rank_state(self, state: dict[str, Any] | None) -> None:
+        self._exchange.load_rank_state(state)
+
+    def _exchange_late(self) -> None:
+        for routed in self._exchanged():
+            if routed.late.is_on and routed.trained:
+                average_all(routed.trained)
+                routed.late.end_backward()
+                self._apply_exchange(routed)
+
+    def _check_used(self) -> None:
+        """Raises an error for gradients that are missing after a backward pass. torch exchanges a bucket once all of
+        its gradients are present, and reports a missing one a step later."""
+        for routed in self._exchanged():
+            unused = [one for one in routed.wrapped_for if one.grad is None]
+            if len(unused) == len(routed.wrapped_for):
+                # A model that this backward pass has not reached at all waits for its own backward pass.
+                self._models.check_unchanged(routed.model)
+                continue
+            if not unused:
+                continue
+            name_by_id = {id(parameter): name for name, parameter in routed.model.named_parameters()}
+            names = [name_by_id.get(id(one), "a parameter that it has no more") for one in unused]
+            raise unused_parameters(class_name(routed.model), names, self.name)
+
+    def _exchanged(self) -> list[_Routed]:
+        """Returns the models whose gradients are exchanged: those with a trained parameter."""
+        return [routed for routed in self._routed if routed.wrapper is not None]
+
+    @property
+    def _wrappers(self) -> list[DistributedDataParallel]:
+        return [routed.wrapper for routed in self._routed if routed.wrapper is not None]
+
+    def _route(self, model: nn.Module) -> None:
+        routed = _Routed(model)
+        reentrant.install()
+        route(
+            model,
+            lambda inner: self._wrap(routed, inner),
+            on_forward=routed.tell,
+            before_pass=lambda: self._before_pass(routed),
+        )
+        routed.inner.before_local_pass = lambda: self._before_local_pass(routed)
+        routed.inner.after_forward = lambda: self._after_forward(routed)
+        self._routed.append(routed)
+
+    def _before_pass(self, routed: _Routed) -> None:
+        if reentrant.is_inside():
+            self._keep_late(routed)
+        else:
+            self._follow(routed)
+        routed.late.begin_pass()
+
+    def _before_local_pass(self, routed: _Routed) -> None:
+        if reentrant.is_inside():
+            # The pass that records gradients runs inside the backward pass.
+            self._keep_late(routed)
+            routed.tell()
+
+    def _after_forward(self, routed: _Routed) -> None:
+        """Decides when this pass's gradients are exchanged. Called before DistributedDataParallel prepares for the
+        backward pass."""
+        if routed.wrapper is not None and routed.trained and not self._options.get("static_graph"):
+            routed.late.end_pass(routed.trained)
+            self._apply_exchange(routed)
+
+    def _keep_late(self, routed: _Routed) -> None:
+        if routed.wrapper is not None:
+            routed.late.keep_on()
+            self._apply_exchange(routed)
+
+    def _apply_exchange(self, routed: _Routed) -> None:
+        if routed.wrapper is not None:
+            routed.wrapper.require_backward_grad_sync = self._is_exchanging and not routed.late.is_on
+
+    def _wrap(self, routed: _Routed, inner: OriginalForward) -> nn.Module:
+        routed.inner = inner
+        if not routed.trained:
+            routed.bare = _Bare(inner)
+            return routed.bare
+        routed.number = len(self._wrappers)
+        routed.wrapper, routed.wrapped_for = self._make_wrapper(inner, {}), routed.trained
+        self._exchange.attach(routed.wrapper)
+        if self._needs_forward:
+            routed.on_forward = self._forwards.add(class_name(routed.model), routed.model)
+        else:
+            routed.on_forward = partial(self._expecting.add, routed.number)
+        return routed.wrapper
+
+    def _follow(self, routed: _Routed) -> None:
+        """Exchanges the gradients of the presently trained parameters, if the user has frozen or unfrozen some since
+        the model was wrapped. Called before each forward pass that records gradients."""
+        if not routed.has_changed():
+            return
+        model, name = routed.model, class_name(routed.model)
+        routed.look()
+        if not routed.trained:
+            # A discriminator is an example while its generator is trained. No gradient arrives, and a wrapper would
+            # wait for all.
+            routed.bare = _Bare(routed.inner)
+            reroute(model, routed.bare)
+            return
+        if routed.is_wrapped_for():
+            assert routed.wrapper is not None
+            reroute(model, routed.wrapper)
+            return
+        check_same_change(name, routed.names())
+        if dist.get_rank() == 0:
+            count = len(routed.trained)
+            _log.info("%s: %s is wrapped anew, as %d of its parameters are trained now", self.name, name, count)
+        if self._bucketed is not None:
+            self._bucketed.is_outdated = True
+        if routed.wrapper is None:
+            reroute(model, self._wrap(routed, routed.inner))
+        else:
+            self._rewrap(routed, {})
+            if self._needs_forward:
+                self._forwards.renew(routed.number or 0, model)
+
+    def _expect(self, routed: _Routed) -> None:
+        """Has torch exchange the gradients of the coming backward pass for a model without a forward pass since the
+        last one. Such a trial calls the model's parts or methods, or goes through a graph again. A wrapper's own
+        forward pass does the same, but also sends buffers, which would change tensors that the graph has kept."""
+        if routed.has_changed():
+            self._follow(routed)
+        assert routed.wrapper is not None
+        if not routed.trained or not routed.wrapper.require_backward_grad_sync:
+            return
+        routed.wrapper.reducer._rebuild_buckets()
+        routed.wrapper.reducer.prepare_for_backward([])
+
+    def _rewrap(self, routed: _Routed, options: dict[str, Any]) -> None:
+        """Replaces the model's wrapper by one with other options of DistributedDataParallel."""
+        # The old wrapper must be gone first: two at a time would exchange every gradient twice.
+        routed.wrapper = None
+        wrapper = self._make_wrapper(routed.inner, {**options, "init_sync": False})
+        self._exchange.attach(wrapper, replaced=routed.number)
+        routed.wrapper, routed.wrapped_for = wrapper, routed.trained
+        self._apply_exchange(routed)
+        reroute(routed.model, wrapper)
+
+    def _make_wrapper(self, inner: OriginalForward, options: dict[str, Any]) -> DistributedDataParallel:
+        options = {**self._exchange.options(), **self._options, **options}
+        with inner.walked_once():
+            return DistributedDataParallel(inner, device_ids=self._device_ids, **options)
+
+    @contextmanager
+    def _without_exchange(self) -> Iterator[None]:
+        # Like DistributedDataParallel.no_sync, but it also covers a wrapper that is made meanwhile.
+        self._set_exchange(False)
+        try:
+            yield
+        finally:
+            self._set_exchange(True)
+        self._forwards.forget()
+        self._expecting.clear()
+
+    def _set_exchange(self, is_on: bool) -> None:
+        self._is_exchanging = is_on
+        for routed in self._routed:
+            self._apply_exchange(routed)
+
+
+class _Routed:
+    """Keeps one model and the wrappers for its forward passes.
+
+    trained, frozen: its parameters at the last call of `look`. wrapper, wrapped_for: the present wrapper, and the
+    parameters whose gradients it exchanges. number: index of its first wrapper among those of all models; None where it
+    never had one.
+    """
+
+    inner: OriginalForward
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.wrapper: DistributedDataParallel | None = None
+        self.wrapped_for: list[nn.Parameter] = []
+        self.bare: _Bare | None = None
+        self.number: int | None = None
+        self.on_forward: Callable[[], None] | None = None
+        self.late = LateExchange()
+        self.look()
+
+    def tell(self) -> None:
+        """Reports a forward pass to the strategy. Models without a wrapper report nothing."""
+        if self.on_forward is not None:
+            self.on_forward()
+
+    def look(self) -> None:
+        parameters = list(self.model.parameters())
+        self.trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self.frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+
+    def has_changed(self) -> bool:
+        # Costs tens of nanoseconds for each parameter. A walk over the modules would take a hundred times as long.
+        return any(one.requires_grad for one in self.frozen) or not all(one.requires_grad for one in self.trained)
+
+    def is_wrapped_for(self) -> bool:
+        return [id(one) for one in self.wrapped_for] == [id(one) for one in self.trained]
+
+    def names(self) -> list[str]:
+        return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+
+
+class _Bare(nn.Module):
+    """Takes the place of a wrapper for a model that has nothing to train."""
+
+    def __init__(self, inner: OriginalForward) -> None:
+        super().__init__()
+        self.module = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)

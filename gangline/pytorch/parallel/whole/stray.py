@@ -1,0 +1,57 @@
+"""Averages gradients that no exchange has sent because a trial made them with torch.autograd.grad, or by hand.
+
+Called by the strategies that are built on DistributedDataParallel, whose gradients are views of its buckets. Averaging
+a gradient that is the same on all ranks changes nothing, so a trial may have averaged it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from gangline.pytorch.parallel.shared.broadcast import average_tensors
+
+
+@torch.no_grad()
+def average_strays(optimizer: Optimizer, besides: Container[int] = ()) -> None:
+    """Averages the stray gradients of an optimizer's parameters. All ranks call it in step. A parameter without a
+    gradient on this rank counts as zero where others have one. besides: ids of parameters that are exchanged in another
+    way."""
+    held = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    parameters = [parameter for parameter in held if id(parameter) not in besides]
+    marks = [_is_stray(parameter.grad) for parameter in parameters]
+    if any(marks):
+        _average_marked(parameters, marks)
+
+
+@torch.no_grad()
+def average_all(parameters: Sequence[torch.Tensor]) -> None:
+    """Averages all gradients that any rank has, as average_strays does. Averaging the same gradients again changes
+    nothing."""
+    _average_marked(parameters, [parameter.grad is not None for parameter in parameters])
+
+
+def _average_marked(parameters: Sequence[torch.Tensor], marks: Sequence[bool]) -> None:
+    wanted = torch.tensor(marks, dtype=torch.int32, device=parameters[0].device)
+    dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
+    chosen = [parameter for parameter, is_wanted in zip(parameters, wanted.tolist(), strict=True) if is_wanted]
+    for parameter in chosen:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in chosen if parameter.grad is not None]
+    average_tensors(gradient for gradient in gradients if not gradient.is_sparse)
+    for gradient in gradients:
+        if gradient.is_sparse:
+            gradient.div_(dist.get_world_size())
+            dist.all_reduce(gradient)
+
+
+def _is_stray(gradient: torch.Tensor | None) -> bool:
+    # A sparse gradient is never a view, and DistributedDataParallel has exchanged it. Any other gradient that was
+    # exchanged is a view of a bucket, which has one dimension.
+    if gradient is None or gradient.layout is not torch.strided:
+        return False
+    return gradient._base is None or gradient._base.dim() != 1

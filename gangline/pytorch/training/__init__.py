@@ -1,0 +1,1 @@
+"""The trainer: the training loop, evaluation, the schedule, reports, and checks while it runs."""

@@ -1,0 +1,115 @@
+"""PURE: derives the tasks of the loop after a batch from the user's periods. It uses no clock and no rank.
+
+Owns the pace: after how many batches the ranks check together whether they should stop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline.pytorch.trial.unit import Position, TrainUnit
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Periods of one training. A period of None means: only at the end. aggregation_frequency: batches of one optimizer
+    step.
+
+    A validation, a checkpoint or a stop that is due between two steps waits for the later step, because no checkpoint
+    has aggregated gradients. Reports and the end of training do not wait.
+    """
+
+    max_length: TrainUnit
+    reporting_period: TrainUnit
+    validation_period: TrainUnit | None = None
+    checkpoint_period: TrainUnit | None = None
+    checkpoint_policy: str = "best"
+    aggregation_frequency: int = 1
+
+    def has_report(self, position: Position) -> bool:
+        return self.reporting_period.is_due(position)
+
+    def has_validation(self, position: Position) -> bool:
+        return self._is_due_by_step(self.validation_period, position)
+
+    def has_checkpoint(self, position: Position) -> bool:
+        return self._is_due_by_step(self.checkpoint_period, position)
+
+    def ends_step(self, position: Position) -> bool:
+        """Returns whether no aggregated gradients wait for further batches."""
+        return position.batches % self.aggregation_frequency == 0
+
+    def wants_checkpoint_of(self, is_best: bool) -> bool:
+        """Returns whether the policy saves a checkpoint after a validation."""
+        return self.checkpoint_policy == "all" or (self.checkpoint_policy == "best" and is_best)
+
+    def is_over(self, position: Position) -> bool:
+        return self.max_length.is_reached(position)
+
+    def next_event(self, position: Position) -> int:
+        """Returns a count of batches, above the position's, before which nothing is due and training is not over."""
+        # Counted from the newest step, because events that were due since then still wait.
+        step = position.before(position.batches % self.aggregation_frequency)
+        waiting = [one.next_due(step) for one in (self.validation_period, self.checkpoint_period) if one is not None]
+        frequency = self.aggregation_frequency
+        nearest = min(
+            [self.reporting_period.next_due(position), *(-(-one // frequency) * frequency for one in waiting)]
+        )
+        return max(position.batches + 1, min(nearest, self.max_length.total_batches(position)))
+
+    def total_batches(self, position: Position) -> int:
+        return self.max_length.total_batches(position)
+
+    def _is_due_by_step(self, period: TrainUnit | None, position: Position) -> bool:
+        """Returns whether a period was due at any batch of the step that has just ended."""
+        if period is None or not self.ends_step(position):
+            return False
+        return any(
+            period.is_due(position.before(ago)) for ago in range(min(self.aggregation_frequency, position.batches))
+        )
+
+
+@dataclass(slots=True)
+class BestValidation:
+    """Keeps the best value of the deciding metric. metric: None where no metric decides; every validation then counts
+    as best."""
+
+    metric: str | None
+    smaller_is_better: bool = True
+    value: float | None = None
+
+    def beats(self, metrics: dict[str, float]) -> bool:
+        """Returns whether these metrics are the best so far, and keeps them if so."""
+        if self.metric is None or self.metric not in metrics:
+            return True
+        value = metrics[self.metric]
+        if self.value is not None and (value >= self.value if self.smaller_is_better else value <= self.value):
+            return False
+        self.value = value
+        return True
+
+
+# Cap on the batches between two checks. It bounds the wait for a stop when batches become slower.
+_MOST_BATCHES = 10_000
+
+
+@dataclass(slots=True)
+class Pace:
+    """Distance between checks. seconds: wanted time between two checks. next_look: the batch count of the next one."""
+
+    seconds: float = 0.5
+    distance: int = 1
+    next_look: int = 1
+
+    def suggest(self, batches: int, elapsed_seconds: float) -> int:
+        """Returns the distance that this rank would choose after `batches` took so long. At most twice the present one,
+        because the first batches of a process say little."""
+        if batches < 1 or elapsed_seconds <= 0:
+            return self.distance
+        wanted = int(self.seconds * batches / elapsed_seconds)
+        return max(1, min(wanted, 2 * self.distance, _MOST_BATCHES))
+
+    def agree(self, now: int, distance: int) -> None:
+        """Sets the distance and the next check. All ranks call it with the same numbers."""
+        self.distance = distance
+        self.next_look = now + distance

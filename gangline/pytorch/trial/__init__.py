@@ -1,0 +1,1 @@
+"""The trial API: the trial class, its context and callbacks, and the step of its optimizers."""

@@ -1,0 +1,130 @@
+"""PURE: reads the trainer's settings from an experiment's configuration, which a rank gets as a plain dictionary.
+
+Submit has validated it; off the cluster a user passes as much of it as needed. Defaults are those of the
+configuration's reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangline.config.optimization import Optimizations, parse_optimizations
+from gangline.errors import invalid
+from gangline.pytorch.trial.unit import Batch, TrainUnit, parse_unit
+
+CHECKPOINT_POLICIES = ("best", "all", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetting:
+    """Settings of one trial. config: the experiment's configuration, perhaps only parts of it. hparams: this trial's
+    hyperparameters. optimizations: that section, validated."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+    optimizations: Optimizations = field(default_factory=Optimizations)
+    trial_seed: int = 0
+
+    @property
+    def parallelism(self) -> Any:
+        return self.config.get("parallelism")
+
+    @property
+    def max_length(self) -> TrainUnit | None:
+        return parse_unit(self._searcher.get("max_length"), "searcher.max_length")
+
+    @property
+    def validation_period(self) -> TrainUnit | None:
+        return parse_unit(self.config.get("min_validation_period"), "min_validation_period")
+
+    @property
+    def checkpoint_period(self) -> TrainUnit | None:
+        return parse_unit(self.config.get("min_checkpoint_period"), "min_checkpoint_period")
+
+    @property
+    def reporting_period(self) -> TrainUnit:
+        return Batch(_whole_number(self.config.get("scheduling_unit"), "scheduling_unit") or 100)
+
+    @property
+    def checkpoint_policy(self) -> str:
+        return check_policy(str(self.config.get("checkpoint_policy") or "best"))
+
+    @property
+    def saves_in_background(self) -> bool:
+        return self.config.get("async_checkpoints") is not False
+
+    @property
+    def has_initial_validation(self) -> bool:
+        return bool(self.config.get("perform_initial_validation"))
+
+    @property
+    def may_shrink(self) -> bool:
+        """Returns whether an attempt of the trial may have fewer slots than slots_per_trial."""
+        resources = self.config.get("resources") or {}
+        fewest = resources.get("min_slots_per_trial")
+        return fewest is not None and fewest < (resources.get("slots_per_trial") or 1)
+
+    @property
+    def metric(self) -> str | None:
+        """Name of the validation metric that decides which checkpoint is best; None where no searcher names one."""
+        return self._searcher.get("metric")
+
+    @property
+    def smaller_is_better(self) -> bool:
+        return bool(self._searcher.get("smaller_is_better", True))
+
+    @property
+    def _searcher(self) -> Mapping[str, Any]:
+        return self.config.get("searcher") or {}
+
+
+def optimizations_from(config: Mapping[str, Any], aggregation_frequency: int) -> Optimizations:
+    """Returns the section `optimizations`. aggregation_frequency: a script's own, used where the configuration leaves
+    it at 1."""
+    if not isinstance(aggregation_frequency, int) or aggregation_frequency < 1:
+        raise invalid(
+            "pytorch.aggregation_frequency",
+            f"aggregation_frequency is {aggregation_frequency!r}; it must be at least 1",
+        )
+    found = parse_optimizations(config.get("optimizations"))
+    return (
+        found
+        if found.aggregation_frequency > 1
+        else found.model_copy(update={"aggregation_frequency": aggregation_frequency})
+    )
+
+
+def seed_from(config: Mapping[str, Any]) -> int:
+    """Returns reproducibility.experiment_seed, else 0: off the cluster two runs of one script must agree."""
+    seed = (config.get("reproducibility") or {}).get("experiment_seed")
+    return _whole_number(seed, "reproducibility.experiment_seed")
+
+
+def check_unit(value: Any, argument: str) -> TrainUnit | None:
+    """Returns an argument of Trainer.fit, a length or a period; None leaves it to the configuration. Raises
+    GanglineError `pytorch.unit` for a value without a unit."""
+    if value is None or isinstance(value, TrainUnit):
+        return value
+    number = value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 5
+    raise invalid(
+        "pytorch.unit",
+        f"Trainer.fit: {argument} is {value!r}, which has no unit; pass pytorch.Batch({number}), "
+        f"pytorch.Epoch({number}) or pytorch.Record({number})",
+    )
+
+
+def check_policy(policy: str) -> str:
+    if policy not in CHECKPOINT_POLICIES:
+        raise invalid("config.checkpoint_policy", f"checkpoint_policy: {policy!r} is none of best, all and none")
+    return policy
+
+
+def _whole_number(value: Any, where: str) -> int:
+    """Returns the configuration's number at `where`; 0 where there is none."""
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise invalid("config.number", f"{where}: expected a whole number of 0 or more, found {value!r}")
+    return value

@@ -1,0 +1,185 @@
+"""Turns the gradients of a batch into a change of the parameters: aggregation, scaling, clipping, the step.
+
+Owns the rules of context.backward and context.step_optimizer. The loop knows whether the running batch ends with a
+step, and reports it with `begin_batch`.
+
+Owns mixed precision: the type in which forward passes run, and the scaler that fp16 needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gangline.config.optimization import Optimizations
+from gangline.errors import invalid
+from gangline.pytorch.data.torch_error import explain
+from gangline.pytorch.parallel import Strategy
+from gangline.pytorch.profile.clock import StepClock
+from gangline.pytorch.trial.backward import check_loss, own_backward, second_order
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Precision:
+    """Makes the contexts of one trial's precision. kind: fp16, bf16, or None for the model's own type."""
+
+    def __init__(self, device: torch.device, kind: str | None) -> None:
+        self._device = device
+        self.kind = kind
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Returns the context of a forward pass, which does nothing without mixed precision."""
+        return _NOTHING if self.kind is None else torch.autocast(self._device.type, dtype=_TYPES[self.kind])
+
+    def without_autocast(self) -> AbstractContextManager[Any]:
+        """Returns a context for code inside a forward pass's region that must not be cast: backward passes and
+        updates."""
+        return _NOTHING if self.kind is None else torch.autocast(self._device.type, enabled=False)
+
+    def make_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
+        """Returns a scaler for fp16, which keeps small gradients from vanishing; else None. bf16 has the range of full
+        precision."""
+        return torch.amp.GradScaler(self._device.type, **options) if self.kind == "fp16" else None
+
+
+def check_one_scaler(has_own: bool, has_wrapped: bool) -> None:
+    """Raises GanglineError `pytorch.two_scalers`. has_own: the context made one for fp16. has_wrapped: the trial
+    wrapped one."""
+    if has_own and has_wrapped:
+        raise invalid(
+            "pytorch.two_scalers",
+            "the trial wraps a GradScaler, but mixed_precision fp16 brings its own; drop wrap_scaler and the scaling "
+            "of the loss, or set optimizations.mixed_precision to O0",
+        )
+
+
+class ParameterUpdate:
+    """Makes and applies gradients for one trial. scalers: the trial's wrapped ones, and the one that fp16 adds.
+    own_scaler: the latter alone.
+
+    rounds: backward passes of this rank for one batch of each rank of the full gang; their gradients always become a
+    mean. may_shrink: the trial may run on fewer slots, in several rounds, in a later attempt.
+    """
+
+    def __init__(
+        self,
+        optimizations: Optimizations,
+        strategy: Strategy,
+        precision: Precision,
+        clock: StepClock,
+        *,
+        rounds: int = 1,
+        may_shrink: bool = False,
+    ) -> None:
+        self.scalers: list[Any] = []
+        self.own_scaler: Any = None
+        self.is_step_batch = True
+        self._weight = 1.0
+        self._is_first_backward = True
+        self._is_in_batch = self._is_in_backward = False
+        self._strategy = strategy
+        self._precision = precision
+        self._clock = clock
+        self._frequency = optimizations.aggregation_frequency
+        self._rounds = rounds
+        self._may_shrink = may_shrink
+        self.averages(optimizations.average_aggregated_gradients)
+
+    def averages(self, is_on: bool) -> None:
+        """Sets whether gradients that are aggregated over several batches become a mean, or stay a sum."""
+        self._loss_divisor = self._rounds * (self._frequency if is_on else 1)
+
+    def begin_batch(self, is_step_batch: bool, weight: float = 1.0) -> None:
+        """Prepares for a batch. is_step_batch: whether it ends with a step. weight: of this rank's loss in the mean
+        over all ranks, which may have other numbers of records."""
+        self.is_step_batch = is_step_batch
+        self._weight = weight
+        self._is_first_backward = self._is_in_batch = True
+
+    def on_gradient(self) -> None:
+        """Called when a backward pass has reached a wrapped model. Raises GanglineError `pytorch.own_backward` for a
+        trial's own backward pass whose gradients context.backward would have changed."""
+        is_own = self._is_in_batch and not self._is_in_backward
+        if is_own and (self._strategy.has_peers or self._loss_divisor > 1 or self.own_scaler is not None):
+            raise own_backward()
+
+    def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
+        check_loss(loss, gradient)
+        if create_graph and self._strategy.has_peers:
+            raise second_order(self._strategy.name)
+        with self._clock.phase("backward"), self._precision.without_autocast():
+            if self._loss_divisor > 1:
+                loss = loss / self._loss_divisor
+            if self._weight != 1:
+                loss = loss * self._weight
+            if self.own_scaler is not None:
+                loss = self.own_scaler.scale(loss)
+            if self.is_step_batch:
+                self._strategy.before_backward(self._is_first_backward)
+                self._is_first_backward = False
+            self._is_in_backward = True
+            try:
+                loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                if self.is_step_batch:
+                    # after_backward may reduce gradients that the pass has left, which still belongs to the pass.
+                    self._strategy.after_backward()
+            except RuntimeError as error:
+                meaning = explain(error, self._strategy.name)
+                if meaning is None:
+                    raise
+                raise meaning from error
+            finally:
+                self._is_in_backward = False
+
+    def step(
+        self,
+        optimizer: Optimizer,
+        clip_grads: Callable[[Iterable[nn.Parameter]], Any] | None,
+        auto_zero_grads: bool,
+        scaler: Any,
+        closure: Callable[[], Any] | None,
+    ) -> None:
+        if self._frequency > 1 and not auto_zero_grads:
+            raise invalid(
+                "pytorch.zero_grads",
+                f"step_optimizer(auto_zero_grads=False) with an aggregation_frequency of {self._frequency}: only the "
+                "trainer knows after which batches gradients may be cleared; leave auto_zero_grads on",
+            )
+        if self._may_shrink and not auto_zero_grads:
+            raise invalid(
+                "pytorch.zero_grads",
+                "step_optimizer(auto_zero_grads=False) with resources.min_slots_per_trial: on fewer slots only the "
+                "trainer knows after which batches gradients may be cleared; leave auto_zero_grads on",
+            )
+        if not self.is_step_batch:
+            return
+        with self._clock.phase("optimizer"), self._precision.without_autocast():
+            self._strategy.before_step(optimizer)
+            scaler = scaler if scaler is not None else self.own_scaler
+            if clip_grads is not None:
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
+                # A list, because a function that iterates twice would find a generator empty the second time.
+                clip_grads([parameter for group in optimizer.param_groups for parameter in group["params"]])
+            if scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step(closure) if closure is not None else optimizer.step()
+            if auto_zero_grads:
+                optimizer.zero_grad()
+
+    def end_batch(self) -> None:
+        """Updates each scaler that has stepped an optimizer, once for all its optimizers. Skips a scaler that the trial
+        has updated already: in torch an update without a step before it is an error."""
+        self._is_in_batch = False
+        for scaler in self.scalers:
+            states = getattr(scaler, "_per_optimizer_states", {})
+            if any(state["found_inf_per_device"] for state in states.values()):
+                scaler.update()

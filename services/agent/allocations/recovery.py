@@ -1,0 +1,70 @@
+"""PURE: the verdict of a starting agent on each allocation that it finds in its journal.
+
+`Found` has the findings of disk and kernel; `plan_recovery` decides. One rule is behind every case. Slots count as free
+only when no process of their old allocation is alive, and an accepted allocation ends with exactly one report. The
+journal module reads the disk, and the roster carries the verdict out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.agent.allocations.journal_record import Phase, Record
+
+
+class Verdict(StrEnum):
+    """The action for one folder of the journal."""
+
+    KEEP = "KEEP"  # it has ended: report it until the scheduler sends Forget
+    START = "START"  # it was accepted, and no runner was started yet
+    ADOPT = "ADOPT"  # its runner lives: watch it
+    CONCLUDE = "CONCLUDE"  # its runner is gone: report how it ended
+    KILL = "KILL"  # a process lives that no allocation may own: kill it, then report
+    DISCARD = "DISCARD"  # it was never accepted: the agent stopped before its record was complete
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The findings on one folder.
+
+    record: None if there is none or it cannot be read; problem then names it.
+    has_spec: spec.json is there and readable.
+    is_alive: the runner's lock is held, or its process lives.
+    has_exit: the runner left its exit.json.
+    problem: names the unreadable file; empty if there is none.
+    was_tried: the runner may have been started, although the record does not note it.
+    """
+
+    record: Record | None
+    has_spec: bool
+    is_alive: bool
+    has_exit: bool
+    problem: str = ""
+    was_tried: bool = False
+
+
+def plan_recovery(found: Found) -> Verdict:
+    """Returns the verdict for one folder. The same findings give the same verdict, so a second crash changes
+    nothing."""
+    if found.record is None:
+        return _plan_without_record(found)
+    if not found.record.is_live:
+        return Verdict.KILL if found.is_alive else Verdict.KEEP
+    if found.is_alive:
+        return Verdict.ADOPT
+    is_unstarted = found.record.phase is Phase.ACCEPTED and not found.has_exit and not found.was_tried
+    if is_unstarted and found.has_spec:
+        return Verdict.START
+    return Verdict.CONCLUDE
+
+
+def _plan_without_record(found: Found) -> Verdict:
+    if found.is_alive:
+        # Training continues although a file of the journal is broken, as long as its slots are known.
+        return Verdict.ADOPT if found.has_spec else Verdict.KILL
+    if found.problem or found.has_exit:
+        return Verdict.CONCLUDE
+    # The runner starts after the record is complete. So without any record no runner was started, and no slot was
+    # promised.
+    return Verdict.DISCARD

@@ -1,0 +1,1 @@
+"""The agent's connection to the leading scheduler: its stream, its heartbeats, and the search for the next leader."""

@@ -1,0 +1,1 @@
+"""The slots of an agent: the GPUs of the machine, their health, and artificial CPU slots."""

@@ -1,0 +1,1 @@
+"""The gateway's calls to the leading scheduler."""

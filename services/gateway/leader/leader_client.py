@@ -1,0 +1,207 @@
+"""Calls of the gateway to the leading scheduler, and the one way of a user's change through it.
+
+The mirror names the leader. Every call here is idempotent (a request id, or an end that changes nothing twice). So a
+call that fails because leadership moves is retried against the next leader until its time limit ends. The final error
+says whether any of the tries may have changed something. It keeps one channel, to the newest leader, and changes no
+state by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import grpc
+import structlog
+
+from gangline.domain.resource import ServiceInstance
+from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailable
+from gangline.protocol import rpc
+from gangline.v1 import scheduler_pb2_grpc
+from services.common.concurrency import first_of
+from services.common.leader_probe import NOT_LEADER_CODE
+from services.common.server import Principal
+from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
+
+if TYPE_CHECKING:
+    from gangline.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
+
+# Time limit of one try.
+TRY_SECONDS = 5.0
+# A call waits so long for a leader: longer than a fail-over by lease.
+PATIENCE_SECONDS = 12.0
+# Pause before the next try at a leader that does not answer.
+REDIAL_SECONDS = 0.25
+# How long the answer to a change waits for the mirror to show the write.
+MIRROR_SECONDS = 5.0
+# Request ids are stored with the experiment, so their length is bounded.
+MAX_REQUEST_ID = 200
+# The error of a leader that cannot write to etcd.
+UNWRITABLE_CODE = "state.unwritable"
+# Errors that say less than etcd's own problem does, while it has one.
+_VAGUE_CODES = frozenset({"rpc.timeout", "rpc.unreachable", "gateway.no_leader", NOT_LEADER_CODE})
+
+log = structlog.get_logger(__name__)
+
+
+class ChangeRequest(Protocol):
+    """The fields that every message of a user's change has."""
+
+    request_id: str
+    user: str
+
+
+Q = TypeVar("Q")
+C = TypeVar("C", bound=ChangeRequest)
+A = TypeVar("A")
+Choose = Callable[["SchedulerServiceAsyncStub"], "grpc.aio.UnaryUnaryMultiCallable[Q, A]"]
+
+
+class Leader:
+    """Calls the leader. patience_seconds: for how long a change may wait for a leader that answers; None for
+    PATIENCE_SECONDS.
+
+    etcd_problem: returns one sentence while etcd is known not to work, else an empty text.
+    """
+
+    def __init__(
+        self,
+        mirror: Watched,
+        cluster_token: str,
+        patience_seconds: float | None = None,
+        etcd_problem: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._mirror = mirror
+        self._metadata = rpc.token_metadata(cluster_token)
+        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        self._etcd_problem = etcd_problem
+        self._address = ""
+        self._channel: grpc.aio.Channel | None = None
+        # Of the channel. Making one takes longer than a call's own work.
+        self._stub: SchedulerServiceAsyncStub | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def change(self, principal: Principal, request_id: str, choose: Choose[C, A], request: C) -> A:
+        """Makes a user's change, as in `change(principal, id, lambda scheduler: scheduler.EndTrial, request)`. Fills in
+        the request id and the user. Returns the leader's answer when the caller can read its own write. A use case
+        with checks of its own calls check_user before them.
+
+        Raises GanglineError `auth.forbidden`, `request.no_id`, `request.long_id`, and the errors of `call`.
+        """
+        check_user(principal)
+        check_request_id(request_id)
+        request.request_id, request.user = request_id, principal.name
+        answer = await self.call(choose, request)
+        # An answer without a revision belongs to a change that writes nothing to etcd, such as the order of a trace.
+        await self.settle(getattr(answer, "revision", 0))
+        return answer
+
+    async def settle(self, revision: int) -> None:
+        """Waits until the mirror shows this revision. The write is done either way, so a delay is no error."""
+        if not await self._mirror.wait_for_revision(revision, MIRROR_SECONDS):
+            log.warning("the mirror is behind", revision=revision, mirrored=self._mirror.state.revision)
+
+    async def call(self, choose: Choose[Q, A], request: Q) -> A:
+        """Returns the leader's answer, as in `call(lambda scheduler: scheduler.EndTrial, request)`. Retries, also with
+        the next leader, as long as the failure may pass. Raises GanglineError."""
+        clock = asyncio.get_running_loop().time
+        # A caller that arrives long after the last leader went gets the error at once.
+        give_up_at = clock() + self._patience_seconds - min(self._patience_seconds, self._mirror.leaderless_seconds())
+        effect = Effect.NONE
+        with self._mirror.changes.listen(LEADER_NOTIFICATION) as leader_changed:
+            while True:
+                leader_changed.clear()
+                try:
+                    # A shorter last try would leave open a result that a leader could still report for certain.
+                    return await self._call_while_leading(choose, request, TRY_SECONDS)
+                except GanglineError as error:
+                    if not _may_pass(error):
+                        raise
+                    if error.effect is Effect.UNKNOWN:
+                        effect = Effect.UNKNOWN
+                    left = give_up_at - clock()
+                    is_futile = error.code == UNWRITABLE_CODE and bool(self._etcd_problem())
+                    if is_futile or left <= 0:
+                        raise self._final(error, effect) from error
+                # Without a leader only a new one helps; if one does not answer, dialling again may help.
+                await leader_changed.wait(min(REDIAL_SECONDS, left) if self._mirror.state.leader else left)
+
+    async def _call_while_leading(self, choose: Choose[Q, A], request: Q, seconds: float) -> A:
+        """Calls like `call_once`, but raises at once when another scheduler leads meanwhile: a paused one would not
+        answer."""
+        asked = self._mirror.state.leader
+        answer = await first_of(self.call_once(choose, request, seconds), self._wait_for_other_leader(asked))
+        if answer is None:
+            raise unavailable("gateway.leader_changed", "another scheduler leads since the call was made")
+        return answer
+
+    async def _wait_for_other_leader(self, asked: ServiceInstance | None) -> None:
+        with self._mirror.changes.listen(LEADER_NOTIFICATION) as leader_changed:
+            while self._mirror.state.leader in (None, asked):
+                await leader_changed.wait()
+                leader_changed.clear()
+
+    async def call_once(self, choose: Choose[Q, A], request: Q, seconds: float) -> A:
+        """Makes one try. For calls that only explain something, a retry would delay what they explain. Raises
+        GanglineError."""
+        leader = self._mirror.state.leader
+        if leader is None:
+            raise no_leader()
+        stub = self._dial(leader.grpc_address)
+        try:
+            return await choose(stub)(request, timeout=seconds, metadata=self._metadata)
+        except grpc.aio.AioRpcError as failure:
+            raise rpc.error_of(failure, f"the leading scheduler at {leader.grpc_address}") from failure
+
+    def _final(self, error: GanglineError, effect: Effect) -> GanglineError:
+        """Returns the error of the last try, with the effect of all of them."""
+        problem = self._etcd_problem() if error.code in _VAGUE_CODES else ""
+        if problem:
+            return unavailable("gateway.no_etcd", f"{problem} ({error.message})", effect)
+        # That a scheduler did not lead is no conflict with the request: the next leader may accept it.
+        kind = ErrorKind.UNAVAILABLE if error.kind is ErrorKind.CONFLICT else error.kind
+        return GanglineError(error.code, error.message, kind, effect)
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+        await asyncio.gather(*self._closing)
+
+    def _dial(self, address: str) -> SchedulerServiceAsyncStub:
+        if self._stub is None or address != self._address:
+            if self._channel is not None:
+                # Calls that are in progress at the old leader may still be answered.
+                closing = asyncio.create_task(self._channel.close(TRY_SECONDS))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            self._address = address
+            self._channel = grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS)
+            self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        return self._stub
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises GanglineError `request.no_id` or `request.long_id`."""
+    if not request_id:
+        raise invalid("request.no_id", "this change has no request id; make one up (a UUID), and repeat it on a retry")
+    if len(request_id) > MAX_REQUEST_ID:
+        text = f"the request id has {len(request_id)} characters; at most {MAX_REQUEST_ID} are stored, as a UUID's 36"
+        raise invalid("request.long_id", text)
+
+
+def no_leader() -> GanglineError:
+    return unavailable(
+        "gateway.no_leader",
+        "no scheduler leads this cluster, so nothing can be changed now; start gangline-scheduler, or see its log for "
+        "why it does not lead (reading still works)",
+        Effect.NONE,
+    )
+
+
+def _may_pass(error: GanglineError) -> bool:
+    """Returns whether the same call may succeed a moment later: the leader is away, slow, or has just been replaced."""
+    if error.kind is ErrorKind.CONFLICT:
+        return error.code == NOT_LEADER_CODE
+    return error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)

@@ -1,0 +1,43 @@
+"""PURE: which attempts of a trial may still deliver, and which records of a superseded one are left out.
+
+The mirror may lag behind etcd. An attempt that it does not know yet counts as live, because the leader has issued its
+token.
+"""
+
+from __future__ import annotations
+
+from gangline.domain.history import LogLine
+from gangline.domain.id import parse_allocation_id
+from services.common import keys
+from services.gateway.mirror.cluster_state import ClusterState
+from services.gateway.mirror.ingest_record import IngestRecord
+
+# The last lines of an attempt explain why it ended, and its host's clock may be ahead of the leader's. A metric of that
+# time would appear beside the same batch's metric of the next attempt.
+LOG_LINGER_SECONDS = 60.0
+
+
+def why_over(state: ClusterState, allocation_id: str) -> str:
+    """Returns why this attempt must not train any more; "" while it is live or not known yet."""
+    trial_id, attempt = parse_allocation_id(allocation_id)
+    trial = state.trials.find(keys.trial(trial_id))
+    if trial is None or trial.attempts < attempt or state.allocations.find(keys.allocation(allocation_id)) is not None:
+        return ""
+    if trial.attempts > attempt:
+        return f"attempt {trial.attempts} of trial {trial_id} has taken the place of attempt {attempt}"
+    return f"allocation {allocation_id} has ended"
+
+
+def admitted(state: ClusterState, allocation_id: str, records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
+    """Returns the records to store: all of them, unless a later attempt of the trial has begun. Records that this
+    attempt made after that begin would appear beside the later attempt's own records."""
+    trial_id, attempt = parse_allocation_id(allocation_id)
+    trial = state.trials.find(keys.trial(trial_id))
+    if trial is None or trial.attempts <= attempt:
+        return records
+    begun_at = trial.timeline.placed_at or trial.timeline.queued_at
+    return tuple(record for record in records if record.at <= begun_at + _linger_of(record))
+
+
+def _linger_of(record: IngestRecord) -> float:
+    return LOG_LINGER_SECONDS if isinstance(record.content, LogLine) else 0.0

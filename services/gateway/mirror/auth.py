@@ -1,0 +1,91 @@
+"""Maps a token to a principal, and decides what that principal may call.
+
+A token is one of three: a user's (its sha256 is in the mirror), the cluster's own (services and operators) or one of an
+allocation (for its trial runners). Tokens are compared in constant time and never logged.
+"""
+
+from __future__ import annotations
+
+from gangline.domain.id import parse_allocation_id
+from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, unavailable
+from services.common.security import check_allocation_token, hash_token, is_allocation_token, is_same_token
+from services.common.server import Principal
+from services.gateway.mirror.mirror import Watched
+
+CLUSTER = Principal(kind="cluster", name="cluster", is_admin=True)
+
+
+class Authenticator:
+    def __init__(self, mirror: Watched, cluster_token: str) -> None:
+        self._mirror = mirror
+        self._cluster_token = cluster_token
+
+    async def authenticate(self, _: str, token: str | None) -> Principal:
+        """Authenticates a call for the gRPC server, which calls this for every method."""
+        return self.identify(token)
+
+    def identify(self, token: str | None) -> Principal:
+        """Returns the principal of a token. Raises GanglineError `auth.*`."""
+        if not token:
+            raise unauthenticated(
+                "auth.no_token",
+                "this call needs a token; set GANGLINE_TOKEN, or send Authorization: Bearer TOKEN over HTTP",
+            )
+        if is_allocation_token(token):
+            allocation_id = check_allocation_token(self._cluster_token, token)
+            return Principal(kind="allocation", name=allocation_id, is_admin=False)
+        if is_same_token(token, self._cluster_token):
+            return CLUSTER
+        return self._identify_user(hash_token(token))
+
+    def _identify_user(self, token_sha256: str) -> Principal:
+        found: Principal | None = None
+        users = self._mirror.state.users
+        # The loop goes on after a match, so that its time does not depend on which user calls.
+        for user in users.all():
+            if is_same_token(user.token_sha256, token_sha256):
+                found = Principal(kind="user", name=user.name, is_admin=user.is_admin)
+        if found is not None:
+            return found
+        # The first leader creates the first users.
+        if not len(users):
+            raise unavailable(
+                "auth.no_users",
+                "this cluster has no users yet because no scheduler has ever led it; start gangline-scheduler",
+                Effect.NONE,
+            )
+        raise unauthenticated("auth.wrong_token", "this token belongs to no user of this cluster; check GANGLINE_TOKEN")
+
+
+def check_user(principal: Principal) -> None:
+    """Admits calls of users and their tools. Raises GanglineError `auth.forbidden`."""
+    if principal.kind == "allocation":
+        raise GanglineError(
+            "auth.forbidden", "the token of an allocation may only deliver its trial's records", ErrorKind.FORBIDDEN
+        )
+
+
+def check_admin(principal: Principal, action: str) -> None:
+    """Admits calls that affect all users' work. action: the attempted change. Raises GanglineError `auth.not_admin`."""
+    check_user(principal)
+    if not principal.is_admin:
+        raise GanglineError(
+            "auth.not_admin",
+            f"{principal.name} is no administrator, and only those may {action}; ask one of them",
+            ErrorKind.FORBIDDEN,
+        )
+
+
+def check_trial(principal: Principal, trial_id: str, allocation_id: str) -> None:
+    """Admits deliveries of trial runners, each for its own allocation only. Raises GanglineError `auth.forbidden`."""
+    is_own = (
+        principal.kind == "allocation"
+        and principal.name == allocation_id
+        and parse_allocation_id(allocation_id)[0] == trial_id
+    )
+    if principal.kind != "cluster" and not is_own:
+        raise GanglineError(
+            "auth.forbidden",
+            f"{principal.kind} {principal.name} may not deliver for allocation {allocation_id} of trial {trial_id}",
+            ErrorKind.FORBIDDEN,
+        )

@@ -1,0 +1,148 @@
+"""The cluster's state as the gateway last saw it: etcd's keys as domain records, indexed for the views.
+
+It applies what it is given and knows neither etcd's client nor time; mirror.py feeds it. A value that cannot be read
+(written by a newer version, or damaged) leaves the record as it was and is counted, so one bad key hides nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from gangline.domain.allocation import Allocation, Request
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.fusion import FusionRecord
+from gangline.domain.resource import Agent, Cluster, ServiceInstance, User
+from gangline.domain.search import Search
+from gangline.domain.state import CheckpointState, State
+from gangline.protocol import wire
+from services.common import keys
+
+T = TypeVar("T")
+
+
+class RecordTable(Generic[T]):
+    """Holds the records under one prefix, by key and by group. group_of: None when no view asks by group."""
+
+    def __init__(self, prefix: str, record_type: type[T], group_of: Callable[[T], Hashable] | None = None) -> None:
+        self.prefix = prefix
+        self._record_type = record_type
+        self._group_of = group_of
+        self._by_key: dict[str, T] = {}
+        self._by_group: dict[Hashable, dict[str, T]] = {}
+
+    def find(self, key: str) -> T | None:
+        return self._by_key.get(key)
+
+    def all(self) -> Iterable[T]:
+        """Returns all records in no particular order."""
+        return self._by_key.values()
+
+    def of(self, group: Hashable) -> Iterable[T]:
+        return self._by_group.get(group, {}).values()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def put(self, key: str, value: bytes) -> tuple[T | None, T]:
+        """Stores a record; returns the one before and the new one. Raises when the value cannot be read."""
+        record = wire.decode(self._record_type, value)
+        before = self.remove(key)
+        self._by_key[key] = record
+        if self._group_of is not None:
+            self._by_group.setdefault(self._group_of(record), {})[key] = record
+        return before, record
+
+    def remove(self, key: str) -> T | None:
+        record = self._by_key.pop(key, None)
+        if record is not None and self._group_of is not None:
+            group = self._group_of(record)
+            members = self._by_group[group]
+            del members[key]
+            if not members:
+                del self._by_group[group]
+        return record
+
+
+class ClusterState:
+    """Holds every shelf. Readers on the event loop see all of a transaction or none: a batch is applied without
+    awaiting.
+
+    marked: the checkpoints whose files are to be deleted, by key. num_ended_allocations: since this state was made.
+    """
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.num_unreadable = 0
+        self.num_ended_allocations = 0
+        self.marked: dict[str, Checkpoint] = {}
+        self.experiments = RecordTable(keys.EXPERIMENTS, Experiment)
+        self.trials = RecordTable(keys.TRIALS, Trial, lambda trial: trial.experiment_id)
+        self.searches = RecordTable(keys.SEARCHES, Search)
+        self.requests = RecordTable(keys.REQUESTS, Request)
+        self.allocations = RecordTable(keys.ALLOCATIONS, Allocation, lambda allocation: allocation.trial_id)
+        self.agents = RecordTable(keys.AGENTS, Agent)
+        self.checkpoints = RecordTable(keys.CHECKPOINTS, Checkpoint, lambda checkpoint: checkpoint.experiment_id)
+        self.users = RecordTable(keys.USERS, User)
+        self.fusion = RecordTable(keys.FUSION, FusionRecord)
+        self.instances = RecordTable(keys.ALIVE, ServiceInstance)
+        self._leader = RecordTable(keys.LEADER, ServiceInstance)
+        self._cluster = RecordTable(keys.CLUSTER, Cluster)
+        self._shelves: tuple[RecordTable[Any], ...] = (
+            self.experiments, self.trials, self.searches, self.requests, self.allocations, self.agents,
+            self.checkpoints, self.users, self.fusion, self.instances, self._leader, self._cluster,
+        )  # fmt: skip
+
+    @property
+    def leader(self) -> ServiceInstance | None:
+        return self._leader.find(keys.LEADER)
+
+    @property
+    def cluster(self) -> Cluster | None:
+        return self._cluster.find(keys.CLUSTER)
+
+    def apply(self, key: str, value: bytes | None) -> set[int]:
+        """Applies one key (value None: deleted). Returns the ids of the experiments whose view it changes."""
+        table = next((table for table in self._shelves if key.startswith(table.prefix)), None)
+        if table is None:
+            return set()
+        if value is None:
+            self.marked.pop(key, None)
+            self.num_ended_allocations += table is self.allocations
+            return _experiment_ids((table.remove(key),))
+        try:
+            # Nothing is changed before the value has been decoded.
+            before, record = table.put(key, value)
+        except (DecodeError, ValueError):
+            self.num_unreadable += 1
+            return set()
+        if isinstance(record, Checkpoint) and record.state is CheckpointState.DELETING:
+            self.marked[key] = record
+        return _experiment_ids((before, record))
+
+    def live_allocation(self, trial_id: str) -> Allocation | None:
+        """Returns the newest allocation of the trial that has not ended."""
+        live = (allocation for allocation in self.allocations.of(trial_id) if allocation.state is not State.TERMINAL)
+        return max(live, key=lambda allocation: allocation.attempt, default=None)
+
+    def allocation_id_by_slot_id(self) -> Mapping[str, str]:
+        return {
+            slot_id: allocation.id
+            for allocation in self.allocations.all()
+            if allocation.state is not State.TERMINAL
+            for member in allocation.members
+            for slot_id in member.slot_ids
+        }
+
+
+def _experiment_ids(records: Iterable[object]) -> set[int]:
+    """Returns the ids of the experiments that these records belong to."""
+    found: set[int] = set()
+    for record in records:
+        if isinstance(record, Experiment):
+            found.add(record.id)
+        elif isinstance(record, (Trial, Search, Request, Allocation, Checkpoint)):
+            found.add(record.experiment_id)
+    return found

@@ -1,0 +1,75 @@
+"""PURE: the gateway's own records: a trial runner's delivery, the scope of a reading, and the gateway's health.
+
+gangline.domain.history has the contents of deliveries, and gangline.domain.view has the views.
+
+Replaces implausible numbers in deliveries; the metrics themselves stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
+from gangline.domain.limits import plausible_amount, plausible_count, plausible_time
+from gangline.domain.resource import EtcdHealth
+
+
+@dataclass(frozen=True, slots=True)
+class IngestRecord:
+    """Holds one record of a spool. sequence: counts from 1 within its spool."""
+
+    sequence: int
+    at: float
+    content: LogLine | MetricsPoint | ProgressPoint
+
+
+@dataclass(frozen=True, slots=True)
+class IngestBatch:
+    """Holds records of one spool in the order of their sequence numbers. last_sequence: everything up to it is settled
+    with this batch, including records that were left out; 0 for the last record's number."""
+
+    spool_id: str
+    experiment_id: int
+    trial_id: str
+    records: tuple[IngestRecord, ...]
+    last_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Names the history that a caller asks for. trial_id: empty for all trials. group: empty for all metrics."""
+
+    experiment_id: int
+    trial_id: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Describes the gateway's health. revision: the newest one of etcd that is mirrored. problem: why nothing can be
+    changed now; empty when it can."""
+
+    status: str
+    has_leader: bool
+    revision: int
+    etcd: EtcdHealth
+    problem: str
+
+
+def plausible_record(record: IngestRecord, now: float) -> IngestRecord:
+    """Returns the record with plausible numbers; the same object where nothing is replaced. now: by the gateway's
+    clock."""
+    at, content = plausible_time(record.at, now), _plausible_content(record.content)
+    return record if at == record.at and content is record.content else replace(record, at=at, content=content)
+
+
+def _plausible_content(content: LogLine | MetricsPoint | ProgressPoint) -> LogLine | MetricsPoint | ProgressPoint:
+    """Returns the same object where nothing is replaced."""
+    if isinstance(content, LogLine):
+        return content
+    completed = plausible_count(content.batches_completed)
+    if isinstance(content, MetricsPoint):
+        return content if completed == content.batches_completed else replace(content, batches_completed=completed)
+    total, rate = plausible_count(content.batches_total), plausible_amount(content.samples_per_second)
+    found = ProgressPoint(completed, total, rate)
+    return content if found == content else found

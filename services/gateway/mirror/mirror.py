@@ -1,0 +1,154 @@
+"""Keeps ClusterState equal to etcd by list and watch, and wakes the listeners of a change.
+
+Reads of the gateway are served from here, so they work without a scheduler and while etcd is away (then they are as old
+as the last revision seen). It writes nothing. One task of this module lives as long as the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Protocol
+
+import structlog
+
+from gangline.errors import unavailable
+from services.common import keys
+from services.common.etcd import EtcdClient, Listing, WatchBatch
+from services.gateway.mirror import metrics
+from services.gateway.mirror.cluster_state import ClusterState
+from services.gateway.mirror.notification import NotificationBoard
+
+# Keys of the notifications.
+LEADER_NOTIFICATION = "leader"
+CLEANUP_NOTIFICATION = "cleanup"
+# Pause after a watch that failed.
+BACKOFF_SECONDS = 1.0
+LISTED = "listed"
+ADVANCED = "advanced"
+
+log = structlog.get_logger(__name__)
+
+
+class Watched(Protocol):
+    """Lists what the readers of the mirror need; tests provide a filled state instead of an etcd."""
+
+    @property
+    def state(self) -> ClusterState: ...
+
+    @property
+    def changes(self) -> NotificationBoard: ...
+
+    async def wait_for_revision(self, revision: int, seconds: float) -> bool: ...
+
+    def leaderless_seconds(self) -> float: ...
+
+
+class Mirror:
+    """Mirrors etcd. `state` is replaced as a whole after a compaction: read it anew after every await.
+
+    `changes` rings an experiment's id when its view changed, LEADER_BELL when another scheduler leads or none, and
+    CLEANUP_NOTIFICATION when files may have become superfluous.
+    """
+
+    def __init__(self, client: EtcdClient) -> None:
+        self.state = ClusterState()
+        self.changes = NotificationBoard()
+        self.is_listed = False
+        self._client = client
+        self._revisions = NotificationBoard()
+        self._leaderless_at: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, seconds: float) -> None:
+        """Returns once the whole state was read. Raises GanglineError `gateway.no_etcd` when that takes too long."""
+        with self._revisions.listen(LISTED) as listed:
+            self._task = asyncio.create_task(self._run(), name="mirror")
+            if await listed.wait(seconds):
+                return
+        await self.stop()
+        raise unavailable(
+            "gateway.no_etcd",
+            f"no etcd answered within {seconds:g} s; start it, or correct --etcd-endpoints",
+        )
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def wait_for_revision(self, revision: int, seconds: float) -> bool:
+        """Returns True once everything up to this revision is in `state`; False when it took longer."""
+        if self.state.revision >= revision:
+            # The usual case: etcd tells the mirror of a write before the leader has answered.
+            return True
+        with self._revisions.listen(ADVANCED) as advanced:
+            try:
+                async with asyncio.timeout(seconds):
+                    while self.state.revision < revision:
+                        await advanced.wait()
+                        advanced.clear()
+            except TimeoutError:
+                return False
+        return True
+
+    def leaderless_seconds(self) -> float:
+        """Returns for how long there has been no leader; 0 while there is one."""
+        if self._leaderless_at is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._leaderless_at
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async for news in self._client.list_watch(keys.ROOT):
+                    self._take(news)
+            except Exception as failure:  # noqa: BLE001  top of a long-lived task: the reads go on with what is known
+                metrics.MIRROR_FAILURES.inc()
+                log.warning("watching etcd failed, beginning anew", error=str(failure))
+            await asyncio.sleep(BACKOFF_SECONDS)
+
+    def _take(self, news: Listing | WatchBatch) -> None:
+        if isinstance(news, Listing):
+            self._replace(news)
+        else:
+            self._advance(news)
+        if self.state.leader is not None:
+            self._leaderless_at = None
+        elif self._leaderless_at is None:
+            self._leaderless_at = asyncio.get_running_loop().time()
+        metrics.MIRROR_REVISION.set(self.state.revision)
+        self._revisions.ring((ADVANCED,))
+
+    def _replace(self, listing: Listing) -> None:
+        state = ClusterState()
+        for item in listing.items:
+            state.apply(item.key, item.value)
+        state.revision = listing.revision
+        self.state = state
+        self.is_listed = True
+        self._warn_unreadable(state.num_unreadable)
+        self._revisions.ring((LISTED,))
+        self.changes.ring_all()
+
+    def _advance(self, batch: WatchBatch) -> None:
+        unreadable_before = self.state.num_unreadable
+        touched: set[int] = set()
+        for event in batch.events:
+            touched |= self.state.apply(event.key, event.value)
+        self.state.revision = max(self.state.revision, batch.revision)
+        self._warn_unreadable(self.state.num_unreadable - unreadable_before)
+        self.changes.ring(touched)
+        if any(event.key == keys.LEADER for event in batch.events):
+            self.changes.ring((LEADER_NOTIFICATION,))
+        if any(_may_leave_files(event.key, event.value) for event in batch.events):
+            self.changes.ring((CLEANUP_NOTIFICATION,))
+
+    def _warn_unreadable(self, count: int) -> None:
+        if count:
+            log.warning("values in etcd that this version cannot read are left out", num_values=count)
+
+
+def _may_leave_files(key: str, value: bytes | None) -> bool:
+    return key.startswith(keys.CHECKPOINTS) or (value is None and key.startswith(keys.ALLOCATIONS))

@@ -1,0 +1,169 @@
+"""Builds a gateway out of its parts, runs it, and takes it apart in the reverse order.
+
+Called by __main__ and by tests, which run several in one process. Everything shares one event loop; blocking parts
+(database, storage) run in threads.
+
+Owns the gateway's settings; services/common/settings.py describes their sources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial as bind
+from typing import ClassVar
+
+import grpc
+from pydantic import field_validator
+
+from gangline.domain.resource import ServiceInstance
+from gangline.errors import invalid
+from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
+from services.common.concurrency import cancel
+from services.common.etcd import EtcdClient, HealthWatch
+from services.common.presence import announce
+from services.common.security import load_token
+from services.common.server import Server, serve
+from services.common.settings import ServiceSettings, check_own_storage
+from services.common.telemetry import serve_metrics
+from services.gateway.history.database import open_database
+from services.gateway.history.reader import Reader
+from services.gateway.history.writer import Writer
+from services.gateway.http.app import build_app
+from services.gateway.http.server import serve_http
+from services.gateway.leader.leader_client import Leader
+from services.gateway.leader.submitter import Submitter
+from services.gateway.mirror.auth import Authenticator
+from services.gateway.mirror.mirror import Mirror
+from services.gateway.mirror.notification import NotificationBoard
+from services.gateway.rpc.gateway_service import GatewayService
+from services.gateway.rpc.ingest_service import IngestService
+from services.gateway.storage.cleanup import Cleanup
+from services.gateway.storage.storage import Storage
+from services.gateway.usecase.bundle import History, UseCases, assemble
+from services.gateway.usecase.following import Following
+
+
+class GatewaySettings(ServiceSettings):
+    """Holds the settings of a gateway. storage_url: an fsspec URL or a folder, the same as the schedulers'.
+    database_url: SQLite for one gateway, PostgreSQL for several that share their history."""
+
+    service: ClassVar[str] = "gateway"
+
+    grpc_listen: str = "0.0.0.0:8081"
+    http_listen: str = "0.0.0.0:8080"
+    storage_url: str = "/var/lib/gangline/storage"
+    database_url: str = "sqlite:////var/lib/gangline/gateway.db"
+
+    @field_validator("storage_url")
+    @classmethod
+    def _is_one_storage(cls, value: str) -> str:
+        check_own_storage(value)
+        return value
+
+
+# How long the start waits for the first full listing of etcd.
+MIRROR_SECONDS = 30.0
+# A record of metrics comes from a rank, whose frames have up to 16 MiB. A record that no gateway accepts would block
+# its runner's spool.
+MESSAGE_LIMITS = {"/gangline.v1.IngestService/Ingest": 20 << 20}
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Holds "host:port" with the real ports; metrics is None when they are on the HTTP port only."""
+
+    grpc: str
+    http: str
+    metrics: str | None
+
+
+@asynccontextmanager
+async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
+    """Serves while the context lasts. Raises GanglineError when something that it needs is missing."""
+    token = _load_cluster_token(settings)
+    async with AsyncExitStack() as parts:
+        storage = await asyncio.to_thread(_open_storage, settings.storage_url)
+        client = await parts.enter_async_context(EtcdClient(settings.etcd))
+        mirror = Mirror(client)
+        await mirror.start(MIRROR_SECONDS)
+        parts.push_async_callback(mirror.stop)
+        etcd = HealthWatch(client.examine)
+        watching = asyncio.create_task(etcd.run(), name="etcd health")
+        parts.push_async_callback(cancel, watching)
+        leader = Leader(mirror, token, etcd_problem=lambda: etcd.health.problem)
+        parts.push_async_callback(leader.close)
+        submitter = Submitter(leader)
+        parts.push_async_callback(submitter.close)
+        news = NotificationBoard()
+        following = Following(mirror, news)
+        history = await _open_history(parts, settings.database_url, news, following)
+        usecases = assemble(mirror, leader, submitter, history, storage=storage, etcd=etcd)
+        cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ChangeCheckpoints), storage)
+        cleanup.start()
+        parts.push_async_callback(cleanup.stop)
+        addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token))
+        # Undone first, because the servers wait only for a moment for calls that follow something.
+        parts.callback(following.close)
+        await parts.enter_async_context(announce(client, _instance(settings, addresses)))
+        yield addresses
+
+
+async def _open_history(parts: AsyncExitStack, url: str, news: NotificationBoard, following: Following) -> History:
+    engine = await asyncio.to_thread(open_database, url)
+    parts.callback(engine.dispose)
+    reader = Reader(engine)
+    parts.callback(reader.close)
+    writer = Writer(engine, news.ring)
+    parts.push_async_callback(writer.close)
+    return History(reader, writer, news, following)
+
+
+async def _serve(
+    parts: AsyncExitStack, settings: GatewaySettings, usecases: UseCases, authenticator: Authenticator
+) -> Addresses:
+    http = await serve_http(build_app(usecases, authenticator), settings.http_listen)
+    parts.push_async_callback(http.stop)
+    rpc = await _serve_grpc(settings.grpc_listen, usecases, authenticator)
+    parts.push_async_callback(rpc.stop)
+    metrics = serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
+    return Addresses(rpc.address, http.address, metrics)
+
+
+async def _serve_grpc(listen: str, usecases: UseCases, authenticator: Authenticator) -> Server:
+    def add_services(server: grpc.aio.Server) -> None:
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayService(usecases), server)
+        ingest_pb2_grpc.add_IngestServiceServicer_to_server(IngestService(usecases), server)
+
+    admit = authenticator.authenticate
+    return await serve(listen, add_services, admit, limit_by_method=MESSAGE_LIMITS, flag="--grpc-listen")
+
+
+def _open_storage(url: str) -> Storage:
+    storage = Storage(url)
+    storage.probe()
+    return storage
+
+
+def _load_cluster_token(settings: GatewaySettings) -> str:
+    if settings.cluster_token_file is None:
+        raise invalid(
+            "settings.no_cluster_token",
+            "a gateway needs the cluster's token: give --cluster-token-file, the same file as the schedulers'",
+        )
+    return load_token(settings.cluster_token_file)
+
+
+def _instance(settings: GatewaySettings, addresses: Addresses) -> ServiceInstance:
+    return ServiceInstance(
+        id=f"gateway-{uuid.uuid4().hex[:12]}",
+        kind="gateway",
+        grpc_address=settings.advertised(addresses.grpc),
+        http_address=settings.advertised(addresses.http),
+        metrics_address=settings.advertised(addresses.metrics) if addresses.metrics else "",
+        started_at=time.time(),
+    )

@@ -1,0 +1,1 @@
+"""The gateway's file storage: code archives, and the deletion of checkpoints."""

@@ -1,0 +1,148 @@
+"""Continues work that does not fit into one transaction: the trials of a large search, the end or the pause of many
+trials, work that has to leave an agent, checkpoints that are no longer needed.
+
+The records state the goal; this module only calls `continue_change`, `clear` and `retire` again until they change
+nothing. It does so for the experiments, agents and trials that a commit has touched and, when a term begins, for all
+that may be behind. The term starts and ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from gangline.domain.allocation import Request
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.resource import Agent
+from gangline.domain.search import Search
+from gangline.domain.state import State
+from gangline.errors import GanglineError
+from services.scheduler.searcher.draw import is_drawn, warm_up
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.records import Id, Records, StateChange
+from services.scheduler.state.records import SchedulerState as Known
+from services.scheduler.state.state_store import Store
+from services.scheduler.transition.availability import clear
+from services.scheduler.transition.checkpoint import retire
+from services.scheduler.transition.end import continue_change
+from services.scheduler.transition.rules import Rules
+
+_log = structlog.get_logger(__name__)
+
+_Touched = tuple[type, Id]
+
+
+class Continuation:
+    def __init__(self, store: Store, rules: Rules) -> None:
+        self._store = store
+        self._rules = rules
+        # A dict used as an ordered set: records are taken in the order in which they were touched.
+        self._touched: dict[_Touched, None] = {(Experiment, one.id): None for one in _going_on(store.state)}
+        self._touched |= {(Agent, agent.id): None for agent in store.state.all_of(Agent)}
+        self._touched |= {(Trial, trial_id): None for trial_id in _with_checkpoints(store.state)}
+        self._wake = asyncio.Event()
+        self._wake.set()
+
+    def on_committed(self, change: StateChange) -> None:
+        experiment_ids = {record.id: None for record in change.all_of(Experiment)}
+        experiment_ids |= {record.experiment_id: None for record in change.all_of(Search)}
+        whole = whole_submits(change) if experiment_ids else frozenset()
+        touched: list[_Touched] = [(Experiment, one) for one in experiment_ids if one not in whole]
+        touched += [(Agent, record.id) for record in change.all_of(Agent)]
+        # An ended trial resumes from no checkpoint any more, so its checkpoints may have become superfluous.
+        ended = (record for record in change.all_of(Trial) if record.state is State.TERMINAL)
+        touched += [(Trial, record.id) for record in ended if record.latest_checkpoint_id]
+        touched += [(Trial, record.trial_id) for record in change.all_of(Checkpoint)]
+        if touched:
+            self._touched |= dict.fromkeys(touched)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled or the term is over."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._touched:
+                touched = next(iter(self._touched))
+                del self._touched[touched]
+                await self._continue_change(touched)
+
+    async def _continue_change(self, touched: _Touched) -> None:
+        """Takes one step. A step that changed something is queued again, so that other records have their turn in
+        between.
+        """
+        kind, record_id = touched
+        try:
+            change = await self._store.commit(_continuing(kind, record_id, self._rules))
+        except GanglineError:
+            raise
+        except Exception:  # noqa: BLE001 - a bug in one search must not end all of them
+            _log.exception("cannot be brought in line", kind=kind.__name__.lower(), id=record_id)
+            return
+        if change:
+            self._touched[touched] = None
+
+
+def whole_submits(change: StateChange) -> frozenset[int]:
+    """Returns the experiments of which this change puts all trials that their searches want, each waiting with its
+    request. They need no further step.
+    """
+    num_wanted: dict[int, int] = {}
+    num_trials, num_requests = defaultdict[int, int](int), defaultdict[int, int](int)
+    experiments: list[Experiment] = []
+    for record in change.puts:
+        match record:
+            case Search():
+                num_wanted[record.experiment_id] = record.num_wanted
+            case Trial():
+                num_trials[record.experiment_id] += 1
+            case Request():
+                num_requests[record.experiment_id] += 1
+            case Experiment() if record.state is State.QUEUED and not record.gives_back:
+                experiments.append(record)
+    return frozenset(
+        one.id for one in experiments if num_wanted.get(one.id) == num_trials[one.id] == num_requests[one.id]
+    )
+
+
+async def warm_up_if_drawn(config_json: str) -> None:
+    """Loads the library that draws hyperparameters, before a transition needs it. Loading takes a second, for which the
+    event loop of a leader must not block.
+    """
+    if is_drawn(facts_of(config_json).hyperparameters):
+        await asyncio.to_thread(warm_up)
+
+
+async def warm_up_for(state: Known) -> None:
+    """Loads the library, where it is needed, before the first transitions of a term."""
+    for experiment in _going_on(state):
+        await warm_up_if_drawn(experiment.config_json)
+
+
+def _going_on(state: Known) -> list[Experiment]:
+    return [experiment for experiment in state.all_of(Experiment) if experiment.state is not State.TERMINAL]
+
+
+def _with_checkpoints(state: Known) -> list[str]:
+    """Returns trials that have checkpoints; only one of each experiment whose trials are compared, because one step
+    reads all of them.
+    """
+    trials: dict[Id, str] = {}
+    for checkpoint in state.all_of(Checkpoint):
+        experiment = state.find(Experiment, checkpoint.experiment_id)
+        is_compared = experiment is not None and facts_of(experiment.config_json).retention.experiment_best > 0
+        trials.setdefault(checkpoint.experiment_id if is_compared else checkpoint.trial_id, checkpoint.trial_id)
+    return list(trials.values())
+
+
+def _continuing(kind: type, record_id: Any, rules: Rules) -> Callable[[Records], StateChange]:
+    if kind is Experiment:
+        return lambda records: continue_change(records, record_id, rules, time.time())
+    if kind is Agent:
+        return lambda records: clear(records, record_id, rules, time.time())
+    return lambda records: retire(records, record_id)

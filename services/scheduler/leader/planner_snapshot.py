@@ -1,0 +1,288 @@
+"""PURE: takes the planner's snapshot of the leader's state.
+
+Slots are counted: an agent has its open slots (healthy and enabled) and, beside them, closed slots that a live
+allocation still holds and that are not given out after it. Agents that cannot start anything now stay in the snapshot,
+marked, because they count for the capacity of a pool. A user's change to an experiment counts at once, even where its
+requests still have the old values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gangline.domain.allocation import Allocation, Request
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.explanation import describe_exclusion, troubles_of
+from gangline.domain.resource import Agent
+from gangline.domain.state import Availability, ReasonCode
+from gangline.domain.state import State as Stage
+from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
+from services.scheduler.placement.request.queue import Queue
+from services.scheduler.placement.request.snapshot import default_pool
+from services.scheduler.state.estimate import Estimates, Progress
+from services.scheduler.state.facts import facts_of
+from services.scheduler.state.hold import is_held
+from services.scheduler.state.records import SchedulerState, get
+from services.scheduler.transition.exclusion import blocklist_of, holds
+from services.scheduler.transition.queue_move import position_of
+from services.scheduler.transition.rules import DEFAULT_PRIORITY
+from services.scheduler.transition.size import is_growing
+
+_SAID = {Availability.DRAINING: "drained by an operator", Availability.DISABLED: "disabled by an operator"}
+
+
+def take_snapshot(
+    state: SchedulerState,
+    pools: Iterable[PoolConfig],
+    problem_by_agent: Mapping[str, str],
+    progress_by_trial: Mapping[str, Progress],
+    *,
+    now: float,
+    memory: Memory | None = None,
+    typical_run_seconds: Mapping[str, float] | None = None,
+) -> Snapshot:
+    """Returns the snapshot. problem_by_agent: agents that cannot start anything now, and why, beside the operators'
+    settings. now: the time from which ages of checkpoints count. memory: of earlier snapshots of the same state and
+    pools. typical_run_seconds: by pool, of ended trials.
+    """
+    agents = tuple(state.all_of(Agent))
+    known_pools = all_pools(pools, agents)
+    look = _Look(
+        state,
+        Estimates(state, progress_by_trial),
+        {pool.name: pool.default_priority for pool in known_pools},
+        {agent.id: frozenset(slot.id for slot in agent.slots if slot.is_open) for agent in agents},
+        now,
+        memory or Memory(),
+    )
+    look.refresh()
+    running = tuple(look.running(allocation) for allocation in state.all_of(Allocation))
+    return Snapshot(
+        pools=known_pools,
+        agents=tuple(look.room(agent, problem_by_agent.get(agent.id, "")) for agent in agents),
+        requests=look.memory.queue.requests(),
+        running=running,
+        groups=look.memory.groups(),
+        revision=state.revision,
+        typical_run_seconds=typical_run_seconds or {},
+    )
+
+
+class Memory:
+    """Keeps the last snapshot's view of experiments that run or wait, and of their waiting trials. Only changed
+    experiments are read again, so a cycle costs little for unchanged ones.
+
+    num_changes: the state's count of changes up to which this memory is valid.
+    """
+
+    def __init__(self) -> None:
+        self.num_changes = 0
+        self.queue = Queue()
+        self._experiments: dict[int, _Known] = {}
+        self._groups: dict[str, Group] = {}
+
+    def groups(self) -> dict[str, Group]:
+        """Returns the groups of these experiments."""
+        return dict(self._groups)
+
+    def find(self, experiment_id: int) -> _Known | None:
+        return self._experiments.get(experiment_id)
+
+    def knows(self, experiment_id: int) -> bool:
+        return experiment_id in self._experiments
+
+    def learn(self, experiment_id: int, known: _Known) -> None:
+        self._experiments[experiment_id] = known
+        self._groups[known.group.id] = known.group
+
+    def forget(self, experiment_id: int) -> None:
+        known = self._experiments.pop(experiment_id, None)
+        if known is not None:
+            del self._groups[known.group.id]
+            for request in known.waiting:
+                self.queue.remove(request)
+
+
+@dataclass(slots=True)
+class _Known:
+    """Holds one experiment. waiting: the requests of its waiting trials."""
+
+    record: Experiment
+    group: Group
+    is_preemptible: bool
+    smaller_sizes: tuple[int, ...] = ()
+    is_single_agent: bool = False
+    waiting: list[PendingRequest] = field(default_factory=list)
+
+
+def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tuple[PoolConfig, ...]:
+    """Returns the pools of the settings, and those that only agents name, with the defaults."""
+    pools = {pool.name: pool for pool in configured}
+    for agent in agents:
+        pools.setdefault(agent.pool, default_pool(agent.pool))
+    return tuple(pools[name] for name in sorted(pools))
+
+
+def group_of(experiment_id: int) -> str:
+    """Returns the planner's name for the experiments' shared cap and weight; reasons contain it."""
+    return f"experiment {experiment_id}"
+
+
+@dataclass
+class _Look:
+    """Makes one pass over the records: changed experiments, then allocations, then agents and requests. open_ids: the
+    open slots of each agent.
+
+    used, closed, auxiliary: by agent, the counts that live allocations hold: open slots, other slots, places without
+    slots.
+    """
+
+    state: SchedulerState
+    estimates: Estimates
+    default_priorities: Mapping[str, int]
+    open_ids: Mapping[str, frozenset[str]]
+    now: float
+    memory: Memory
+    used: Counter[str] = field(default_factory=Counter)
+    closed: Counter[str] = field(default_factory=Counter)
+    auxiliary: Counter[str] = field(default_factory=Counter)
+
+    def refresh(self) -> None:
+        """Brings the memory up to date."""
+        changed = list(self.state.changed_since(self.memory.num_changes))
+        self.memory.num_changes = self.state.num_changes
+        for experiment_id in changed:
+            self.memory.forget(experiment_id)
+        for experiment_id in reversed(changed):
+            trials = self.state.trials_of(experiment_id)
+            requests = [request for trial in trials if (request := self.state.find(Request, trial.id))]
+            if requests:
+                self._remember(requests, self._experiment(experiment_id))
+
+    def running(self, allocation: Allocation) -> Running:
+        known, trial = self._experiment(allocation.experiment_id), get(self.state, Trial, allocation.trial_id)
+        is_stopping = allocation.state is Stage.STOPPING
+        return Running(
+            allocation_id=allocation.id,
+            trial_id=allocation.trial_id,
+            group=known.group.id,
+            pool=allocation.pool,
+            slots_by_agent={member.agent_id: len(member.slot_ids) for member in allocation.members},
+            priority=known.group.priority,
+            started_at=allocation.created_at,
+            estimated_end_at=allocation.deadline_at if is_stopping else self.estimates.end_at(allocation),
+            draining_by_agent=self._occupy(allocation),
+            is_stopping=is_stopping,
+            checkpoint_age_seconds=self._checkpoint_age(allocation, trial),
+            queue_position=position_of(known.record),
+            submitted_at=trial.created_at,
+            is_on_call=allocation.is_on_call,
+            wanted=self._wanted(allocation, known, trial),
+            grow_at=allocation.grow_at,
+            is_growing=is_stopping and is_growing(allocation),
+            is_preemptible=known.is_preemptible,
+        )
+
+    def _wanted(self, allocation: Allocation, known: _Known, trial: Trial) -> PendingRequest | None:
+        """Returns the request for the full size of an attempt on fewer slots, while it runs or is being stopped to
+        grow.
+        """
+        if not allocation.full_slots or allocation.state is Stage.STARTING:
+            return None
+        exclusions = tuple(one for one in trial.exclusions if holds(self.state, one, self.now))
+        request = Request(
+            trial_id=trial.id,
+            experiment_id=trial.experiment_id,
+            pool=allocation.pool,
+            slots=allocation.full_slots,
+            is_single_agent=known.is_single_agent,
+            blocklist=blocklist_of(replace(trial, exclusions=exclusions)),
+            submitted_at=trial.created_at,
+            exclusions=exclusions,
+        )
+        return self._pending(request, known)
+
+    def _remember(self, requests: Iterable[Request], known: _Known) -> None:
+        known.waiting = [self._pending(request, known) for request in requests]
+        for pending in known.waiting:
+            self.memory.queue.add(pending)
+
+    def _pending(self, request: Request, known: _Known) -> PendingRequest:
+        return PendingRequest(
+            trial_id=request.trial_id,
+            group=known.group.id,
+            pool=request.pool,
+            slots=request.slots,
+            priority=known.group.priority,
+            queue_position=position_of(known.record),
+            is_single_agent=request.is_single_agent,
+            blocklist=request.blocklist,
+            excluded=tuple((one.agent_id, describe_exclusion(one)) for one in request.exclusions),
+            submitted_at=request.submitted_at,
+            not_before_at=request.not_before_at,
+            estimated_seconds=self.estimates.waiting_seconds(request.trial_id),
+            hold=ReasonCode.PAUSED if is_held(known.record) else None,
+            # A request without shrink_at has one size only, so requests that never ran stay of one kind.
+            smaller_sizes=known.smaller_sizes if request.shrink_at else (),
+            shrink_at=request.shrink_at,
+            kept_slots=request.kept_slots,
+            is_preemptible=known.is_preemptible,
+        )
+
+    def room(self, agent: Agent, problem: str) -> AgentRoom:
+        """Returns the agent's room. A slot that is busy but not open is not given out again; it may be one that the
+        agent no longer has.
+        """
+        said = _SAID.get(agent.availability, "")
+        problems = " and ".join(part for part in (said, problem, *troubles_of(agent, self.now)) if part)
+        num_open, closed = len(self.open_ids[agent.id]), self.closed[agent.id]
+        return AgentRoom(
+            id=agent.id,
+            pool=agent.pool,
+            slots=num_open,
+            used=self.used[agent.id],
+            is_usable=not problems,
+            problem=problems,
+            used_zero_slot=self.auxiliary[agent.id],
+            draining=closed,
+            disabled=max(len(agent.slots) - num_open, closed),
+            labels=agent.labels,
+        )
+
+    def _occupy(self, allocation: Allocation) -> dict[str, int]:
+        """Counts the slots of an allocation. Returns, by agent, those that are not given out after it."""
+        closed_by_agent = {}
+        for member in allocation.members:
+            agent_id, slots = member.agent_id, len(member.slot_ids)
+            used = len(self.open_ids.get(agent_id, frozenset()).intersection(member.slot_ids))
+            self.used[agent_id] += used
+            if slots == 0:
+                self.auxiliary[agent_id] += 1
+            elif used < slots:
+                self.closed[agent_id] += slots - used
+                closed_by_agent[agent_id] = slots - used
+        return closed_by_agent
+
+    def _experiment(self, experiment_id: int) -> _Known:
+        known = self.memory.find(experiment_id)
+        if known is None:
+            known = self._read(experiment_id)
+            self.memory.learn(experiment_id, known)
+        return known
+
+    def _read(self, experiment_id: int) -> _Known:
+        experiment = get(self.state, Experiment, experiment_id)
+        facts = facts_of(experiment.config_json)
+        default = self.default_priorities.get(facts.pool_name, DEFAULT_PRIORITY)
+        priority = facts.priority if facts.priority is not None else default
+        group = Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
+        return _Known(experiment, group, facts.is_preemptible, facts.smaller_sizes, facts.is_single_agent)
+
+    def _checkpoint_age(self, allocation: Allocation, trial: Trial) -> float | None:
+        """Returns the age of this attempt's latest checkpoint; None when it has saved none yet."""
+        checkpoint = self.state.find(Checkpoint, trial.latest_checkpoint_id) if trial.latest_checkpoint_id else None
+        if checkpoint is None or checkpoint.created_at < allocation.created_at:
+            return None
+        return max(0.0, self.now - checkpoint.created_at)

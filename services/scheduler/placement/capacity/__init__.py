@@ -1,0 +1,1 @@
+"""PURE: which slots a request can have: free room, gangs, reservations, victims, and the ledger over all of them."""

@@ -1,0 +1,1 @@
+"""PURE: why a request waits, until when, and which change would start it."""

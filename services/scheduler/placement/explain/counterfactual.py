@@ -1,0 +1,124 @@
+"""PURE: the smallest change that can be named and would start a waiting request.
+
+The required changes follow from the pool as it was before the plan, so that one answer serves all requests of a shape.
+A request that others would get ahead of also has to be moved to the front of the queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from services.scheduler.placement.capacity.fit import find_fit
+from services.scheduler.placement.capacity.ledger import Ledger
+from services.scheduler.placement.capacity.outlook import Opening
+from services.scheduler.placement.capacity.promise import Waiting
+from services.scheduler.placement.capacity.room import Room
+from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Shape
+from services.scheduler.placement.request.snapshot_change import (
+    AddAgents,
+    Change,
+    EnableAgents,
+    EndWork,
+    FreeSlots,
+    MoveToFront,
+    RaiseMaxSlots,
+    Release,
+    enabled,
+)
+
+
+class Counterfactual:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._used = Counter[str]()
+        for work in ledger.view.running:
+            self._used[work.group] += work.slots
+        # Valid for the whole plan: both depend only on the pool before it.
+        self._by_shape: dict[Shape, tuple[Change, ...]] = {}
+        self._openings: dict[Shape, Opening | None] = {}
+
+    def of(self, waiting: Waiting) -> tuple[Change, ...]:
+        request = waiting.request
+        rest = self._room_for(request)
+        if waiting.is_behind:
+            rest = (MoveToFront(request.trial_id), *rest)
+        if waiting.cause == "quota" or self._exceeds_cap(request):
+            rest = (*self._raise(request), *rest)
+        if waiting.cause in ("held", "backoff") or request.not_before_at > self._ledger.now:
+            rest = (Release(request.trial_id, _released(request)), *rest)
+        return rest
+
+    def opening(self, request: PendingRequest) -> Opening | None:
+        """Returns when the ends of running work would make room for the request, if no other request waited."""
+        shape = request.shape
+        if shape not in self._openings:
+            self._openings[shape] = self._ledger.promises.outlook.opening(request)
+        return self._openings[shape]
+
+    def _exceeds_cap(self, request: PendingRequest) -> bool:
+        return self._used[request.group] + request.slots > self._ledger.quota.cap_of(request.group)
+
+    def _raise(self, request: PendingRequest) -> tuple[Change, ...]:
+        """Returns the raised cap; nothing when only requests ahead of this one exhaust the cap."""
+        if not request.slots or not self._exceeds_cap(request):
+            return ()
+        return (RaiseMaxSlots(request.group, self._used[request.group] + request.slots),)
+
+    def _room_for(self, request: PendingRequest) -> tuple[Change, ...]:
+        shape = request.shape
+        if shape not in self._by_shape:
+            self._by_shape[shape] = self._changes_for(request)
+        return self._by_shape[shape]
+
+    def _changes_for(self, request: PendingRequest) -> tuple[Change, ...]:
+        agents = self._ledger.view.agents
+        match self._ledger.capability.of(request):
+            case "never":
+                return (_more_agents(request, agents, request.pool),)
+            case "unhealthy":
+                blocked = request.blocked_for_good
+                away = tuple(
+                    agent.id
+                    for agent in agents
+                    if (not agent.is_usable or agent.disabled or agent.id in request.blocklist)
+                    and agent.id not in blocked
+                )
+                readmitted = replace(request, blocklist=tuple(sorted(blocked)), excluded=())
+                return EnableAgents(away), *self._emptied(readmitted, [enabled(agent) for agent in agents])
+            case "fits":
+                opening = self._initial_opening(request)
+                if opening is None:
+                    return self._emptied(request, [agent for agent in agents if agent.is_usable])
+                return (EndWork(tuple(w.allocation_id for w in opening.after)),) if opening.after else ()
+
+    def _initial_opening(self, request: PendingRequest) -> Opening | None:
+        """Returns the first opening before this plan. An auxiliary place that is free already needs no work to end."""
+        if request.slots == 0 and find_fit(request, Room(self._ledger.view.agents, self._ledger.view.config)):
+            return Opening(self._ledger.now, {}, ())
+        return self.opening(request)
+
+    def _emptied(self, request: PendingRequest, agents: Sequence[AgentRoom]) -> tuple[Change, ...]:
+        """Returns the agents that have to become idle as a whole, whatever occupies them."""
+        config = self._ledger.view.config
+        if find_fit(request, Room(agents, config)) is not None:
+            return ()
+        idle = [replace(agent, used=0, draining=0, used_zero_slot=0) for agent in agents]
+        found = find_fit(request, Room(idle, config))
+        return (FreeSlots(tuple(sorted(found))),) if found else ()
+
+
+def _more_agents(request: PendingRequest, agents: Sequence[AgentRoom], pool: str) -> AddAgents:
+    """Returns agents of the most common size, if the request fills them completely; else one agent that holds it."""
+    sizes = Counter(agent.slots for agent in agents if agent.slots)
+    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    if size and not request.is_single_agent and request.slots > size and request.slots % size == 0:
+        return AddAgents(pool, request.slots // size, size)
+    return AddAgents(pool, 1, max(1, request.slots))
+
+
+def _released(request: PendingRequest) -> str:
+    if request.hold is None:
+        return "its wait after the failure is over"
+    return "it is activated" if request.hold == "PAUSED" else "its search lets it start"

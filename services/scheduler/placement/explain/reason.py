@@ -1,0 +1,253 @@
+"""PURE: why requests do not start now, in numbers, with the changes and the time that would start them.
+
+A reason is computed from the room that a plan leaves, so it holds for the plan that it comes with. Requests of one
+shape that wait for the same cause share the sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from gangline.domain.allocation import Reason
+from gangline.domain.state import ReasonCode
+from services.scheduler.placement.capacity.elastic import SOON_SECONDS
+from services.scheduler.placement.capacity.feasibility import describe_agents, never_fits
+from services.scheduler.placement.capacity.ledger import Ledger
+from services.scheduler.placement.capacity.promise import Cause, Waiting
+from services.scheduler.placement.capacity.room import Bin
+from services.scheduler.placement.explain.counterfactual import Counterfactual
+from services.scheduler.placement.explain.forecast import Forecast
+from services.scheduler.placement.request.assignment import Lazy, PoolPlan
+from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Shape
+from services.scheduler.placement.request.snapshot_change import (
+    Change,
+    EnableAgents,
+    EndWork,
+    MoveToFront,
+    describe_changes,
+)
+
+_Sentence = tuple[ReasonCode, str]
+# Causes that fewer slots may remove.
+_SHRINKABLE = ("unhealthy", "never", "behind", "full")
+
+
+def close(ledger: Ledger) -> PoolPlan:
+    """Turns the ledger into a plan: every request in it is assigned or has a reason."""
+    explanation = PlanExplanation(ledger)
+    reasons = Lazy(lambda: explanation.all[0])
+    changes = Lazy(lambda: explanation.all[1])
+    requests = {request.trial_id: request for request in ledger.view.requests} if ledger.shrunk else {}
+    assignments = tuple(
+        replace(one, shrink_reason=explanation.why_smaller(requests[one.trial_id], ledger.shrunk[one.trial_id]))
+        if one.trial_id in ledger.shrunk
+        else one
+        for one in ledger.promises.assignments
+    )
+    return PoolPlan(
+        assignments, tuple(ledger.promises.preemptions), reasons, changes, ledger.reserved.reservation, ledger.look_at
+    )
+
+
+class PlanExplanation:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._reserved = ledger.reserved
+        self._counterfactual = Counterfactual(ledger)
+        # Requests of one shape and cause share a sentence, unless it names the request itself.
+        self._sentences: dict[tuple[Cause, Shape], _Sentence] = {}
+        self._would: dict[tuple[object, ...], str] = {}
+        self._tell: dict[Cause, Callable[[PendingRequest], _Sentence]] = {
+            "held": self._held,
+            "backoff": self._backoff,
+            "never": self._never,
+            "unhealthy": self._unhealthy,
+            "quota": self._quota,
+            "claim": self._claim,
+            "behind": self._behind,
+            "full": self._full,
+        }
+
+    @cached_property
+    def all(self) -> tuple[dict[str, Reason], dict[str, tuple[Change, ...]]]:
+        """Returns reasons and changes, both by trial id."""
+        forecast = Forecast(self._ledger, self._counterfactual.opening)
+        reasons: dict[str, Reason] = {}
+        changes: dict[str, tuple[Change, ...]] = {}
+        for waiting in self._ledger.waiting():
+            trial_id = waiting.request.trial_id
+            needed = self._counterfactual.of(waiting)
+            code, message = self._sentence(waiting)
+            reasons[trial_id] = Reason(
+                code,
+                message + self._smaller(waiting),
+                self._describe(needed),
+                self._blocking(waiting, needed),
+                forecast.eta(waiting),
+            )
+            changes[trial_id] = needed
+        return reasons, changes
+
+    def why_smaller(self, request: PendingRequest, cause: Cause) -> str:
+        """Returns why this request starts on fewer slots."""
+        if cause in ("unhealthy", "never"):
+            return self._tell[cause](request)[1]
+        return f"{_needs(request)}, and these are neither free nor expected within {SOON_SECONDS:.0f} s"
+
+    def _smaller(self, waiting: Waiting) -> str:
+        """Returns the end of the sentence, which names the sizes on which the request may start instead."""
+        request = waiting.request
+        if not request.smaller_sizes or request.shrink_at <= 0 or waiting.cause not in _SHRINKABLE:
+            return ""
+        sizes = " or ".join(str(size) for size in request.smaller_sizes)
+        seconds = request.shrink_at - self._ledger.now
+        when = f"from {seconds:.0f} s on" if seconds > 0 else "now"
+        return f"; {when} it may start on {sizes} slots instead"
+
+    @cached_property
+    def _rooms(self) -> list[Bin]:
+        """Returns the running allocations of each group."""
+        return sorted(self._ledger.room.bins, key=lambda bin_: (-bin_.free, bin_.agent.id))
+
+    @cached_property
+    def _holders(self) -> dict[str, tuple[str, ...]]:
+        """Returns the allocations with slots that each group runs."""
+        holders: dict[str, list[str]] = {}
+        for work in self._ledger.view.running:
+            if work.slots:
+                holders.setdefault(work.group, []).append(work.allocation_id)
+        return {group: tuple(found) for group, found in holders.items()}
+
+    def _sentence(self, waiting: Waiting) -> _Sentence:
+        """Returns the sentence of a request. A sentence that names the request itself is not shared."""
+        if waiting.cause in ("held", "backoff", "quota", "claim") or self._reserved.is_holder(waiting.request):
+            return self._tell[waiting.cause](waiting.request)
+        key = waiting.cause, waiting.request.shape
+        if key not in self._sentences:
+            self._sentences[key] = self._tell[waiting.cause](waiting.request)
+        return self._sentences[key]
+
+    def _describe(self, changes: tuple[Change, ...]) -> str:
+        key = tuple(MoveToFront if isinstance(change, MoveToFront) else change for change in changes)
+        if key not in self._would:
+            self._would[key] = describe_changes(changes) or "the next cycle plans it"
+        return self._would[key]
+
+    def _blocking(self, waiting: Waiting, changes: Sequence[Change]) -> tuple[str, ...]:
+        if waiting.cause == "claim":
+            return self._ledger.promises.claims[waiting.request.trial_id]
+        if waiting.cause == "quota":
+            return self._holders.get(waiting.request.group, ())
+        reservation = self._reserved.reservation
+        if waiting.cause == "behind" and reservation is not None:
+            return (reservation.trial_id,)
+        if self._reserved.is_holder(waiting.request) and self._reserved.waited_for:
+            return self._reserved.waited_for
+        return self._ending(changes)
+
+    def _ending(self, changes: Sequence[Change]) -> tuple[str, ...]:
+        for change in changes:
+            match change:
+                case EndWork(allocation_ids):
+                    return allocation_ids
+                case EnableAgents(agent_ids):
+                    return agent_ids
+        return ()
+
+    def _held(self, request: PendingRequest) -> _Sentence:
+        if request.hold == ReasonCode.PAUSED:
+            return ReasonCode.PAUSED, "its experiment is paused"
+        return ReasonCode.SEARCH_WAITING, "its search runs as many trials as it may"
+
+    def _backoff(self, request: PendingRequest) -> _Sentence:
+        seconds = request.not_before_at - self._ledger.now
+        return ReasonCode.BACKOFF_AFTER_FAILURE, f"waits {seconds:.1f} s more after a failure"
+
+    def _never(self, request: PendingRequest) -> _Sentence:
+        agents, config = self._ledger.view.agents, self._ledger.view.config
+        if not agents:
+            return ReasonCode.NO_MATCHING_POOL, f"pool {config.name!r} has no agents yet"
+        allowed = _allowed(request, agents)
+        if not allowed:
+            return ReasonCode.NEVER_FITS, f"all {len(agents)} agents of pool {config.name!r} are on its blocklist"
+        sizes = [agent.slots for agent in allowed]
+        sentence = never_fits(
+            request.slots, config.name, sizes, request.is_single_agent, config.allow_heterogeneous_fits
+        )
+        return ReasonCode.NEVER_FITS, sentence or _needs(request)
+
+    def _unhealthy(self, request: PendingRequest) -> _Sentence:
+        agents = self._ledger.view.agents
+        allowed, excluded = _allowed(request, agents), dict(request.excluded)
+        usable = [agent.slots for agent in allowed if agent.is_usable]
+        away = [f"{agent.id} ({excluded[agent.id]})" for agent in agents if agent.id in excluded]
+        away += [_absence(agent) for agent in allowed if not agent.is_usable or agent.disabled]
+        named = ", ".join(away[:4]) + (f" and {len(away) - 4} more" if len(away) > 4 else "")
+        if not usable:
+            return ReasonCode.AGENTS_UNHEALTHY, f"{_needs_for_good(request)}; only {named} could hold it"
+        held = f"the agents that are well, {describe_agents(usable)}, cannot hold it without {named}"
+        return ReasonCode.AGENTS_UNHEALTHY, f"{_needs_for_good(request)}; {held}"
+
+    def _quota(self, request: PendingRequest) -> _Sentence:
+        cap, used = self._ledger.quota.cap_of(request.group), self._ledger.quota.used[request.group]
+        what = f"{_needs(request)}; {request.group} holds or was promised {used} of its max_slots {cap:g}"
+        return ReasonCode.QUOTA_EXCEEDED, what
+
+    def _claim(self, request: PendingRequest) -> _Sentence:
+        stopping = self._ledger.promises.claims[request.trial_id]
+        return ReasonCode.WAITING_FOR_PREEMPTION, f"{_needs(request)}; waits for {', '.join(stopping)} to stop"
+
+    def _behind(self, request: PendingRequest) -> _Sentence:
+        reservation = self._reserved.reservation
+        if reservation is None:
+            return ReasonCode.BEHIND_RESERVATION, f"{_needs(request)}; the pool starts nobody before who is ahead of it"
+        seconds = reservation.at - self._ledger.now
+        held = ", ".join(f"{agent}: {slots}" for agent, slots in sorted(reservation.slots_by_agent.items())[:4])
+        kept = f"{sum(reservation.slots_by_agent.values())} slots ({held}) are kept for {reservation.trial_id}"
+        others = self._reserved.spare.slots_by_agent.keys() - reservation.slots_by_agent.keys()
+        sooner = ", as are all others that would let it start sooner" if others else ""
+        what = f"{_needs(request)}; {kept}, which is expected to start in {seconds:.0f} s{sooner}"
+        return ReasonCode.BEHIND_RESERVATION, what
+
+    def _full(self, request: PendingRequest) -> _Sentence:
+        name = self._ledger.view.config.name
+        if request.slots == 0:
+            return ReasonCode.NO_CAPACITY, f"needs an auxiliary place; all are taken in pool {name!r}"
+        left = [bin_ for bin_ in self._rooms if bin_.agent.id not in request.blocklist]
+        free, total = sum(bin_.free for bin_ in left), sum(bin_.capacity for bin_ in left)
+        if free < request.slots:
+            found = f"{free} of {total} are free in pool {name!r}"
+            return ReasonCode.NO_CAPACITY, f"{_needs(request)}; {found}{self._stoppable(request)}"
+        rooms = ", ".join(f"{bin_.agent.id}: {bin_.free} of {bin_.capacity}" for bin_ in left[:4])
+        spread = f"{free} are free, but spread over agents ({rooms}){self._stoppable(request)}"
+        return ReasonCode.FRAGMENTED, f"{_needs(request)} on one agent or on whole idle ones; {spread}"
+
+    def _stoppable(self, request: PendingRequest) -> str:
+        slots = sum(work.slots for work in self._reserved.stoppable) if self._reserved.is_holder(request) else 0
+        return f"; {slots} more will be freed for it as soon as that is enough" if slots else ""
+
+
+def _allowed(request: PendingRequest, agents: Sequence[AgentRoom]) -> list[AgentRoom]:
+    return [agent for agent in agents if agent.id not in request.blocklist]
+
+
+def _absence(agent: AgentRoom) -> str:
+    if not agent.is_usable:
+        return f"{agent.id} ({agent.problem or 'away'})"
+    return f"{agent.id} ({agent.disabled} of {agent.slots + agent.disabled} slots disabled)"
+
+
+def _needs(request: PendingRequest) -> str:
+    slots = f"{request.slots} slot{'' if request.slots == 1 else 's'}" if request.slots else "an auxiliary place"
+    needs = f"needs {slots} on a single agent" if request.is_single_agent else f"needs {slots}"
+    excluded = dict(request.excluded)
+    avoided = [f"{id_} ({excluded[id_]})" if id_ in excluded else id_ for id_ in request.blocklist]
+    return f"{needs}, but not on {', '.join(avoided)}" if avoided else needs
+
+
+def _needs_for_good(request: PendingRequest) -> str:
+    """Names the request without the agents that it avoids for a limited time, because the sentence lists these
+    elsewhere."""
+    return _needs(replace(request, blocklist=tuple(sorted(request.blocked_for_good)), excluded=()))

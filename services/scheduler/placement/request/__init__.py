@@ -1,0 +1,1 @@
+"""PURE: the planner's input and output: the snapshot, its queues, and the proposals of a policy."""

@@ -1,0 +1,1 @@
+"""PURE (all but `state_store`): the leader's records, their form in etcd, and facts that follow from them."""

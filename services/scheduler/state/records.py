@@ -1,0 +1,283 @@
+"""PURE: the leader's records, changes to them, and views on both.
+
+Owns `Records` (read by transitions), `StateChange` (returned by them), `SchedulerState` (all records at one revision)
+and `Draft` (records as they will be once a change is committed). A State changes in one way only: `apply`, which the
+store calls after etcd accepted the change. Occupied slots are derived from the live allocations, never stored.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, cast, get_args
+
+from gangline.domain.allocation import Allocation, Request
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.fusion import FusionRecord
+from gangline.domain.id import absent, allocation_id
+from gangline.domain.resource import Agent, Cluster, Counter, User
+from gangline.domain.search import Search, SearchLog
+
+Record = (
+    Experiment
+    | Trial
+    | Search
+    | SearchLog
+    | Request
+    | Allocation
+    | Agent
+    | Checkpoint
+    | Counter
+    | User
+    | FusionRecord
+    | Cluster
+)
+Id = str | int
+Reference = tuple[type[Any], Id]
+R = TypeVar("R")
+
+KINDS: tuple[type[Any], ...] = get_args(Record)
+SINGLETON = "-"
+
+
+def id_of(record: Record) -> Id:
+    """Returns the id that is unique among records of its kind. Counter and Cluster exist once."""
+    match record:
+        case Request():
+            return record.trial_id
+        case Search():
+            return record.experiment_id
+        case User():
+            return record.name
+        case FusionRecord():
+            return record.key
+        case Counter() | Cluster():
+            return SINGLETON
+        case _:
+            return record.id
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """Holds the writes of a transition, applied all or not at all. Empty when there is nothing to do."""
+
+    puts: tuple[Record, ...] = ()
+    deletes: tuple[Reference, ...] = ()
+
+    @property
+    def num_operations(self) -> int:
+        return len(self.puts) + len(self.deletes)
+
+    def __bool__(self) -> bool:
+        return self.num_operations > 0
+
+    def all_of(self, kind: type[R]) -> Iterator[R]:
+        """Returns the records of one kind that the change puts."""
+        return (record for record in self.puts if isinstance(record, kind))
+
+    def touches(self, *kinds: type[Any]) -> bool:
+        return any(isinstance(record, kinds) for record in self.puts) or any(kind in kinds for kind, _ in self.deletes)
+
+
+class Records(Protocol):
+    """The interface through which a transition reads records."""
+
+    def find(self, kind: type[R], record_id: Id) -> R | None: ...
+
+    def all_of(self, kind: type[R]) -> Iterable[R]: ...
+
+    def trials_of(self, experiment_id: int) -> list[Trial]:
+        """Returns the experiment's trials, ordered by number."""
+        ...
+
+    def allocations_on(self, agent_id: str) -> list[Allocation]:
+        """Returns live allocations with a member on this agent, whether that member has ended or not."""
+        ...
+
+    def checkpoints_of(self, trial_id: str) -> list[Checkpoint]:
+        """Returns the trial's checkpoints, ordered by id, also those that are being deleted."""
+        ...
+
+    def experiment_of_request(self, request_id: str) -> Experiment | None: ...
+
+
+def get(records: Records, kind: type[R], record_id: Id) -> R:
+    """Returns the record. Raises GanglineError `<kind>.not_found`."""
+    record = records.find(kind, record_id)
+    if record is None:
+        raise absent(kind.__name__.lower(), record_id)
+    return record
+
+
+def live_allocation_of(records: Records, trial: Trial) -> Allocation | None:
+    """The attempt that holds slots now; None when the trial waits or has ended."""
+    return records.find(Allocation, allocation_id(trial.id, trial.attempts)) if trial.attempts else None
+
+
+def _tables() -> dict[type[Any], dict[Id, Any]]:
+    return {kind: {} for kind in KINDS}
+
+
+def _sets() -> defaultdict[Any, set[Any]]:
+    return defaultdict(set)
+
+
+@dataclass
+class SchedulerState:
+    """All records at one revision. Only `apply` changes it. num_changes: of experiments' records, since it was made."""
+
+    revision: int = 0
+    tables: dict[type[Any], dict[Id, Any]] = field(default_factory=_tables)
+    _trial_ids: defaultdict[int, set[str]] = field(default_factory=_sets)
+    _allocation_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
+    _checkpoint_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
+    _experiment_ids: dict[str, int] = field(default_factory=dict)
+    num_changes: int = 0
+    _changed: dict[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(records: Iterable[Record], revision: int = 0) -> SchedulerState:
+        state = SchedulerState()
+        state.apply(StateChange(puts=tuple(records)), revision)
+        return state
+
+    def all_of(self, kind: type[R]) -> Iterable[R]:
+        return cast("Iterable[R]", self.tables[kind].values())
+
+    def count(self, kind: type[Any]) -> int:
+        return len(self.tables[kind])
+
+    def find(self, kind: type[R], record_id: Id) -> R | None:
+        return cast("R | None", self.tables[kind].get(record_id))
+
+    def trials_of(self, experiment_id: int) -> list[Trial]:
+        trials = [self.tables[Trial][trial_id] for trial_id in self._trial_ids[experiment_id]]
+        return sorted(trials, key=lambda trial: trial.number)
+
+    def allocations_on(self, agent_id: str) -> list[Allocation]:
+        return [self.tables[Allocation][found] for found in sorted(self._allocation_ids[agent_id])]
+
+    def checkpoints_of(self, trial_id: str) -> list[Checkpoint]:
+        return [self.tables[Checkpoint][found] for found in sorted(self._checkpoint_ids.get(trial_id, ()))]
+
+    def experiment_of_request(self, request_id: str) -> Experiment | None:
+        experiment_id = self._experiment_ids.get(request_id)
+        return None if experiment_id is None else self.find(Experiment, experiment_id)
+
+    def changed_since(self, num_changes: int) -> Iterator[int]:
+        """Yields the experiments of which a record changed after the count of changes was `num_changes`, the latest
+        first.
+        """
+        for experiment_id in reversed(self._changed):
+            if self._changed[experiment_id] <= num_changes:
+                return
+            yield experiment_id
+
+    def apply(self, change: StateChange, revision: int) -> None:
+        """Applies a committed change. revision: at which etcd holds the change."""
+        for record in change.puts:
+            self.tables[type(record)][id_of(record)] = record
+            self._note_change(record)
+            self._index(record)
+        for kind, record_id in change.deletes:
+            record = self.tables[kind].pop(record_id, None)
+            self._note_change(record)
+            if isinstance(record, Allocation):
+                for member in record.members:
+                    self._allocation_ids[member.agent_id].discard(record.id)
+            elif isinstance(record, Checkpoint):
+                self._checkpoint_ids[record.trial_id].discard(record.id)
+        self.revision = max(self.revision, revision)
+
+    def _note_change(self, record: Record | None) -> None:
+        """Moves the record's experiment to the end of `_changed`, which is ordered by the latest change."""
+        experiment_id = record.id if isinstance(record, Experiment) else getattr(record, "experiment_id", None)
+        if experiment_id is not None:
+            self.num_changes += 1
+            self._changed.pop(experiment_id, None)
+            self._changed[experiment_id] = self.num_changes
+
+    def _index(self, record: Record) -> None:
+        match record:
+            case Trial():
+                self._trial_ids[record.experiment_id].add(record.id)
+            case Allocation():
+                for member in record.members:
+                    self._allocation_ids[member.agent_id].add(record.id)
+            case Checkpoint():
+                self._checkpoint_ids[record.trial_id].add(record.id)
+            case Experiment() if record.request_id:
+                self._experiment_ids[record.request_id] = record.id
+
+
+class Draft:
+    """Shows records as they will be: transitions that belong together read one another's effects here."""
+
+    def __init__(self, base: Records) -> None:
+        self._base = base
+        self._puts: dict[Reference, Record] = {}
+        self._deletes: dict[Reference, None] = {}
+
+    def put(self, record: Record) -> None:
+        """Adds the record; an unchanged record is not written."""
+        reference = (type(record), id_of(record))
+        if self.find(*reference) == record:
+            return
+        self._deletes.pop(reference, None)
+        self._puts[reference] = record
+
+    def delete(self, kind: type[Any], record_id: Id) -> None:
+        if self.find(kind, record_id) is None:
+            return
+        self._puts.pop((kind, record_id), None)
+        if self._base.find(kind, record_id) is not None:
+            self._deletes[kind, record_id] = None
+
+    def add(self, change: StateChange) -> None:
+        for record in change.puts:
+            self.put(record)
+        for kind, record_id in change.deletes:
+            self.delete(kind, record_id)
+
+    @property
+    def change(self) -> StateChange:
+        return StateChange(tuple(self._puts.values()), tuple(self._deletes))
+
+    def find(self, kind: type[R], record_id: Id) -> R | None:
+        reference = (kind, record_id)
+        if reference in self._puts:
+            return cast("R", self._puts[reference])
+        return None if reference in self._deletes else self._base.find(kind, record_id)
+
+    def all_of(self, kind: type[R]) -> Iterable[R]:
+        new = {reference[1]: record for reference, record in self._puts.items() if reference[0] is kind}
+        for record in self._base.all_of(kind):
+            record_id = id_of(cast("Record", record))
+            if record_id not in new and (kind, record_id) not in self._deletes:
+                yield record
+        yield from cast("Iterable[R]", new.values())
+
+    def trials_of(self, experiment_id: int) -> list[Trial]:
+        trials = {trial.id: trial for trial in self._base.trials_of(experiment_id)}
+        new = (record for record in self._puts.values() if isinstance(record, Trial))
+        trials |= {trial.id: trial for trial in new if trial.experiment_id == experiment_id}
+        return sorted(trials.values(), key=lambda trial: trial.number)
+
+    def allocations_on(self, agent_id: str) -> list[Allocation]:
+        there = {allocation.id: allocation for allocation in self._base.allocations_on(agent_id)}
+        new = (record for record in self._puts.values() if isinstance(record, Allocation))
+        there |= {a.id: a for a in new if any(member.agent_id == agent_id for member in a.members)}
+        return [there[found] for found in sorted(there) if (Allocation, found) not in self._deletes]
+
+    def checkpoints_of(self, trial_id: str) -> list[Checkpoint]:
+        there = {checkpoint.id: checkpoint for checkpoint in self._base.checkpoints_of(trial_id)}
+        new = (record for record in self._puts.values() if isinstance(record, Checkpoint))
+        there |= {checkpoint.id: checkpoint for checkpoint in new if checkpoint.trial_id == trial_id}
+        return [there[found] for found in sorted(there) if (Checkpoint, found) not in self._deletes]
+
+    def experiment_of_request(self, request_id: str) -> Experiment | None:
+        for record in self._puts.values():
+            if isinstance(record, Experiment) and record.request_id == request_id:
+                return record
+        return self._base.experiment_of_request(request_id)

@@ -1,0 +1,158 @@
+"""PURE: the submit of an experiment: whether it may be submitted, with which defaults, and the records that it makes.
+
+Refuses a request that can never run: a configuration that is not valid, a pool that does not exist, a gang that its
+pool can never hold. Everything else may wait in the queue. A new experiment has the first trials that its searcher
+asks for, and their requests for slots.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gangline.config import ExperimentConfig, check_config
+from gangline.config.hyperparameter import Random
+from gangline.domain.experiment import Experiment
+from gangline.domain.resource import Agent, Counter
+from gangline.domain.search import SearchPreview
+from gangline.errors import GanglineError, conflict, invalid, not_found
+from services.scheduler.placement.capacity.feasibility import never_fits
+from services.scheduler.placement.request.snapshot import PoolConfig
+from services.scheduler.searcher.replay import make_searcher
+from services.scheduler.state.facts import DEFAULT_POOL, Facts, facts_of, facts_of_parsed
+from services.scheduler.state.records import SINGLETON, Draft, Records, StateChange
+from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.search import begin_search
+
+
+def admit(
+    submitted: Mapping[str, str], pools: Sequence[PoolConfig], agents: Iterable[Agent], rng: Random
+) -> tuple[Submission, list[str]]:
+    """Returns the submission to write, and warnings.
+
+    submitted: request_id, owner, config_json and code_sha256, as the caller sent them. rng: chooses a seed where the
+    configuration names none. Raises GanglineError `config.*`, `pool.not_found` or `request.never_fits`.
+    """
+    if not submitted["request_id"]:
+        raise invalid("request.no_id", "a submit needs a request id; the client makes one for each experiment")
+    config = _parse(submitted["config_json"])
+    config_json = config.model_dump_json()
+    facts = facts_of_parsed(config_json, config)
+    pool = _find_pool(facts, pools)
+    warnings = _check_fit(facts, pool, [agent for agent in agents if agent.pool == pool.name])
+    submission = Submission(
+        request_id=submitted["request_id"],
+        owner=submitted["owner"],
+        facts=facts,
+        config_json=config_json,
+        code_sha256=submitted["code_sha256"],
+        seed=_choose_seed(facts, rng),
+    )
+    return submission, warnings
+
+
+def check_repeated(known: Experiment, submitted: Mapping[str, str]) -> None:
+    """Refuses another submit under the request id that made `known`: its answer would name a wrong experiment.
+
+    Resources are not compared, because users may change them later. Raises GanglineError `request.reused`.
+    """
+    is_same = (known.owner, known.code_sha256) == (submitted["owner"], submitted["code_sha256"])
+    if is_same and _unchanging(known.config_json) == _unchanging(submitted["config_json"]):
+        return
+    raise conflict(
+        "request.reused",
+        f"request id {known.request_id!r} was used before, for another configuration, code or user; use a new one",
+    )
+
+
+def _unchanging(config_json: str) -> dict[str, object]:
+    return _parse(config_json).model_dump(exclude={"resources"})
+
+
+def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
+    """Returns the first trials that this configuration would make. Raises GanglineError `config.*`."""
+    facts = facts_of(_parse(config_json).model_dump_json())
+    seed = _choose_seed(facts, rng)
+    searcher = make_searcher(facts, seed)
+    numbers = range(1, min(limit, searcher.num_planned) + 1)
+    return SearchPreview(
+        searcher=facts.searcher.name,
+        seed=seed,
+        num_trials=searcher.num_planned,
+        max_concurrent_trials=facts.searcher.max_concurrent_trials,
+        hyperparameters_json=tuple(json.dumps(searcher.hyperparameters(number)) for number in numbers),
+    )
+
+
+def find_pool(name: str, pools: Sequence[PoolConfig]) -> PoolConfig:
+    """Returns the pool of this name, or the only pool where no name is given.
+
+    Raises GanglineError `pool.not_found` or `pool.unnamed`, naming the pools.
+    """
+    known = ", ".join(sorted(pool.name for pool in pools))
+    if not name and len(pools) > 1:
+        raise invalid("pool.unnamed", f"name one of the pools: {known}")
+    found = next((pool for pool in pools if pool.name == name or not name), None)
+    if found is None:
+        raise not_found("pool.not_found", f"there is no pool {name!r}; the pools are {known}")
+    return found
+
+
+def _choose_seed(facts: Facts, rng: Random) -> int:
+    return facts.seed if facts.seed is not None else rng.randint(0, 2**31 - 1)
+
+
+def _parse(config_json: str) -> ExperimentConfig:
+    return check_config(config_json)
+
+
+def _find_pool(facts: Facts, pools: Sequence[PoolConfig]) -> PoolConfig:
+    name = facts.pool or DEFAULT_POOL
+    pool = next((pool for pool in pools if pool.name == name), None)
+    if pool is not None:
+        return pool
+    known = ", ".join(sorted(pool.name for pool in pools))
+    raise GanglineError("pool.not_found", f"resources.resource_pool: there is no pool {name!r}; the pools are {known}")
+
+
+def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[str]:
+    """Returns warnings. Lost agents count, because they may come back. Raises GanglineError `request.never_fits`."""
+    sizes = [len(agent.slots) for agent in agents]
+    sentence = never_fits(facts.slots, pool.name, sizes, facts.is_single_agent, pool.allow_heterogeneous_fits)
+    if sentence is not None:
+        raise invalid("request.never_fits", f"slots_per_trial: {sentence}")
+    return [] if agents else [f"pool {pool.name!r} has no agents yet; the experiment waits until some join"]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Describes a validated request for an experiment. seed: of its search and of its first trial."""
+
+    request_id: str
+    owner: str
+    facts: Facts
+    config_json: str
+    code_sha256: str
+    seed: int
+
+
+def submit(records: Records, submission: Submission, rules: Rules, now: float) -> StateChange:
+    """Creates the experiment, unless this request id made one before; find that by `experiment_of_request`."""
+    if records.experiment_of_request(submission.request_id) is not None:
+        return StateChange()
+    counter = records.find(Counter, SINGLETON) or Counter(1)
+    experiment = Experiment(
+        id=counter.next_value,
+        name=submission.facts.name,
+        owner=submission.owner,
+        config_json=submission.config_json,
+        code_sha256=submission.code_sha256,
+        request_id=submission.request_id,
+        created_at=now,
+    )
+    draft = Draft(records)
+    draft.put(Counter(experiment.id + 1))
+    draft.put(experiment)
+    begin_search(draft, experiment, submission.seed, rules, now)
+    return draft.change

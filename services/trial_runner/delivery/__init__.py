@@ -1,0 +1,1 @@
+"""Everything that leaves a trial runner: reports to the scheduler, records to a gateway, and its own metrics."""

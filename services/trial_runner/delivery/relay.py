@@ -1,0 +1,97 @@
+"""Passes the ranks' messages during training on to spool, scheduler and /metrics.
+
+Owns which message goes where. Metrics, progress and logs are recorded. Validation, progress and checkpoints of the
+chief also go to the scheduler, which decides by them. Progress is sent there at most every few seconds, and before
+every other report. The crew handles how a rank ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gangline.v1 import rank_pb2, runner_pb2, types_pb2
+from services.trial_runner.delivery import metrics
+from services.trial_runner.delivery.recorder import Recorder
+from services.trial_runner.delivery.reporter import Reporter
+
+CHIEF = 0
+# Pause between two progress reports to the scheduler. Ranks report their progress every second, for users who watch.
+# The scheduler only estimates ends by it, and each report costs time of the cores that train.
+PROGRESS_SECONDS = 5.0
+
+
+class Relay:
+    """Receives the ranks' messages. on_first_step: called once with the time at which the first optimizer step of this
+    machine ended. clock: returns seconds."""
+
+    def __init__(
+        self,
+        trial: types_pb2.Trial,
+        recorder: Recorder,
+        reporter: Reporter,
+        on_first_step: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trial = trial
+        self._recorder = recorder
+        self._reporter = reporter
+        self._on_first_step = on_first_step
+        self._has_stepped = False
+        self._batches = trial.batches_completed
+        self._clock = clock
+        self._held: runner_pb2.ProgressReport | None = None
+        self._told_at = float("-inf")
+
+    def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
+        match message.WhichOneof("message"):
+            case "metrics":
+                self._on_metrics(rank, message.metrics)
+            case "progress":
+                if rank == CHIEF:
+                    self._on_progress(message.progress)
+            case "checkpoint":
+                self._on_checkpoint(message.checkpoint)
+            case "first_step":
+                if not self._has_stepped:
+                    self._has_stepped = True
+                    self._on_first_step(message.first_step.at)
+
+    def tell_rest(self) -> None:
+        """Reports the newest progress, if the scheduler does not have it yet. Called when the ranks have ended, and
+        before other reports."""
+        if self._held is not None:
+            self._reporter.add(runner_pb2.TrialReport(progress=self._held))
+            self._held, self._told_at = None, self._clock()
+
+    def _on_metrics(self, rank: int, point: rank_pb2.RankMetrics) -> None:
+        values = dict(point.metrics)
+        self._recorder.record_metrics(point.group, point.batches_completed, values)
+        for name in ("loss", "validation_loss"):
+            if name in values and point.group in ("training", "validation"):
+                metrics.loss.labels(group=point.group).set(values[name])
+        if point.group == "validation" and rank == CHIEF:
+            self.tell_rest()
+            report = runner_pb2.ValidationReport(batches_completed=point.batches_completed, metrics=values)
+            self._reporter.add(runner_pb2.TrialReport(validation=report))
+
+    def _on_progress(self, progress: rank_pb2.RankProgress) -> None:
+        completed, total = progress.batches_completed, progress.batches_total
+        self._recorder.record_progress(completed, total, progress.samples_per_second)
+        metrics.observe_progress(completed, self._batches, progress.seconds_per_batch, progress.samples_per_second)
+        self._batches = completed
+        self._held = runner_pb2.ProgressReport(
+            batches_completed=completed,
+            batches_total=total,
+            seconds_per_batch=progress.seconds_per_batch,
+            takes_traces=progress.takes_traces,
+        )
+        if self._clock() - self._told_at >= PROGRESS_SECONDS:
+            self.tell_rest()
+
+    def _on_checkpoint(self, checkpoint: types_pb2.Checkpoint) -> None:
+        """Adds the ids of trial and experiment, which a rank need not know."""
+        checkpoint.trial_id = self._trial.id
+        checkpoint.experiment_id = self._trial.experiment_id
+        self.tell_rest()
+        self._reporter.add(runner_pb2.TrialReport(checkpoint=checkpoint))

@@ -1,0 +1,360 @@
+"""PURE: why this member of an allocation ended, from how its ranks ended.
+
+The cause is the first real error, with its rank. A rank that only noticed the loss of another one ("connection closed
+by peer") reports a consequence, which is never the cause. An error after a rank has finished its training is teardown
+and changes nothing. The runner calls this once, when all of its ranks are gone.
+
+Owns signatures: the common part of failures of the same cause, by which the scheduler sees that a failure repeats.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gangline.domain.allocation import ExitReport
+from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
+from gangline.domain.state import ExitKind
+
+# Longest message of an exit, in characters. Exits are stored in etcd.
+MAX_MESSAGE_LENGTH = 2000
+
+# Messages of gloo, NCCL and the store of torch 2.9 to 2.13 on the surviving ranks, when a rank has gone.
+_CONSEQUENCE = re.compile(
+    r"connection closed by peer|connection reset by peer.*gloo|gloo.*connection reset by peer|gloo.*broken pipe"
+    r"|\[\S*gloo/transport/tcp/\S+\]|gloo connectfullmesh failed|ncclremoteerror|remote process exited"
+    r"|nccl communicator was aborted|distnetworkerror|failed to recv, got 0 bytes|recvvalue failed"
+    r"|sendbytes failed|connection was likely closed",
+    re.IGNORECASE | re.DOTALL,
+)
+# The last line of an exception, or of a tool's error. SystemExit only passes on a number, so it does not count.
+_ERROR_LINE = re.compile(
+    r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
+)
+# The output of the C++ runtime for an uncaught exception, before it aborts.
+_TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
+_WHAT = re.compile(r"\s*what\(\):\s*(\S.*)")
+_KIND_BY_EXCEPTION = {
+    "MemoryError": ExitKind.OUT_OF_MEMORY,
+    "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
+    "ImportError": ExitKind.IMPORT_ERROR,
+    "ModuleNotFoundError": ExitKind.IMPORT_ERROR,
+    "BrokenPipeError": ExitKind.UNAVAILABLE,
+    "ConnectionAbortedError": ExitKind.UNAVAILABLE,
+    "ConnectionError": ExitKind.UNAVAILABLE,
+    "ConnectionRefusedError": ExitKind.UNAVAILABLE,
+    "ConnectionResetError": ExitKind.UNAVAILABLE,
+    "TimeoutError": ExitKind.UNAVAILABLE,
+}
+
+
+# Kinds of errors reported by a rank that a disk fault may have caused.
+_MAY_BE_DISK = {None, ExitKind.USER_ERROR, ExitKind.UNAVAILABLE, ExitKind.CONFIGURATION_ERROR}
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """A failure that a rank reported, or that a member of the gang reported of one of its ranks. kind None: not
+    classified yet."""
+
+    kind: ExitKind | None
+    message: str
+    rank: int | None = None
+    agent_id: str = ""
+    failed_at: float = 0.0
+    details: str = ""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the failure only reports the loss of another process."""
+        return bool(_CONSEQUENCE.search(self.message) or _CONSEQUENCE.search(self.details[-MAX_MESSAGE_LENGTH:]))
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """The end of one rank. Exactly one of exit_code and signal is set; neither is set if the end was not observed.
+
+    was_killed: this runner killed the rank before it had ended by itself.
+    is_finished: the rank had reported that its training was over.
+    was_out_of_memory: the kernel counted a kill for lack of memory while the rank ran.
+    worker_failure: the newest failure reported by a process that the rank had started.
+    uncaught_lines: the output of the C++ runtime for an uncaught exception.
+    """
+
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    ended_at: float = 0.0
+    was_killed: bool = False
+    failure: FailureRecord | None = None
+    is_finished: bool = False
+    is_preempted: bool = False
+    was_out_of_memory: bool = False
+    worker_failure: FailureRecord | None = None
+    last_lines: tuple[str, ...] = ()
+    uncaught_lines: tuple[str, ...] = ()
+
+    @property
+    def is_success(self) -> bool:
+        return self.is_finished or (self.exit_code == 0 and self.failure is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """An order to end. kind: PREEMPTED (orderly) or KILLED. is_overdue: the ranks did not end before the deadline."""
+
+    kind: ExitKind
+    reason: str = ""
+    is_overdue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeContext:
+    """Everything besides the ranks' ends that the verdict depends on.
+
+    num_nodes: number of machines in the gang.
+    peer: the first failure that another member reported.
+    lost: why the nursery died; empty if it did not.
+    hang: a hang of a rank of this member, for which the whole gang was ended.
+    cut: set if the ranks were ended because the attempt is over or its lease has run out.
+    is_disk_fault: returns whether an error's message shows that the agent's own disk refuses writes.
+    """
+
+    agent_id: str
+    num_nodes: int
+    now: float
+    peer: FailureRecord | None = None
+    stop: Stop | None = None
+    lost: str = field(default="")
+    hang: FailureRecord | None = None
+    cut: FailureRecord | None = None
+    is_disk_fault: Callable[[str], bool] = field(default=lambda _: False)
+
+
+def judge(ends: Sequence[RankEnd], around: OutcomeContext) -> ExitReport:
+    """Returns the report of this member, once all its ranks are gone."""
+    report = ExitReport(agent_id=around.agent_id, kind=ExitKind.COMPLETED, ended_at=around.now)
+    if ends and all(end.is_success for end in ends):
+        return _judge_success(report, ends, around)
+    if around.hang is not None:
+        return _judge_hang(report, around.hang)
+    cause = find_cause(ends)
+    # An own error counts even if a kill was ordered meanwhile. The member that was ended by this very error may have
+    # reported first; the scheduler then kills the rest of the gang.
+    if cause is not None and not cause.is_consequence:
+        return _with_cause(report, cause, ends, around)
+    if around.cut is not None:
+        return replace(report, kind=ExitKind.NETWORK, message=around.cut.message, failed_at=around.cut.failed_at)
+    if around.stop is not None and around.stop.kind is ExitKind.KILLED:
+        return replace(report, kind=ExitKind.KILLED, message=around.stop.reason or "killed on request")
+    return _judge_innocent(report, cause, ends, around)
+
+
+def _judge_innocent(
+    report: ExitReport, cause: FailureRecord | None, ends: Sequence[RankEnd], around: OutcomeContext
+) -> ExitReport:
+    """Judges a member whose ranks have no error of their own. cause: the consequence that one of them noticed."""
+    if around.peer is not None:
+        return _judge_peer(report, around)
+    if around.stop is not None:
+        return _judge_overdue(report, around.stop)
+    if cause is not None:
+        return _judge_consequence(_with_cause(report, cause, ends, around), around)
+    message = around.lost or "its ranks vanished without a trace"
+    return replace(report, kind=ExitKind.RUNNER_LOST, message=message, failed_at=around.now)
+
+
+def find_cause(ends: Sequence[RankEnd]) -> FailureRecord | None:
+    """Returns the first real error among the ranks; without one, the first consequence; None if no rank of this member
+    failed."""
+    failures = [failure for failure in map(failure_of, ends) if failure is not None]
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.failed_at), default=None)
+
+
+def first_cause(known: FailureRecord | None, told: FailureRecord) -> FailureRecord:
+    """Returns the one of two failures that counts. The earlier report counts, unless it is a consequence and the later
+    one is not."""
+    return told if known is None or (known.is_consequence and not told.is_consequence) else known
+
+
+def failure_of(end: RankEnd) -> FailureRecord | None:
+    """Returns what this rank did wrong itself; None if it finished or was killed by this runner."""
+    if end.is_success:
+        return None
+    if end.failure is not None:
+        return replace(_find_reason(end, end.failure), rank=end.rank)
+    if end.was_killed or (end.signal is None and end.exit_code is None):
+        return None
+    if end.signal is not None:
+        return _signal_failure(end, end.signal)
+    line = find_error_line(end.last_lines)
+    message = line or f"exited with code {end.exit_code} and said nothing"
+    return _find_reason(end, FailureRecord(None, message, end.rank, "", end.ended_at, "\n".join(end.last_lines)))
+
+
+def _find_reason(end: RankEnd, failure: FailureRecord) -> FailureRecord:
+    """Returns the failure with its kind and message.
+
+    A rank that ends with an exit code may pass on the failure of a process that it had started. Such a process was
+    killed, reported its failure over a link of its own, or printed it.
+    """
+    number = signal_passed_on(end.exit_code or 0)
+    if number is not None and failure.kind in (None, ExitKind.SIGNAL):
+        return replace(failure, **_killed(number, end.was_out_of_memory, CHILD))
+    if failure.kind is not None:
+        return failure
+    if end.worker_failure is not None:
+        return replace(end.worker_failure, failed_at=failure.failed_at)
+    message = (end.failure is not None and find_last_word(end.last_lines)) or failure.message
+    return replace(failure, kind=_kind_of(message), message=message)
+
+
+def find_error_line(lines: Sequence[str]) -> str:
+    """Returns the last line that names an error; without one, the last line that is not empty."""
+    named = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
+    filled = [line.strip() for line in lines if line.strip()]
+    return (named or filled or [""])[-1]
+
+
+def find_last_word(lines: Sequence[str]) -> str:
+    """Returns the error that was printed last before a script ended itself by SystemExit, whose traceback may follow.
+
+    The result is empty if the last line was not an error: errors before it were handled.
+    """
+    filled = [line.strip() for line in lines if line.strip()]
+    if filled and filled[-1].startswith("SystemExit"):
+        starts = [number for number, line in enumerate(filled) if line.startswith("Traceback (most recent call last)")]
+        filled = filled[: starts[-1]] if starts else []
+    match = _ERROR_LINE.match(filled[-1]) if filled else None
+    return "" if match is None or (match[1] or "").endswith("Warning") else filled[-1]
+
+
+def is_consequence(text: str) -> bool:
+    """Whether this error only reports that another process has gone."""
+    return bool(_CONSEQUENCE.search(text))
+
+
+def _signal_failure(end: RankEnd, number: int) -> FailureRecord:
+    failure = FailureRecord(**_killed(number, end.was_out_of_memory), rank=end.rank, failed_at=end.ended_at)
+    text = find_uncaught(end.uncaught_lines) if number == signal.SIGABRT else ""
+    if not text:
+        return failure
+    # gloo aborts if the data of another rank does not fit: the ranks of the user's code called different collectives.
+    kind = ExitKind.USER_ERROR if text.startswith("gloo::EnforceNotMet") else ExitKind.SIGNAL
+    return replace(failure, kind=kind, message=text if kind is ExitKind.USER_ERROR else f"{failure.message}: {text}")
+
+
+def find_uncaught(lines: Sequence[str]) -> str:
+    """Returns the C++ exception that ended a process by abort(), as the C++ runtime prints it; empty if there is
+    none."""
+    types = [found[1] for found in map(_TERMINATE.search, lines) if found is not None]
+    whats = [found[1].strip() for found in map(_WHAT.match, lines) if found is not None]
+    return f"{types[-1]}: {whats[-1]}" if types and whats else ""
+
+
+def _killed(number: int, was_out_of_memory: bool, whom: str = "") -> dict[str, Any]:
+    """Returns kind and message of a failure by a signal."""
+    if number == signal.SIGKILL and was_out_of_memory:
+        message = f"{whom}killed by the kernel because memory ran out (SIGKILL)"
+        return {"kind": ExitKind.OUT_OF_MEMORY, "message": message}
+    return {"kind": ExitKind.SIGNAL, "message": describe_signal(number, whom)}
+
+
+def _kind_of(message: str) -> ExitKind:
+    match = _ERROR_LINE.match(message)
+    if match is None:
+        return ExitKind.USER_ERROR
+    # Torch reports lack of memory in the text of a plain RuntimeError too.
+    if "CUDA out of memory" in message or "DefaultCPUAllocator: can't allocate memory" in message:
+        return ExitKind.OUT_OF_MEMORY
+    return _KIND_BY_EXCEPTION.get(match[1], ExitKind.USER_ERROR)
+
+
+def _judge_success(report: ExitReport, ends: Sequence[RankEnd], around: OutcomeContext) -> ExitReport:
+    if around.stop is not None and any(end.is_preempted for end in ends):
+        why = f": {around.stop.reason}" if around.stop.reason else ""
+        message = f"stopped after a checkpoint{why}"
+        return replace(report, kind=ExitKind.PREEMPTED, message=message)
+    return report
+
+
+def _with_cause(
+    report: ExitReport, cause: FailureRecord, ends: Sequence[RankEnd], around: OutcomeContext
+) -> ExitReport:
+    end = next(end for end in ends if end.rank == cause.rank)
+    is_disk_fault = cause.kind in _MAY_BE_DISK and around.is_disk_fault(cause.message)
+    return replace(
+        report,
+        kind=ExitKind.AGENT_DISK if is_disk_fault else cause.kind or ExitKind.USER_ERROR,
+        is_agent_at_fault=is_disk_fault,
+        message=cause.message[:MAX_MESSAGE_LENGTH],
+        rank=cause.rank,
+        exit_code=None if end.was_killed else end.exit_code,
+        signal=None if end.was_killed else end.signal,
+        failed_at=cause.failed_at,
+        last_lines=end.last_lines,
+    )
+
+
+def _judge_hang(report: ExitReport, hang: FailureRecord) -> ExitReport:
+    """Reports the hang, and ignores what the ranks printed when they were ended."""
+    return replace(
+        report,
+        kind=ExitKind.HANG,
+        message=hang.message[:MAX_MESSAGE_LENGTH],
+        rank=hang.rank,
+        failed_at=hang.failed_at,
+        last_lines=tuple(hang.details.splitlines()),
+    )
+
+
+def _judge_peer(report: ExitReport, around: OutcomeContext) -> ExitReport:
+    assert around.peer is not None
+    message = f"ended because {describe_failure(around.peer)}"[:MAX_MESSAGE_LENGTH]
+    return replace(report, kind=ExitKind.PEER_FAILED, message=message, failed_at=around.now)
+
+
+def describe_failure(failure: FailureRecord) -> str:
+    """Returns one clause that names rank and agent if they are known."""
+    if failure.rank is None:
+        return failure.message
+    return f"rank {failure.rank} on {failure.agent_id} failed first: {failure.message}"
+
+
+def _judge_overdue(report: ExitReport, stop: Stop) -> ExitReport:
+    """Returns PREEMPTED also without a last checkpoint: the trial is requeued and continues from the checkpoint that it
+    has."""
+    how = "had not stopped in time and was killed" if stop.is_overdue else "ended on request, without a last checkpoint"
+    message = f"{how}; it goes on from its latest checkpoint; asked to stop: {stop.reason}"
+    return replace(report, kind=ExitKind.PREEMPTED, message=message)
+
+
+def _judge_consequence(report: ExitReport, around: OutcomeContext) -> ExitReport:
+    if around.num_nodes == 1:
+        return report
+    message = f"{report.message}; no rank of any member reported an error of its own"
+    return replace(report, kind=ExitKind.NETWORK, message=message[:MAX_MESSAGE_LENGTH])
+
+
+# Longest signature, in characters. Two messages that differ only behind it count as the same failure.
+MAX_SIGNATURE_LENGTH = 300
+# Addresses, ids, sizes and times, which differ between attempts.
+_CHANGING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]*\d[0-9a-f]*\b|\d+")
+# Signals that a process raises by its own fault. Any other one may come from another process.
+_OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+
+
+def signature_of(report: ExitReport) -> str:
+    """Returns the signature of a failure; empty if the user's code may not be the cause. Other causes are a machine, a
+    network, another rank, or the sender of a signal."""
+    is_own_signal = report.kind is ExitKind.SIGNAL and report.signal in _OWN_SIGNALS
+    if report.kind is ExitKind.HANG:
+        # The message of a hang has durations and the places of ranks, which differ each time.
+        return report.kind.value
+    is_own = report.kind is ExitKind.USER_ERROR and not is_consequence(report.message)
+    if not is_own and not is_own_signal:
+        return ""
+    return f"{report.kind.value} {_CHANGING.sub('#', report.message)}"[:MAX_SIGNATURE_LENGTH]

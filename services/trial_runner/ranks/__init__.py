@@ -1,0 +1,1 @@
+"""The ranks of one machine: their start, output, messages and end."""

@@ -1,0 +1,1 @@
+"""The hang watchdog: reads the progress of ranks, decides whether the gang hangs, and dumps stacks."""

@@ -1,0 +1,135 @@
+"""The deliveries and fetches that runners of superseded attempts may still make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline.domain.allocation import Allocation, Member, Timeline
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.state import State
+from gangline.protocol import wire
+from gangline.v1 import gateway_pb2 as pb
+from gangline.v1 import ingest_pb2
+from services.common import keys
+from services.common.etcd import Delete, EtcdClient, Put
+from services.gateway.mirror.attempt_fence import LOG_LINGER_SECONDS
+from tests.integration.gateway.test_stream import collect
+from tests.support.gateway import Client
+from tests.support.wait import until_async
+
+BEGAN_AT = 2000.0
+SHA256 = "a" * 64
+
+
+class World:
+    """Trial 7.1, whose attempts a test begins and ends."""
+
+    def __init__(self, etcd: EtcdClient, client: Client) -> None:
+        self.etcd = etcd
+        self.client = client
+
+    async def begin(self, attempt: int, placed_at: float) -> None:
+        """The attempt is placed, and the one before it is gone, in one transaction as the leader's."""
+        allocation = Allocation(f"7.1.{attempt}", "7.1", 7, attempt, 1, "default", (Member("a1", 0, ("a1/0",)),))
+        trial = Trial(
+            "7.1", 7, 1, state=State.STARTING, attempts=attempt, timeline=Timeline(queued_at=1.0, placed_at=placed_at)
+        )
+        puts = [
+            Put(keys.experiment(7), wire.encode(Experiment(7, "digits", "alice", "{}", SHA256, State.RUNNING))),
+            Put(keys.trial("7.1"), wire.encode(trial)),
+            Put(keys.allocation(allocation.id), wire.encode(allocation)),
+        ]
+        gone = [Delete(keys.allocation(f"7.1.{attempt - 1}"))] if attempt > 1 else []
+        await self.etcd.commit([*puts, *gone])
+        await until_async(lambda: self._sees(attempt), f"the gateway seeing attempt {attempt}")
+
+    async def end(self, attempt: int) -> None:
+        await self.etcd.commit([Delete(keys.allocation(f"7.1.{attempt}"))])
+        await until_async(lambda: self._says_over(attempt), f"the gateway seeing the end of attempt {attempt}")
+
+    async def deliver(self, attempt: int, *records: ingest_pb2.IngestRecord) -> ingest_pb2.IngestResponse:
+        request = ingest_pb2.IngestRequest(spool_id=f"7.1.{attempt}/0", trial_id="7.1", records=records)
+        metadata = self.client.runner_metadata(f"7.1.{attempt}")
+        answer: ingest_pb2.IngestResponse
+        [answer] = [one async for one in self.client.ingest.Ingest(iter([request]), metadata=metadata)]
+        return answer
+
+    async def lines(self) -> list[str]:
+        pages = self.client.gateway.StreamLogs(pb.StreamLogsRequest(experiment_id=7), metadata=self.client.metadata)
+        return await collect(pages)
+
+    async def metrics(self) -> list[int]:
+        pages = self.client.gateway.StreamMetrics(
+            pb.StreamMetricsRequest(experiment_id=7), metadata=self.client.metadata
+        )
+        return [entry.point.batches_completed async for page in pages for entry in page.metrics]
+
+    async def _sees(self, attempt: int) -> bool:
+        found = await self.client.http.get("/api/v1/trials/7.1")
+        return found.status_code == 200 and found.json()["trial"]["attempts"] == attempt
+
+    async def _says_over(self, attempt: int) -> bool:
+        return bool((await self.deliver(attempt)).over_reason)
+
+
+@pytest.fixture
+async def world(etcd: EtcdClient, client: Client) -> World:
+    return World(etcd, client)
+
+
+def metric(sequence: int, at: float, batches: int) -> ingest_pb2.IngestRecord:
+    point = ingest_pb2.MetricsPoint(group="training", batches_completed=batches, metrics={"loss": 1.0})
+    return ingest_pb2.IngestRecord(sequence=sequence, at=at, metrics=point)
+
+
+def line(sequence: int, at: float, text: str) -> ingest_pb2.IngestRecord:
+    log = ingest_pb2.LogLine(rank=0, agent_id="a1", stream="stdout", text=text)
+    return ingest_pb2.IngestRecord(sequence=sequence, at=at, log=log)
+
+
+async def test_what_a_superseded_attempt_records_beside_the_next_one_is_left_out(world: World) -> None:
+    await world.begin(1, placed_at=1000.0)
+    answer = await world.deliver(1, metric(1, 1500.0, 1))
+    assert (answer.stored_sequence, answer.over_reason) == (1, "")
+    await world.begin(2, placed_at=BEGAN_AT)
+    answer = await world.deliver(
+        1,
+        metric(2, BEGAN_AT - 1, 2),
+        line(3, BEGAN_AT + LOG_LINGER_SECONDS - 1, "its last words"),
+        metric(4, BEGAN_AT + 1, 3),
+        line(5, BEGAN_AT + LOG_LINGER_SECONDS + 1, "of nobody's attempt"),
+    )
+    # Acknowledged all the same: its runner has nothing to send again.
+    assert answer.stored_sequence == 5
+    assert answer.over_reason == "attempt 2 of trial 7.1 has taken the place of attempt 1"
+    assert (await world.deliver(2, metric(1, BEGAN_AT + 1, 3))).over_reason == ""
+    assert await world.metrics() == [1, 2, 3]
+    assert await world.lines() == ["its last words"]
+
+
+async def test_what_was_recorded_before_an_attempt_ended_is_stored_whenever_it_comes(world: World) -> None:
+    await world.begin(1, placed_at=1000.0)
+    await world.end(1)
+    answer = await world.deliver(1, metric(1, 1500.0, 1), line(2, 9000.0, "a host whose clock is ahead"))
+    assert (answer.stored_sequence, answer.over_reason) == (2, "allocation 7.1.1 has ended")
+    assert await world.metrics() == [1]
+    assert await world.lines() == ["a host whose clock is ahead"]
+
+
+async def test_an_attempt_that_the_gateway_does_not_know_yet_is_not_over(world: World) -> None:
+    assert (await world.deliver(1, metric(1, 1500.0, 1))).over_reason == ""
+    await world.begin(1, placed_at=1000.0)
+    assert (await world.deliver(2, metric(1, 2500.0, 1))).over_reason == ""
+
+
+async def test_the_token_of_an_ended_attempt_fetches_no_code(world: World) -> None:
+    await world.begin(1, placed_at=1000.0)
+    await world.end(1)
+    code: Any = ingest_pb2.FetchCodeRequest(code_sha256=SHA256)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [one async for one in world.client.ingest.FetchCode(code, metadata=world.client.runner_metadata("7.1.1"))]
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "allocation 7.1.1 has ended" in str(caught.value.details())

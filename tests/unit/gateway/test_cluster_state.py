@@ -1,0 +1,71 @@
+"""The mirror's state: what each key changes, and for which experiment."""
+
+from __future__ import annotations
+
+from gangline.domain.allocation import Allocation, Member, Request
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.resource import ServiceInstance
+from gangline.domain.state import State
+from gangline.protocol import wire
+from services.common import keys
+from services.gateway.mirror.cluster_state import ClusterState
+
+
+def allocation(attempt: int, state: State = State.RUNNING) -> Allocation:
+    members = (Member("a1", 0, (f"a1/{attempt}",)),)
+    return Allocation(f"7.1.{attempt}", "7.1", 7, attempt, 1, "default", members, state)
+
+
+def put(state: ClusterState, key: str, record: object) -> set[int]:
+    return state.apply(key, wire.encode(record))
+
+
+def test_each_kind_of_record_touches_its_experiment() -> None:
+    state = ClusterState()
+    assert put(state, keys.experiment(7), Experiment(7, "n", "o", "{}", "")) == {7}
+    assert put(state, keys.trial("7.1"), Trial("7.1", 7, 1)) == {7}
+    assert put(state, keys.request("7.1"), Request("7.1", 7, "default", 1)) == {7}
+    assert put(state, keys.allocation("7.1.1"), allocation(1)) == {7}
+    assert state.apply(keys.request("7.1"), None) == {7}
+    assert state.apply(keys.request("7.1"), None) == set()
+
+
+def test_trials_are_found_by_experiment_and_leave_with_their_key() -> None:
+    state = ClusterState()
+    for experiment_id, number in [(7, 1), (7, 2), (8, 1)]:
+        put(state, keys.trial(f"{experiment_id}.{number}"), Trial(f"{experiment_id}.{number}", experiment_id, number))
+    assert {trial.id for trial in state.trials.of(7)} == {"7.1", "7.2"}
+    state.apply(keys.trial("7.2"), None)
+    assert {trial.id for trial in state.trials.of(7)} == {"7.1"}
+    assert list(state.trials.of(9)) == []
+
+
+def test_live_allocation_is_the_newest_that_has_not_ended() -> None:
+    state = ClusterState()
+    put(state, keys.allocation("7.1.1"), allocation(1))
+    put(state, keys.allocation("7.1.2"), allocation(2, State.STOPPING))
+    put(state, keys.allocation("7.1.3"), allocation(3, State.TERMINAL))
+    live = state.live_allocation("7.1")
+    assert live is not None
+    assert live.id == "7.1.2"
+    assert state.allocation_id_by_slot_id() == {"a1/1": "7.1.1", "a1/2": "7.1.2"}
+
+
+def test_leader_comes_and_goes() -> None:
+    state = ClusterState()
+    put(state, keys.LEADER, ServiceInstance("s1", "scheduler", "h:1"))
+    assert state.leader is not None
+    state.apply(keys.LEADER, None)
+    assert state.leader is None
+
+
+def test_unreadable_value_keeps_the_old_record_and_is_counted() -> None:
+    state = ClusterState()
+    put(state, keys.trial("7.1"), Trial("7.1", 7, 1))
+    assert state.apply(keys.trial("7.1"), b"\xff\xff no message") == set()
+    assert state.trials.find(keys.trial("7.1")) == Trial("7.1", 7, 1)
+    assert state.num_unreadable == 1
+
+
+def test_keys_of_a_newer_version_are_ignored() -> None:
+    assert ClusterState().apply(keys.ROOT + "invented_later/abc", b"anything") == set()

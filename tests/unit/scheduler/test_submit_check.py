@@ -1,0 +1,96 @@
+"""The refusals of a submit, and the defaults that an admitted one gets."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from gangline.config import ExperimentConfig
+from gangline.config.bound import MAX_TEXT_BYTES
+from gangline.domain.resource import Agent, Slot
+from gangline.errors import GanglineError
+from services.scheduler.placement import PoolConfig
+from services.scheduler.state.facts import facts_of
+from services.scheduler.transition.submit_check import Submission, admit, preview
+
+POOLS = (PoolConfig("default"), PoolConfig("gpu", default_priority=10))
+AGENTS = tuple(Agent(f"a{n}", slots=tuple(Slot(f"a{n}/{s}") for s in range(2))) for n in range(2))
+
+
+def _admit(request_id: str = "r", **fields: object) -> tuple[Submission, list[str]]:
+    document = {"entrypoint": "python3 t.py", "searcher": {"name": "single", "metric": "loss"}, **fields}
+    submitted = {"request_id": request_id, "owner": "ann", "config_json": json.dumps(document), "code_sha256": "0"}
+    return admit(submitted, POOLS, AGENTS, random.Random(1))
+
+
+def _code(**fields: object) -> str:
+    with pytest.raises(GanglineError) as caught:
+        _admit(**fields)  # type: ignore[arg-type]  # any field
+    return caught.value.code
+
+
+def test_what_is_admitted_has_a_seed_and_warnings() -> None:
+    submission, warnings = _admit()
+    assert (submission.facts.slots, warnings) == (1, [])
+    assert submission.seed == _admit()[0].seed
+    assert _admit(reproducibility={"experiment_seed": 3})[0].seed == 3
+    _, warnings = _admit(resources={"resource_pool": "gpu"})
+    assert "pool 'gpu' has no agents yet" in warnings[0]
+
+
+def test_a_submit_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = ExperimentConfig.model_validate_json.__func__  # type: ignore[attr-defined]  # of a class method
+
+    def count(config_json: str, **options: object) -> ExperimentConfig:
+        parsed.append(config_json)
+        found: ExperimentConfig = parse(ExperimentConfig, config_json, **options)
+        return found
+
+    monkeypatch.setattr(ExperimentConfig, "model_validate_json", count)
+    submission, _ = _admit(name="parsed once", hyperparameters={"lr": 0.1})
+    assert len(parsed) == 1
+    # Every later question about this experiment is answered from the same facts.
+    assert facts_of(submission.config_json) is submission.facts
+    assert len(parsed) == 1
+
+
+def test_the_facts_of_a_submit_are_those_of_the_stored_text() -> None:
+    """A new leader reads the text; nothing may depend on who has admitted the experiment."""
+    submission, _ = _admit(
+        name="from the text",
+        resources={"slots_per_trial": 2, "resource_pool": "default", "weight": 2, "priority": 7, "max_slots": 4},
+        searcher={"name": "random", "metric": "loss", "max_trials": 3, "max_concurrent_trials": 2},
+        hyperparameters={"lr": {"type": "log", "minval": -4, "maxval": -1}, "layers": 3, "nested": {"a": [1, 2.5]}},
+        reproducibility={"experiment_seed": 3},
+    )
+    facts_of.cache_clear()
+    assert facts_of(submission.config_json) == submission.facts
+
+
+def test_preview_draws_and_counts() -> None:
+    document = {
+        "entrypoint": "python3 t.py",
+        "searcher": {"name": "random", "metric": "loss", "max_trials": 5, "max_concurrent_trials": 2},
+        "hyperparameters": {"lr": {"type": "log", "minval": -4, "maxval": -1}, "layers": 3},
+        "reproducibility": {"experiment_seed": 3},
+    }
+    found = preview(json.dumps(document), 3, random.Random(1))
+    assert (found.searcher, found.seed, found.num_trials, found.max_concurrent_trials) == ("random", 3, 5, 2)
+    points = [json.loads(text) for text in found.hyperparameters_json]
+    assert [point["layers"] for point in points] == [3, 3, 3]
+    assert len({point["lr"] for point in points}) == 3
+    assert all(1e-4 <= point["lr"] <= 1e-1 for point in points)
+
+
+def test_refusals() -> None:
+    assert _code(request_id="") == "request.no_id"
+    assert _code(resources={"resource_pool": "none"}) == "pool.not_found"
+    assert _code(resources={"slots_per_trial": 7}) == "request.never_fits"
+    assert _code(searcher={"name": "custom", "metric": "loss"}) == "config.not_supported"
+    assert _code(searcher={"name": "random", "metric": "loss"}) == "config.missing_key"
+    assert _code(resources={"slots_per_trial": 2, "max_slots": 1}) == "config.invalid_value"
+    assert _code(max_restarts="many") == "config.wrong_type"
+    assert _code(data={"x": "y" * MAX_TEXT_BYTES}) == "config.too_large"
