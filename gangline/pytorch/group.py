@@ -30,10 +30,15 @@ def choose_device() -> torch.device:
     return device
 
 
+def num_ranks() -> int:
+    """Returns the number of ranks that the environment names, also before the process group is made."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def open_group(device: torch.device, timeout: timedelta | None = None) -> bool:
     """Joins the default process group where the environment names more than one rank. Returns True when it was made
     here, now or in an earlier call. timeout: of its collectives; None for torch's own."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if num_ranks() < 2:
         return False
     if dist.is_initialized():
         return _keep_at_exit()

@@ -18,7 +18,7 @@ from gangline.domain.failure import hang_rule_of
 from gangline.errors import invalid
 from gangline.pytorch import group
 from gangline.pytorch.data import seed
-from gangline.pytorch.parallel import choose_strategy
+from gangline.pytorch.parallel import check_choice, choose_strategy
 from gangline.pytorch.trial.context import PyTorchTrialContext
 from gangline.pytorch.trial.setting import TrialSetting, optimizations_from, seed_from
 
@@ -50,10 +50,12 @@ def init(
     beat.prepare(GROUP)
     device = group.choose_device()
     timeout = timeout_of(cluster)
+    # Checked before the ranks connect: a rank that fails at once breaks the connections that others still make.
+    setting = make_setting(cluster, hparams or {}, exp_conf or {}, aggregation_frequency)
+    check_choice(setting.parallelism, distributed.size if distributed else group.num_ranks(), setting.optimizations)
     is_group_ours = group.open_group(device, timeout)
     beat.prepare(BUILD)
     core = gangline.core.init(distributed=distributed or _distributed())
-    setting = make_setting(core.info, hparams or {}, exp_conf or {}, aggregation_frequency)
     seed.seed_build(setting.trial_seed)
     world = core.distributed
     strategy = choose_strategy(

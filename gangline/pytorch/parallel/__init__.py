@@ -1,6 +1,6 @@
 """Strategies that spread one trial over its ranks: one file for each, all behind `Strategy`."""
 
-from gangline.pytorch.parallel.choice import choose_strategy
+from gangline.pytorch.parallel.choice import check_choice, choose_strategy
 from gangline.pytorch.parallel.shared.strategy import Replica, Strategy
 
-__all__ = ["Replica", "Strategy", "choose_strategy"]
+__all__ = ["Replica", "Strategy", "check_choice", "choose_strategy"]

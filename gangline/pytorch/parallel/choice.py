@@ -57,17 +57,11 @@ def choose_strategy(
     one. timeout: of collectives in the process groups that the strategy makes itself; None for torch's own. Raises
     GanglineError `parallelism.*` where the strategy does not fit the configuration or the number of slots.
     """
-    name, options = _read(parallelism)
-    conflict = compression_conflict(optimizations.gradient_compression, name)
-    if conflict is not None:
-        raise invalid("parallelism.compression", f"optimizations.gradient_compression: {conflict}")
+    name, options = check_choice(parallelism, size, optimizations)
     if size == 1:
         if name not in ("none", "ddp"):
             _log.info("parallelism: %s has nothing to divide on one slot", name)
         return SingleStrategy()
-    text = slots_conflict(name, size, "the slots of this trial are")
-    if text is not None:
-        raise invalid("parallelism.slots", f"parallelism: {text}")
     makers: dict[str, Callable[[], Strategy]] = {
         "ddp": lambda: DdpStrategy(device, options, Exchange(optimizations)),
         "zero1": lambda: Zero1Strategy(device, options, Exchange(optimizations)),
@@ -76,6 +70,20 @@ def choose_strategy(
         "hsdp": lambda: HsdpStrategy(device, timeout=timeout, size=size, num_machines=num_machines, **options),
     }
     return makers[name]()
+
+
+def check_choice(
+    parallelism: str | Mapping[str, Any] | None, size: int, optimizations: Optimizations
+) -> tuple[str, dict[str, Any]]:
+    """Returns the strategy's name and options. Raises as choose_strategy does; needs no process group."""
+    name, options = _read(parallelism)
+    conflict = compression_conflict(optimizations.gradient_compression, name)
+    if conflict is not None:
+        raise invalid("parallelism.compression", f"optimizations.gradient_compression: {conflict}")
+    text = slots_conflict(name, size, "the slots of this trial are") if size > 1 else None
+    if text is not None:
+        raise invalid("parallelism.slots", f"parallelism: {text}")
+    return name, options
 
 
 def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:

@@ -62,7 +62,7 @@ class Roster:
         self._agent_id = agent_id
         self._journal = journal
         self.on_status = on_status
-        self._lifecyclesdict[str, AllocationLifecycle] = {}
+        self._lifecycles: dict[str, AllocationLifecycle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unwanted: set[str] = set()
         self._changed = asyncio.Event()

@@ -303,7 +303,7 @@ async def test_a_process_goes_on_without_its_agent_until_its_command_has_ended(
     process = commands.process("2.1.1")
     assert process == commands.process("1.1.1")
     # All that the agent's death does to it: its sockets are closed.
-    for lifecycle in commands.roster._stories.values():
+    for lifecycle in commands.roster._lifecycles.values():
         if lifecycle._command_runner is not None:
             lifecycle._command_runner.close()
     await commands.roster.close()

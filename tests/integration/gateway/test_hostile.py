@@ -32,7 +32,7 @@ from tests.support.etcd import EtcdServer
 from tests.support.gateway import Client, GatewayProcess, pack, settings_in, sha256
 from tests.support.scheduler import ADMIN_TOKEN, SchedulerProcess
 
-HEALTHY_SECONDS = 2.0
+HEALTHY_SECONDS = 5.0
 CODE = pack({"model_def.py": b"x = 1"})
 
 pytestmark = pytest.mark.timeout(300)

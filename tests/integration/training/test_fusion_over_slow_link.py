@@ -17,9 +17,9 @@ from tests.support.fused_trial import fused_config, over_slow_link
 from tests.support.rank import RunningTrial, Trial, run_trial
 
 pytestmark = pytest.mark.timeout(300)
-_ALPHA_SECONDS = 0.004
-_BYTES_PER_SECOND = 2e7
-_LAYER_SECONDS = 0.002
+_ALPHA_SECONDS = 0.008
+_BYTES_PER_SECOND = 1e7
+_LAYER_SECONDS = 0.004
 _STEPS = 75
 _NUM_TENSORS = 72
 _MODEL_BYTES = 36 * (96 * 96 + 96) * 4
