@@ -92,7 +92,7 @@ def too_small(global_batch_size: int, slots: int, ranks_per_replica: int = 1) ->
 
 
 def _replicas(slots: int, ranks_per_replica: int) -> int:
-    # Too few slots for one replica are refused for themselves, in spread.py.
+    # Too few slots for one replica are refused for themselves, in elastic.py.
     return max(1, slots // ranks_per_replica)
 
 

@@ -6,7 +6,7 @@
 | allocations/<id> | both       | one folder for each allocation                                        |
 | ended/<id>       | agent      | the newest folders of forgotten allocations                           |
 | code/            | runner     | verified archives of code, which the runners share                    |
-| spool/           | runner     | the records that no gateway has taken yet, see trial_runner/outlet.py |
+| spool/           | runner     | the records that no gateway has taken yet (trial_runner/delivery/)    |
 
 | in allocations/<id> | written by | mode | holds                                                          |
 |---------------------|------------|------|----------------------------------------------------------------|

@@ -2,7 +2,6 @@
 
 It prepares, starts, watches and ends the ranks of its machine, and reports on them. It trains nothing itself and
 continues without scheduler and gateway.
-Start reading in `runner.py`, whose `TrialRunner._live` has the steps in order. `crew.py`, `outcome.py` and
-`patience.py` handle the ranks; `gang.py`, `rendezvous.py` and `vigil.py` the gang; `outlet.py`, `spool.py` and
-`ingest.py` the delivery.
+Start reading in README.md and in `runner.py`, whose `TrialRunner._live` has the steps in order. `ranks/` holds the
+ranks of this machine, `gang/` the other members, `watchdog/` the detection of hangs, and `delivery/` all that is sent.
 """

@@ -345,8 +345,8 @@ class TrialRunner:
         return ExitReport(self._place.agent_id, kind, message, failed_at=time.time())
 
     def _on_stop(self) -> None:
-        """Asks preempted ranks to stop after a checkpoint. The crew kills those that are still alive at the
-        deadline."""
+        """Asks preempted ranks to stop after a checkpoint. The rank group kills those that are still alive at
+        the deadline."""
         stop = self._stop.stop
         assert stop is not None
         assert self._rank_group is not None

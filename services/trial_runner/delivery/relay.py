@@ -2,7 +2,7 @@
 
 Owns which message goes where. Metrics, progress and logs are recorded. Validation, progress and checkpoints of the
 chief also go to the scheduler, which decides by them. Progress is sent there at most every few seconds, and before
-every other report. The crew handles how a rank ends.
+every other report. The rank group handles how a rank ends.
 """
 
 from __future__ import annotations
