@@ -93,7 +93,14 @@ def _experiment_of(trial_id: str) -> int:
 
 
 def _description(view: TrialView) -> list[str]:
-    from gangline.cli.output.summary import batches_of, flatten, format_values, place_of, trial_lines, waiting_for  # noqa: PLC0415 - loads the client's records  # noqa: PLC0415 - with the above
+    from gangline.cli.output.summary import (  # noqa: PLC0415 - loads the client's records
+        batches_of,
+        flatten,
+        format_values,
+        place_of,
+        trial_lines,
+        waiting_for,
+    )
 
     trial = view.trial
     words = [f"trial {trial.id}: {trial.outcome or trial.state}", batches_of(view)]
