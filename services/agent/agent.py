@@ -25,7 +25,7 @@ from services.agent.allocations.journal import Journal
 from services.agent.allocations.journal_record import StopOrder
 from services.agent.allocations.roster import Roster
 from services.agent.devices.slot import Slots
-from services.agent.machine import identity as network
+from services.agent.machine import host
 from services.agent.machine import metrics
 
 log = structlog.get_logger(__name__)
@@ -51,7 +51,7 @@ class Agent:
     def __init__(self, identity: Identity, slots: Slots, journal: Journal, roster: Roster) -> None:
         self.identity = identity
         self.slots = slots
-        self.interfaces: tuple[NetworkInterface, ...] = network.list_interfaces()
+        self.interfaces: tuple[NetworkInterface, ...] = host.list_interfaces()
         self.roster = roster
         self.problem = ""
         self._journal = journal
@@ -64,8 +64,8 @@ class Agent:
             interfaces=self.interfaces,
             labels=self.identity.labels,
             version=gangline.__version__,
-            hostname=network.read_hostname(),
-            host_id=network.read_host_id(),
+            hostname=host.read_hostname(),
+            host_id=host.read_host_id(),
             metrics_address=self.identity.metrics_address,
             problem=self.problem,
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from services.agent.agent import Agent
 from services.agent.connection.leader_stream import LeaderStream
-from services.agent.machine import identity, metrics
+from services.agent.machine import host, metrics
 
 
 async def watch_machine(agent: Agent, link: LeaderStream, period_seconds: float) -> None:
@@ -19,7 +19,7 @@ async def watch_machine(agent: Agent, link: LeaderStream, period_seconds: float)
     observe(agent, link)
     while True:
         await asyncio.sleep(period_seconds)
-        interfaces = identity.list_interfaces()
+        interfaces = host.list_interfaces()
         if interfaces != agent.interfaces:
             agent.interfaces = interfaces
             link.reconnect()

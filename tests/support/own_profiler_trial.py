@@ -15,7 +15,7 @@ from torch.autograd import profiler, profiler_legacy
 
 from gangline import pytorch
 from gangline.core.link import LocalLink
-from gangline.pytorch.training import schedule as pace
+from gangline.pytorch.training import schedule as training_schedule
 from tests.support.small_trial import SmallTrial, fit
 
 BATCHES = 8
@@ -87,6 +87,6 @@ class _Scheduled(_Named):
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    pace._MOST_BATCHES = 1
+    training_schedule._MOST_BATCHES = 1
     trial = fit(_Spanning if sys.argv[1] in _SPANS else _Scheduled, max_length=pytorch.Batch(BATCHES))
     assert trial.context.position.batches == BATCHES

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from services.agent.allocations.exit_judgement import ProcessEnd
 from services.agent.allocations.journal_record import Process
-from services.agent.machine.identity import read_boot_id
+from services.agent.machine.host import read_boot_id
 
 # ioctl PIDFD_GET_INFO with PIDFD_INFO_EXIT, from linux/pidfd.h. Since Linux 6.15 it reports to any process how a
 # process ended.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from services.agent.machine.identity import _speed, list_interfaces, read_host_id
+from services.agent.machine.host import _speed, list_interfaces, read_host_id
 
 
 def test_loopback_is_listed() -> None:
@@ -17,7 +17,7 @@ def test_loopback_is_listed() -> None:
 
 
 def test_host_id_is_the_same_for_all_processes_of_one_machine() -> None:
-    command = [sys.executable, "-c", "from services.agent.machine.identity import read_host_id; print(read_host_id())"]
+    command = [sys.executable, "-c", "from services.agent.machine.host import read_host_id; print(read_host_id())"]
     other = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     assert other == read_host_id()
     assert len(read_host_id()) > 36
