@@ -25,8 +25,7 @@ from services.agent.allocations.journal import Journal
 from services.agent.allocations.journal_record import StopOrder
 from services.agent.allocations.roster import Roster
 from services.agent.devices.slot import Slots
-from services.agent.machine import host
-from services.agent.machine import metrics
+from services.agent.machine import host, metrics
 
 log = structlog.get_logger(__name__)
 
