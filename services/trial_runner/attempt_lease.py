@@ -28,7 +28,7 @@ from gangline.protocol.rpc import CHANNEL_OPTIONS, find_leader, token_metadata
 from gangline.protocol.wire import to_proto
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from services.common.address import split_address
-from services.common.concurrency import cancel
+from services.common.concurrency import cancel, raise_if_cancelled
 from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_off, is_leaderless
 from services.trial_runner.delivery import metrics
 
@@ -216,6 +216,7 @@ class AttemptLease:
             stub = runner_pb2_grpc.RunnerServiceStub(channel)
             answer = await stub.RenewAttempt(self._request, timeout=limit_seconds, metadata=token_metadata(self._token))
         except grpc.aio.AioRpcError as error:
+            raise_if_cancelled()
             # A channel in its own back-off would fail without asking the host.
             self._channels.pop(address, None)
             await channel.close()

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from gangline.errors import unavailable
+from services.common.concurrency import raise_if_cancelled
 from services.common.etcd.connection import Connection, Rotation
 from services.common.etcd.credential import Credential, Metadata
 from services.common.etcd.failure import Remedy, TryFailed, read_failure
@@ -70,6 +71,7 @@ class Session:
             metadata = await self._credential.metadata(connection)
             return await connection.methods[operation](request, metadata=metadata, timeout=try_seconds)
         except grpc.RpcError as error:
+            raise_if_cancelled()
             FAILED_TRIES.labels(operation.name.lower(), error.code().name.lower()).inc()
             raise self.make_way(connection, metadata, read_failure(error, connection.endpoint)) from error
 

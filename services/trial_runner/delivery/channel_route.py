@@ -14,6 +14,7 @@ from contextlib import suppress
 import grpc
 
 from gangline.protocol.rpc import CHANNEL_OPTIONS
+from services.common.concurrency import raise_if_cancelled
 
 # Back-off after the first failure; it doubles with each further one.
 FIRST_PAUSE_SECONDS = 0.05
@@ -68,7 +69,8 @@ class ChannelRoute:
 
     async def failed(self, named: str = "") -> None:
         """Changes to the next address after a back-off. named: the leader's address, if the answer named it; it is
-        tried next."""
+        tried next. Raises CancelledError if the failed call has dropped the cancellation of this task."""
+        raise_if_cancelled()
         await self.close()
         # A named leader that has failed itself is not tried again at once: the configured addresses follow.
         if named and named != self._named:

@@ -77,10 +77,11 @@ class Bench:
         return wire.decode(kind, found.value) if found else None
 
     async def close(self) -> None:
-        for agent in self.agents:
-            await agent.disconnect()
+        # First, because a scheduler that outlives its test leads in all later tests of this etcd.
         for process in self.schedulers:
             process.end()
+        for agent in self.agents:
+            await agent.disconnect()
 
 
 @pytest_asyncio.fixture

@@ -11,17 +11,26 @@ from contextlib import contextmanager
 
 import pytest
 
-from gangline.v1 import runner_pb2, types_pb2
+from gangline.v1 import runner_pb2, runner_pb2_grpc, types_pb2
 from services.trial_runner import attempt_lease
 from services.trial_runner.attempt_lease import AttemptLease
-from tests.support.wait import until
+from tests.support.dropping_call import DroppingCall
+from tests.support.wait import until, within
 
 LEASE_SECONDS = 1.0
 
 
-def _lease(cuts: list[str], committee: tuple[runner_pb2.Witness, ...] = ()) -> AttemptLease:
+def _lease(
+    cuts: list[str],
+    committee: tuple[runner_pb2.Witness, ...] = (),
+    scheduler_addresses: tuple[str, ...] = (),
+) -> AttemptLease:
     spec = runner_pb2.RunnerSpec(
-        allocation=types_pb2.Allocation(id="7.1.1"), lease_seconds=LEASE_SECONDS, committee=committee, token="t"
+        allocation=types_pb2.Allocation(id="7.1.1"),
+        lease_seconds=LEASE_SECONDS,
+        committee=committee,
+        scheduler_addresses=scheduler_addresses,
+        token="t",
     )
     return AttemptLease(spec, "a1", on_over=lambda _: None, on_stop=lambda _: None, on_cut=cuts.append)
 
@@ -64,6 +73,15 @@ async def test_a_witness_that_answers_nonsense_is_no_witness(monkeypatch: pytest
             await until(lambda: bool(cuts), "the end of the lease", 10)
         finally:
             await lease.close()
+
+
+async def test_renewals_end_although_a_failing_call_drops_their_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropping = DroppingCall()
+    monkeypatch.setattr(runner_pb2_grpc, "RunnerServiceStub", lambda _: dropping)
+    lease = _lease([], scheduler_addresses=("127.0.0.1:1",))
+    lease.start(list)
+    await within(10, dropping.has_begun.wait())
+    await within(10, lease.close())
 
 
 def _sleeper() -> subprocess.Popen[bytes]:

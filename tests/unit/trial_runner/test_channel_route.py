@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
+from services.common.concurrency import cancel
 from services.trial_runner.delivery import channel_route
 from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_leader
+from tests.support.wait import within
 
 LEADER = "10.0.0.9:8082"
 
@@ -71,3 +74,20 @@ async def test_a_leader_is_looked_for_again_sooner_than_a_gateway(monkeypatch: p
         monkeypatch.setattr(channel_route, name, 600.0)
     assert channel_route.LEADER_PAUSE_SECONDS <= 0.5
     await asyncio.wait_for(route_to_leader(["a:1", "b:2"]).failed(), 5)
+
+
+async def test_a_loop_of_calls_ends_although_a_failing_call_drops_its_cancellation() -> None:
+    made = ChannelRoute("gateway", ["a:1"])
+    has_called = asyncio.Event()
+
+    async def repeat() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                has_called.set()
+                await asyncio.sleep(60)
+            await made.failed()
+
+    task = asyncio.create_task(repeat())
+    await has_called.wait()
+    await within(10, cancel(task))
+    assert task.cancelled()
