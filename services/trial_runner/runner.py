@@ -272,7 +272,8 @@ class TrialRunner:
         cause = find_cause(ends)
         if self._place.num_nodes > 1 and self._peer is None and cause is not None and cause.is_consequence:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._peer_told.wait(), PEER_SECONDS)
+                async with asyncio.timeout(PEER_SECONDS):
+                    await self._peer_told.wait()
         now = time.time()
         stop = self._stop.stop
         if stop is not None:

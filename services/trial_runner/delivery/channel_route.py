@@ -85,7 +85,8 @@ class ChannelRoute:
         with suppress(TimeoutError):
             # Random, so that the runners of a cluster do not all return at the same moment.
             spread = 0.5 + random.random() / 2  # noqa: S311 - guards nothing
-            await asyncio.wait_for(self._hurry.wait(), pause * spread)
+            async with asyncio.timeout(pause * spread):
+                await self._hurry.wait()
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None

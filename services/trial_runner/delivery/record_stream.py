@@ -84,7 +84,8 @@ class RecordStream:
             return True
         self._route.hurry()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_drained.wait(), deadline_seconds)
+            async with asyncio.timeout(deadline_seconds):
+                await self._is_drained.wait()
         return not self._spool.num_waiting
 
     async def _wait_for_records(self) -> None:
@@ -142,4 +143,5 @@ class RecordStream:
         """Waits before the next request. The first records after a pause are sent at once; those that follow soon are
         sent together."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_hurried.wait(), GATHER_SECONDS)
+            async with asyncio.timeout(GATHER_SECONDS):
+                await self._is_hurried.wait()

@@ -81,7 +81,8 @@ class Reporter:
             return not self._waiting
         self._route.hurry()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_drained.wait(), deadline_seconds)
+            async with asyncio.timeout(deadline_seconds):
+                await self._is_drained.wait()
         return not self._waiting
 
     async def run(self, token: str) -> None:

@@ -48,7 +48,8 @@ class Wire:
 
     async def flush(self, deadline_seconds: float = 1.0) -> None:
         with suppress(OSError, TimeoutError):
-            await asyncio.wait_for(self._writer.drain(), deadline_seconds)
+            async with asyncio.timeout(deadline_seconds):
+                await self._writer.drain()
 
     async def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> dict[str, Any] | None:
         """Returns the next message. Returns None at the end of the connection, whatever ended it, and for a longer

@@ -67,7 +67,8 @@ class Nursery:
     async def wait_store(self) -> int:
         """Returns the port of the store. Raises GanglineError `runner.no_store`."""
         try:
-            answer = await asyncio.wait_for(asyncio.shield(self._store), STORE_SECONDS)
+            async with asyncio.timeout(STORE_SECONDS):
+                answer = await asyncio.shield(self._store)
         except TimeoutError as error:
             raise unavailable("runner.no_store", f"no store after {STORE_SECONDS:g} s") from error
         if "port" not in answer:
@@ -107,7 +108,8 @@ class Nursery:
         """
         try:
             channel.send(self._control, {"do": "clear"})
-            is_empty = await asyncio.wait_for(asyncio.shield(self._cleared), deadline_seconds)
+            async with asyncio.timeout(deadline_seconds):
+                is_empty = await asyncio.shield(self._cleared)
         except (OSError, TimeoutError):
             return None
         if not is_empty:
@@ -120,7 +122,8 @@ class Nursery:
         """Kills what is left and waits until the nursery has reaped it."""
         self._control.shutdown(socket.SHUT_WR)
         try:
-            await asyncio.wait_for(self._reading, deadline_seconds)
+            async with asyncio.timeout(deadline_seconds):
+                await self._reading
         except TimeoutError:
             log.error("the nursery does not end", pid=self.pid)
         else:
