@@ -170,7 +170,7 @@ class FindExperimentResponse(google.protobuf.message.Message):
 Global___FindExperimentResponse: typing_extensions.TypeAlias = FindExperimentResponse
 
 @typing.final
-class EndExperimentRequest(google.protobuf.message.Message):
+class SchedulerServiceKillExperimentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -189,10 +189,10 @@ class EndExperimentRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id", "user", b"user"]) -> None: ...
 
-Global___EndExperimentRequest: typing_extensions.TypeAlias = EndExperimentRequest
+Global___SchedulerServiceKillExperimentRequest: typing_extensions.TypeAlias = SchedulerServiceKillExperimentRequest
 
 @typing.final
-class EndExperimentResponse(google.protobuf.message.Message):
+class SchedulerServiceKillExperimentResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EXPERIMENT_FIELD_NUMBER: builtins.int
@@ -209,10 +209,10 @@ class EndExperimentResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision"]) -> None: ...
 
-Global___EndExperimentResponse: typing_extensions.TypeAlias = EndExperimentResponse
+Global___SchedulerServiceKillExperimentResponse: typing_extensions.TypeAlias = SchedulerServiceKillExperimentResponse
 
 @typing.final
-class ChangeExperimentRequest(google.protobuf.message.Message):
+class SchedulerServiceUpdateExperimentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -243,10 +243,10 @@ class ChangeExperimentRequest(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "user", b"user"]) -> None: ...
 
-Global___ChangeExperimentRequest: typing_extensions.TypeAlias = ChangeExperimentRequest
+Global___SchedulerServiceUpdateExperimentRequest: typing_extensions.TypeAlias = SchedulerServiceUpdateExperimentRequest
 
 @typing.final
-class ChangeExperimentResponse(google.protobuf.message.Message):
+class SchedulerServiceUpdateExperimentResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EXPERIMENT_FIELD_NUMBER: builtins.int
@@ -263,10 +263,10 @@ class ChangeExperimentResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision"]) -> None: ...
 
-Global___ChangeExperimentResponse: typing_extensions.TypeAlias = ChangeExperimentResponse
+Global___SchedulerServiceUpdateExperimentResponse: typing_extensions.TypeAlias = SchedulerServiceUpdateExperimentResponse
 
 @typing.final
-class EndTrialRequest(google.protobuf.message.Message):
+class SchedulerServiceKillTrialRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -284,10 +284,10 @@ class EndTrialRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "trial_id", b"trial_id", "user", b"user"]) -> None: ...
 
-Global___EndTrialRequest: typing_extensions.TypeAlias = EndTrialRequest
+Global___SchedulerServiceKillTrialRequest: typing_extensions.TypeAlias = SchedulerServiceKillTrialRequest
 
 @typing.final
-class EndTrialResponse(google.protobuf.message.Message):
+class SchedulerServiceKillTrialResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TRIAL_FIELD_NUMBER: builtins.int
@@ -304,7 +304,7 @@ class EndTrialResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["trial", b"trial"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["revision", b"revision", "trial", b"trial"]) -> None: ...
 
-Global___EndTrialResponse: typing_extensions.TypeAlias = EndTrialResponse
+Global___SchedulerServiceKillTrialResponse: typing_extensions.TypeAlias = SchedulerServiceKillTrialResponse
 
 @typing.final
 class ProfileTrialRequest(google.protobuf.message.Message):
@@ -348,7 +348,7 @@ class ProfileTrialResponse(google.protobuf.message.Message):
 Global___ProfileTrialResponse: typing_extensions.TypeAlias = ProfileTrialResponse
 
 @typing.final
-class ChangeAgentRequest(google.protobuf.message.Message):
+class SchedulerServiceUpdateAgentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -375,10 +375,10 @@ class ChangeAgentRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "availability", b"availability", "request_id", b"request_id", "slot_ids", b"slot_ids", "user", b"user"]) -> None: ...
 
-Global___ChangeAgentRequest: typing_extensions.TypeAlias = ChangeAgentRequest
+Global___SchedulerServiceUpdateAgentRequest: typing_extensions.TypeAlias = SchedulerServiceUpdateAgentRequest
 
 @typing.final
-class ChangeAgentResponse(google.protobuf.message.Message):
+class SchedulerServiceUpdateAgentResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     AGENT_FIELD_NUMBER: builtins.int
@@ -395,7 +395,7 @@ class ChangeAgentResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["agent", b"agent"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["agent", b"agent", "revision", b"revision"]) -> None: ...
 
-Global___ChangeAgentResponse: typing_extensions.TypeAlias = ChangeAgentResponse
+Global___SchedulerServiceUpdateAgentResponse: typing_extensions.TypeAlias = SchedulerServiceUpdateAgentResponse
 
 @typing.final
 class PreviewSearchRequest(google.protobuf.message.Message):
@@ -572,6 +572,269 @@ class ForgetFusionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["is_forgotten", b"is_forgotten", "revision", b"revision"]) -> None: ...
 
 Global___ForgetFusionResponse: typing_extensions.TypeAlias = ForgetFusionResponse
+
+@typing.final
+class SchedulerServiceDeleteCheckpointsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    CHECKPOINT_IDS_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    user: builtins.str
+    @property
+    def checkpoint_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        checkpoint_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_ids", b"checkpoint_ids", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___SchedulerServiceDeleteCheckpointsRequest: typing_extensions.TypeAlias = SchedulerServiceDeleteCheckpointsRequest
+
+@typing.final
+class SchedulerServiceDeleteCheckpointsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.Checkpoint]:
+        """As they are now."""
+
+    def __init__(
+        self,
+        *,
+        checkpoints: collections.abc.Iterable[gangline.v1.types_pb2.Checkpoint] | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "revision", b"revision"]) -> None: ...
+
+Global___SchedulerServiceDeleteCheckpointsResponse: typing_extensions.TypeAlias = SchedulerServiceDeleteCheckpointsResponse
+
+@typing.final
+class ConfirmCheckpointsDeletedRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINT_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def checkpoint_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        checkpoint_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_ids", b"checkpoint_ids"]) -> None: ...
+
+Global___ConfirmCheckpointsDeletedRequest: typing_extensions.TypeAlias = ConfirmCheckpointsDeletedRequest
+
+@typing.final
+class ConfirmCheckpointsDeletedResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___ConfirmCheckpointsDeletedResponse: typing_extensions.TypeAlias = ConfirmCheckpointsDeletedResponse
+
+@typing.final
+class EndExperimentRequest(google.protobuf.message.Message):
+    """The messages of the calls with earlier names."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    user: builtins.str
+    """Who asked, for the record."""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___EndExperimentRequest: typing_extensions.TypeAlias = EndExperimentRequest
+
+@typing.final
+class EndExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision"]) -> None: ...
+
+Global___EndExperimentResponse: typing_extensions.TypeAlias = EndExperimentResponse
+
+@typing.final
+class ChangeExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    ACTION_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    RESOURCES_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    action: gangline.v1.types_pb2.ExperimentAction.ValueType
+    """Exactly one of action, resources and move."""
+    user: builtins.str
+    @property
+    def resources(self) -> gangline.v1.types_pb2.ResourceChange: ...
+    @property
+    def move(self) -> gangline.v1.types_pb2.QueueMove: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+        action: gangline.v1.types_pb2.ExperimentAction.ValueType = ...,
+        user: builtins.str = ...,
+        resources: gangline.v1.types_pb2.ResourceChange | None = ...,
+        move: gangline.v1.types_pb2.QueueMove | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "user", b"user"]) -> None: ...
+
+Global___ChangeExperimentRequest: typing_extensions.TypeAlias = ChangeExperimentRequest
+
+@typing.final
+class ChangeExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision"]) -> None: ...
+
+Global___ChangeExperimentResponse: typing_extensions.TypeAlias = ChangeExperimentResponse
+
+@typing.final
+class EndTrialRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    trial_id: builtins.str
+    user: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        trial_id: builtins.str = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "trial_id", b"trial_id", "user", b"user"]) -> None: ...
+
+Global___EndTrialRequest: typing_extensions.TypeAlias = EndTrialRequest
+
+@typing.final
+class EndTrialResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRIAL_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def trial(self) -> gangline.v1.types_pb2.Trial: ...
+    def __init__(
+        self,
+        *,
+        trial: gangline.v1.types_pb2.Trial | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["trial", b"trial"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision", "trial", b"trial"]) -> None: ...
+
+Global___EndTrialResponse: typing_extensions.TypeAlias = EndTrialResponse
+
+@typing.final
+class ChangeAgentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    SLOT_IDS_FIELD_NUMBER: builtins.int
+    AVAILABILITY_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    agent_id: builtins.str
+    availability: gangline.v1.types_pb2.Availability.ValueType
+    user: builtins.str
+    @property
+    def slot_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Empty for the agent itself."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        agent_id: builtins.str = ...,
+        slot_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        availability: gangline.v1.types_pb2.Availability.ValueType = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "availability", b"availability", "request_id", b"request_id", "slot_ids", b"slot_ids", "user", b"user"]) -> None: ...
+
+Global___ChangeAgentRequest: typing_extensions.TypeAlias = ChangeAgentRequest
+
+@typing.final
+class ChangeAgentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def agent(self) -> gangline.v1.types_pb2.Agent: ...
+    def __init__(
+        self,
+        *,
+        agent: gangline.v1.types_pb2.Agent | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "revision", b"revision"]) -> None: ...
+
+Global___ChangeAgentResponse: typing_extensions.TypeAlias = ChangeAgentResponse
 
 @typing.final
 class ChangeCheckpointsRequest(google.protobuf.message.Message):

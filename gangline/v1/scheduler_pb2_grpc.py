@@ -49,30 +49,30 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentResponse.FromString,
                 _registered_method=True)
-        self.EndExperiment = channel.unary_unary(
-                '/gangline.v1.SchedulerService/EndExperiment',
-                request_serializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentRequest.SerializeToString,
-                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentResponse.FromString,
+        self.KillExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/KillExperiment',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillExperimentResponse.FromString,
                 _registered_method=True)
-        self.ChangeExperiment = channel.unary_unary(
-                '/gangline.v1.SchedulerService/ChangeExperiment',
-                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentRequest.SerializeToString,
-                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentResponse.FromString,
+        self.UpdateExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/UpdateExperiment',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentResponse.FromString,
                 _registered_method=True)
-        self.EndTrial = channel.unary_unary(
-                '/gangline.v1.SchedulerService/EndTrial',
-                request_serializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.SerializeToString,
-                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.FromString,
+        self.KillTrial = channel.unary_unary(
+                '/gangline.v1.SchedulerService/KillTrial',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillTrialRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillTrialResponse.FromString,
                 _registered_method=True)
         self.ProfileTrial = channel.unary_unary(
                 '/gangline.v1.SchedulerService/ProfileTrial',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.ProfileTrialRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ProfileTrialResponse.FromString,
                 _registered_method=True)
-        self.ChangeAgent = channel.unary_unary(
-                '/gangline.v1.SchedulerService/ChangeAgent',
-                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.SerializeToString,
-                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentResponse.FromString,
+        self.UpdateAgent = channel.unary_unary(
+                '/gangline.v1.SchedulerService/UpdateAgent',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateAgentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateAgentResponse.FromString,
                 _registered_method=True)
         self.PreviewSearch = channel.unary_unary(
                 '/gangline.v1.SchedulerService/PreviewSearch',
@@ -93,6 +93,36 @@ class SchedulerServiceStub(object):
                 '/gangline.v1.SchedulerService/ForgetFusion',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.FromString,
+                _registered_method=True)
+        self.DeleteCheckpoints = channel.unary_unary(
+                '/gangline.v1.SchedulerService/DeleteCheckpoints',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteCheckpointsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteCheckpointsResponse.FromString,
+                _registered_method=True)
+        self.ConfirmCheckpointsDeleted = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ConfirmCheckpointsDeleted',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedResponse.FromString,
+                _registered_method=True)
+        self.EndExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/EndExperiment',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentResponse.FromString,
+                _registered_method=True)
+        self.ChangeExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ChangeExperiment',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentResponse.FromString,
+                _registered_method=True)
+        self.EndTrial = channel.unary_unary(
+                '/gangline.v1.SchedulerService/EndTrial',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.FromString,
+                _registered_method=True)
+        self.ChangeAgent = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ChangeAgent',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentResponse.FromString,
                 _registered_method=True)
         self.ChangeCheckpoints = channel.unary_unary(
                 '/gangline.v1.SchedulerService/ChangeCheckpoints',
@@ -126,23 +156,23 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def EndExperiment(self, request, context):
-        """Ends an experiment at once. Ending an ended one changes nothing.
+    def KillExperiment(self, request, context):
+        """Kills an experiment. An ended one does not change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ChangeExperiment(self, request, context):
-        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
-        already changes nothing.
+    def UpdateExperiment(self, request, context):
+        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. A request for the
+        present state changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def EndTrial(self, request, context):
-        """Ends one trial at once; the others of its experiment go on. Ending an ended one changes nothing.
+    def KillTrial(self, request, context):
+        """Kills one trial; the others of its experiment continue. An ended one does not change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,8 +186,8 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ChangeAgent(self, request, context):
-        """Enables, drains or disables an agent or some of its slots. Asking for what is so already changes nothing.
+    def UpdateAgent(self, request, context):
+        """Enables, drains or disables an agent or some of its slots. A request for the present state changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,10 +221,48 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ChangeCheckpoints(self, request, context):
-        """Has checkpoints deleted, all of them or none, or hears that the files of some are gone. Saying the latter again
-        changes nothing.
+    def DeleteCheckpoints(self, request, context):
+        """Marks checkpoints for deletion, all of them or none. A gateway then deletes their files.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfirmCheckpointsDeleted(self, request, context):
+        """Removes the records of checkpoints whose files a gateway has deleted. A repeated call changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndExperiment(self, request, context):
+        """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
+        KillTrial, UpdateAgent, and DeleteCheckpoints or ConfirmCheckpointsDeleted do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeExperiment(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndTrial(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeAgent(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeCheckpoints(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -217,30 +285,30 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.FindExperimentResponse.SerializeToString,
             ),
-            'EndExperiment': grpc.unary_unary_rpc_method_handler(
-                    servicer.EndExperiment,
-                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentRequest.FromString,
-                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentResponse.SerializeToString,
+            'KillExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.KillExperiment,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillExperimentResponse.SerializeToString,
             ),
-            'ChangeExperiment': grpc.unary_unary_rpc_method_handler(
-                    servicer.ChangeExperiment,
-                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentRequest.FromString,
-                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentResponse.SerializeToString,
+            'UpdateExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateExperiment,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentResponse.SerializeToString,
             ),
-            'EndTrial': grpc.unary_unary_rpc_method_handler(
-                    servicer.EndTrial,
-                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.FromString,
-                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.SerializeToString,
+            'KillTrial': grpc.unary_unary_rpc_method_handler(
+                    servicer.KillTrial,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillTrialRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillTrialResponse.SerializeToString,
             ),
             'ProfileTrial': grpc.unary_unary_rpc_method_handler(
                     servicer.ProfileTrial,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ProfileTrialRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.ProfileTrialResponse.SerializeToString,
             ),
-            'ChangeAgent': grpc.unary_unary_rpc_method_handler(
-                    servicer.ChangeAgent,
-                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.FromString,
-                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentResponse.SerializeToString,
+            'UpdateAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateAgent,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateAgentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateAgentResponse.SerializeToString,
             ),
             'PreviewSearch': grpc.unary_unary_rpc_method_handler(
                     servicer.PreviewSearch,
@@ -261,6 +329,36 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ForgetFusion,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.SerializeToString,
+            ),
+            'DeleteCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteCheckpoints,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteCheckpointsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteCheckpointsResponse.SerializeToString,
+            ),
+            'ConfirmCheckpointsDeleted': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmCheckpointsDeleted,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedResponse.SerializeToString,
+            ),
+            'EndExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndExperiment,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentResponse.SerializeToString,
+            ),
+            'ChangeExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeExperiment,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentResponse.SerializeToString,
+            ),
+            'EndTrial': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndTrial,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.SerializeToString,
+            ),
+            'ChangeAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeAgent,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ChangeAgentResponse.SerializeToString,
             ),
             'ChangeCheckpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeCheckpoints,
@@ -360,7 +458,7 @@ class SchedulerService(object):
             _registered_method=True)
 
     @staticmethod
-    def EndExperiment(request,
+    def KillExperiment(request,
             target,
             options=(),
             channel_credentials=None,
@@ -373,9 +471,9 @@ class SchedulerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gangline.v1.SchedulerService/EndExperiment',
-            gangline_dot_v1_dot_scheduler__pb2.EndExperimentRequest.SerializeToString,
-            gangline_dot_v1_dot_scheduler__pb2.EndExperimentResponse.FromString,
+            '/gangline.v1.SchedulerService/KillExperiment',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -387,7 +485,7 @@ class SchedulerService(object):
             _registered_method=True)
 
     @staticmethod
-    def ChangeExperiment(request,
+    def UpdateExperiment(request,
             target,
             options=(),
             channel_credentials=None,
@@ -400,9 +498,9 @@ class SchedulerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gangline.v1.SchedulerService/ChangeExperiment',
-            gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentRequest.SerializeToString,
-            gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentResponse.FromString,
+            '/gangline.v1.SchedulerService/UpdateExperiment',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -414,7 +512,7 @@ class SchedulerService(object):
             _registered_method=True)
 
     @staticmethod
-    def EndTrial(request,
+    def KillTrial(request,
             target,
             options=(),
             channel_credentials=None,
@@ -427,9 +525,9 @@ class SchedulerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gangline.v1.SchedulerService/EndTrial',
-            gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.SerializeToString,
-            gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.FromString,
+            '/gangline.v1.SchedulerService/KillTrial',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillTrialRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillTrialResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -468,7 +566,7 @@ class SchedulerService(object):
             _registered_method=True)
 
     @staticmethod
-    def ChangeAgent(request,
+    def UpdateAgent(request,
             target,
             options=(),
             channel_credentials=None,
@@ -481,9 +579,9 @@ class SchedulerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gangline.v1.SchedulerService/ChangeAgent',
-            gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.SerializeToString,
-            gangline_dot_v1_dot_scheduler__pb2.ChangeAgentResponse.FromString,
+            '/gangline.v1.SchedulerService/UpdateAgent',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateAgentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateAgentResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -592,6 +690,168 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/ForgetFusion',
             gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/DeleteCheckpoints',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteCheckpointsRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmCheckpointsDeleted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ConfirmCheckpointsDeleted',
+            gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/EndExperiment',
+            gangline_dot_v1_dot_scheduler__pb2.EndExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.EndExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ChangeExperiment',
+            gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.ChangeExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndTrial(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/EndTrial',
+            gangline_dot_v1_dot_scheduler__pb2.EndTrialRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.EndTrialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ChangeAgent',
+            gangline_dot_v1_dot_scheduler__pb2.ChangeAgentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.ChangeAgentResponse.FromString,
             options,
             channel_credentials,
             insecure,

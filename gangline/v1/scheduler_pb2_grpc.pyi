@@ -75,51 +75,51 @@ _SchedulerServiceFindExperimentType = typing_extensions.TypeVar(
     ],
 )
 
-_SchedulerServiceEndExperimentType = typing_extensions.TypeVar(
-    '_SchedulerServiceEndExperimentType',
+_SchedulerServiceKillExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceKillExperimentType',
     grpc.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.EndExperimentRequest,
-        gangline.v1.scheduler_pb2.EndExperimentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.EndExperimentRequest,
-        gangline.v1.scheduler_pb2.EndExperimentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentResponse,
     ],
     default=grpc.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.EndExperimentRequest,
-        gangline.v1.scheduler_pb2.EndExperimentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentResponse,
     ],
 )
 
-_SchedulerServiceChangeExperimentType = typing_extensions.TypeVar(
-    '_SchedulerServiceChangeExperimentType',
+_SchedulerServiceUpdateExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceUpdateExperimentType',
     grpc.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.ChangeExperimentRequest,
-        gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.ChangeExperimentRequest,
-        gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse,
     ],
     default=grpc.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.ChangeExperimentRequest,
-        gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse,
     ],
 )
 
-_SchedulerServiceEndTrialType = typing_extensions.TypeVar(
-    '_SchedulerServiceEndTrialType',
+_SchedulerServiceKillTrialType = typing_extensions.TypeVar(
+    '_SchedulerServiceKillTrialType',
     grpc.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.EndTrialRequest,
-        gangline.v1.scheduler_pb2.EndTrialResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillTrialResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.EndTrialRequest,
-        gangline.v1.scheduler_pb2.EndTrialResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillTrialResponse,
     ],
     default=grpc.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.EndTrialRequest,
-        gangline.v1.scheduler_pb2.EndTrialResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillTrialResponse,
     ],
 )
 
@@ -139,19 +139,19 @@ _SchedulerServiceProfileTrialType = typing_extensions.TypeVar(
     ],
 )
 
-_SchedulerServiceChangeAgentType = typing_extensions.TypeVar(
-    '_SchedulerServiceChangeAgentType',
+_SchedulerServiceUpdateAgentType = typing_extensions.TypeVar(
+    '_SchedulerServiceUpdateAgentType',
     grpc.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.ChangeAgentRequest,
-        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.ChangeAgentRequest,
-        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentResponse,
     ],
     default=grpc.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.ChangeAgentRequest,
-        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentResponse,
     ],
 )
 
@@ -219,6 +219,102 @@ _SchedulerServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceDeleteCheckpointsType = typing_extensions.TypeVar(
+    '_SchedulerServiceDeleteCheckpointsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse,
+    ],
+)
+
+_SchedulerServiceConfirmCheckpointsDeletedType = typing_extensions.TypeVar(
+    '_SchedulerServiceConfirmCheckpointsDeletedType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedRequest,
+        gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedRequest,
+        gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedRequest,
+        gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse,
+    ],
+)
+
+_SchedulerServiceEndExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceEndExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.EndExperimentRequest,
+        gangline.v1.scheduler_pb2.EndExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.EndExperimentRequest,
+        gangline.v1.scheduler_pb2.EndExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.EndExperimentRequest,
+        gangline.v1.scheduler_pb2.EndExperimentResponse,
+    ],
+)
+
+_SchedulerServiceChangeExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceChangeExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeExperimentRequest,
+        gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeExperimentRequest,
+        gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeExperimentRequest,
+        gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+    ],
+)
+
+_SchedulerServiceEndTrialType = typing_extensions.TypeVar(
+    '_SchedulerServiceEndTrialType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.EndTrialRequest,
+        gangline.v1.scheduler_pb2.EndTrialResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.EndTrialRequest,
+        gangline.v1.scheduler_pb2.EndTrialResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.EndTrialRequest,
+        gangline.v1.scheduler_pb2.EndTrialResponse,
+    ],
+)
+
+_SchedulerServiceChangeAgentType = typing_extensions.TypeVar(
+    '_SchedulerServiceChangeAgentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+    ],
+)
+
 _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     '_SchedulerServiceChangeCheckpointsType',
     grpc.UnaryUnaryMultiCallable[
@@ -235,7 +331,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceChangeAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -251,24 +347,24 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.FindExperimentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
-            gangline.v1.scheduler_pb2.EndExperimentRequest,
-            gangline.v1.scheduler_pb2.EndExperimentResponse,
+            gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
-            gangline.v1.scheduler_pb2.ChangeExperimentRequest,
-            gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+            gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
-            gangline.v1.scheduler_pb2.EndTrialRequest,
-            gangline.v1.scheduler_pb2.EndTrialResponse,
+            gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceKillTrialResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ProfileTrialRequest,
             gangline.v1.scheduler_pb2.ProfileTrialResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
-            gangline.v1.scheduler_pb2.ChangeAgentRequest,
-            gangline.v1.scheduler_pb2.ChangeAgentResponse,
+            gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.PreviewSearchRequest,
@@ -285,6 +381,30 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ForgetFusionRequest,
             gangline.v1.scheduler_pb2.ForgetFusionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedRequest,
+            gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.EndExperimentRequest,
+            gangline.v1.scheduler_pb2.EndExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ChangeExperimentRequest,
+            gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.EndTrialRequest,
+            gangline.v1.scheduler_pb2.EndTrialResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ChangeAgentRequest,
+            gangline.v1.scheduler_pb2.ChangeAgentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
@@ -307,24 +427,24 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.FindExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
-            gangline.v1.scheduler_pb2.EndExperimentRequest,
-            gangline.v1.scheduler_pb2.EndExperimentResponse,
+            gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
-            gangline.v1.scheduler_pb2.ChangeExperimentRequest,
-            gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+            gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
-            gangline.v1.scheduler_pb2.EndTrialRequest,
-            gangline.v1.scheduler_pb2.EndTrialResponse,
+            gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceKillTrialResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ProfileTrialRequest,
             gangline.v1.scheduler_pb2.ProfileTrialResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
-            gangline.v1.scheduler_pb2.ChangeAgentRequest,
-            gangline.v1.scheduler_pb2.ChangeAgentResponse,
+            gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.PreviewSearchRequest,
@@ -343,6 +463,30 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.ForgetFusionResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedRequest,
+            gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.EndExperimentRequest,
+            gangline.v1.scheduler_pb2.EndExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ChangeExperimentRequest,
+            gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.EndTrialRequest,
+            gangline.v1.scheduler_pb2.EndTrialResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ChangeAgentRequest,
+            gangline.v1.scheduler_pb2.ChangeAgentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
             gangline.v1.scheduler_pb2.ChangeCheckpointsResponse,
         ],
@@ -359,24 +503,24 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     FindExperiment: _SchedulerServiceFindExperimentType
     """The experiment that a request made. The answer takes into account what is being written at the time of the call."""
 
-    EndExperiment: _SchedulerServiceEndExperimentType
-    """Ends an experiment at once. Ending an ended one changes nothing."""
+    KillExperiment: _SchedulerServiceKillExperimentType
+    """Kills an experiment. An ended one does not change."""
 
-    ChangeExperiment: _SchedulerServiceChangeExperimentType
-    """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
-    already changes nothing.
+    UpdateExperiment: _SchedulerServiceUpdateExperimentType
+    """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. A request for the
+    present state changes nothing.
     """
 
-    EndTrial: _SchedulerServiceEndTrialType
-    """Ends one trial at once; the others of its experiment go on. Ending an ended one changes nothing."""
+    KillTrial: _SchedulerServiceKillTrialType
+    """Kills one trial; the others of its experiment continue. An ended one does not change."""
 
     ProfileTrial: _SchedulerServiceProfileTrialType
     """Has the next batches of a running trial traced. The order is kept in memory until the trial's runner has it; a later
     one takes its place, and the same request id orders nothing twice.
     """
 
-    ChangeAgent: _SchedulerServiceChangeAgentType
-    """Enables, drains or disables an agent or some of its slots. Asking for what is so already changes nothing."""
+    UpdateAgent: _SchedulerServiceUpdateAgentType
+    """Enables, drains or disables an agent or some of its slots. A request for the present state changes nothing."""
 
     PreviewSearch: _SchedulerServicePreviewSearchType
     """The trials that a configuration would make."""
@@ -390,10 +534,24 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     ForgetFusion: _SchedulerServiceForgetFusionType
     """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing."""
 
-    ChangeCheckpoints: _SchedulerServiceChangeCheckpointsType
-    """Has checkpoints deleted, all of them or none, or hears that the files of some are gone. Saying the latter again
-    changes nothing.
+    DeleteCheckpoints: _SchedulerServiceDeleteCheckpointsType
+    """Marks checkpoints for deletion, all of them or none. A gateway then deletes their files."""
+
+    ConfirmCheckpointsDeleted: _SchedulerServiceConfirmCheckpointsDeletedType
+    """Removes the records of checkpoints whose files a gateway has deleted. A repeated call changes nothing."""
+
+    EndExperiment: _SchedulerServiceEndExperimentType
+    """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
+    KillTrial, UpdateAgent, and DeleteCheckpoints or ConfirmCheckpointsDeleted do.
     """
+
+    ChangeExperiment: _SchedulerServiceChangeExperimentType
+
+    EndTrial: _SchedulerServiceEndTrialType
+
+    ChangeAgent: _SchedulerServiceChangeAgentType
+
+    ChangeCheckpoints: _SchedulerServiceChangeCheckpointsType
 
 SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -409,24 +567,24 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
         gangline.v1.scheduler_pb2.FindExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.EndExperimentRequest,
-        gangline.v1.scheduler_pb2.EndExperimentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.ChangeExperimentRequest,
-        gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.EndTrialRequest,
-        gangline.v1.scheduler_pb2.EndTrialResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceKillTrialResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.ProfileTrialRequest,
         gangline.v1.scheduler_pb2.ProfileTrialResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        gangline.v1.scheduler_pb2.ChangeAgentRequest,
-        gangline.v1.scheduler_pb2.ChangeAgentResponse,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.PreviewSearchRequest,
@@ -443,6 +601,30 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.ForgetFusionRequest,
         gangline.v1.scheduler_pb2.ForgetFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedRequest,
+        gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.EndExperimentRequest,
+        gangline.v1.scheduler_pb2.EndExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeExperimentRequest,
+        gangline.v1.scheduler_pb2.ChangeExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.EndTrialRequest,
+        gangline.v1.scheduler_pb2.EndTrialResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        gangline.v1.scheduler_pb2.ChangeAgentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
@@ -478,30 +660,30 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         """The experiment that a request made. The answer takes into account what is being written at the time of the call."""
 
     @abc.abstractmethod
-    def EndExperiment(
+    def KillExperiment(
         self,
-        request: gangline.v1.scheduler_pb2.EndExperimentRequest,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentRequest,
         context: _ServicerContext,
-    ) -> typing.Union[gangline.v1.scheduler_pb2.EndExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.EndExperimentResponse]]:
-        """Ends an experiment at once. Ending an ended one changes nothing."""
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceKillExperimentResponse]]:
+        """Kills an experiment. An ended one does not change."""
 
     @abc.abstractmethod
-    def ChangeExperiment(
+    def UpdateExperiment(
         self,
-        request: gangline.v1.scheduler_pb2.ChangeExperimentRequest,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
         context: _ServicerContext,
-    ) -> typing.Union[gangline.v1.scheduler_pb2.ChangeExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ChangeExperimentResponse]]:
-        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
-        already changes nothing.
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse]]:
+        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. A request for the
+        present state changes nothing.
         """
 
     @abc.abstractmethod
-    def EndTrial(
+    def KillTrial(
         self,
-        request: gangline.v1.scheduler_pb2.EndTrialRequest,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
         context: _ServicerContext,
-    ) -> typing.Union[gangline.v1.scheduler_pb2.EndTrialResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.EndTrialResponse]]:
-        """Ends one trial at once; the others of its experiment go on. Ending an ended one changes nothing."""
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceKillTrialResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceKillTrialResponse]]:
+        """Kills one trial; the others of its experiment continue. An ended one does not change."""
 
     @abc.abstractmethod
     def ProfileTrial(
@@ -514,12 +696,12 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def ChangeAgent(
+    def UpdateAgent(
         self,
-        request: gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentRequest,
         context: _ServicerContext,
-    ) -> typing.Union[gangline.v1.scheduler_pb2.ChangeAgentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ChangeAgentResponse]]:
-        """Enables, drains or disables an agent or some of its slots. Asking for what is so already changes nothing."""
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceUpdateAgentResponse]]:
+        """Enables, drains or disables an agent or some of its slots. A request for the present state changes nothing."""
 
     @abc.abstractmethod
     def PreviewSearch(
@@ -554,13 +736,57 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing."""
 
     @abc.abstractmethod
+    def DeleteCheckpoints(
+        self,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse]]:
+        """Marks checkpoints for deletion, all of them or none. A gateway then deletes their files."""
+
+    @abc.abstractmethod
+    def ConfirmCheckpointsDeleted(
+        self,
+        request: gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse]]:
+        """Removes the records of checkpoints whose files a gateway has deleted. A repeated call changes nothing."""
+
+    @abc.abstractmethod
+    def EndExperiment(
+        self,
+        request: gangline.v1.scheduler_pb2.EndExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.EndExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.EndExperimentResponse]]:
+        """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
+        KillTrial, UpdateAgent, and DeleteCheckpoints or ConfirmCheckpointsDeleted do.
+        """
+
+    @abc.abstractmethod
+    def ChangeExperiment(
+        self,
+        request: gangline.v1.scheduler_pb2.ChangeExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.ChangeExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ChangeExperimentResponse]]: ...
+
+    @abc.abstractmethod
+    def EndTrial(
+        self,
+        request: gangline.v1.scheduler_pb2.EndTrialRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.EndTrialResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.EndTrialResponse]]: ...
+
+    @abc.abstractmethod
+    def ChangeAgent(
+        self,
+        request: gangline.v1.scheduler_pb2.ChangeAgentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.ChangeAgentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ChangeAgentResponse]]: ...
+
+    @abc.abstractmethod
     def ChangeCheckpoints(
         self,
         request: gangline.v1.scheduler_pb2.ChangeCheckpointsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[gangline.v1.scheduler_pb2.ChangeCheckpointsResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ChangeCheckpointsResponse]]:
-        """Has checkpoints deleted, all of them or none, or hears that the files of some are gone. Saying the latter again
-        changes nothing.
-        """
+    ) -> typing.Union[gangline.v1.scheduler_pb2.ChangeCheckpointsResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ChangeCheckpointsResponse]]: ...
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

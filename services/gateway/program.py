@@ -103,7 +103,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         following = Following(mirror, news)
         history = await _open_history(parts, settings.database_url, news, following)
         usecases = assemble(mirror, leader, submitter, history, storage=storage, etcd=etcd)
-        cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ChangeCheckpoints), storage)
+        cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ConfirmCheckpointsDeleted), storage)
         cleanup.start()
         parts.push_async_callback(cleanup.stop)
         addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token))

@@ -16,7 +16,7 @@ from gangline.domain.state import CheckpointState, Outcome, State
 from services.scheduler.state.records import Records, StateChange
 from services.scheduler.state.records import SchedulerState as Known
 from services.scheduler.state.retention import Retention, find_superfluous
-from services.scheduler.transition.checkpoint import MAX_MARKED, checkpoints_deleted, retire
+from services.scheduler.transition.checkpoint import MAX_MARKED, confirm_checkpoints_deleted, retire
 from services.scheduler.transition.report import checkpointed
 from tests.support.scheduler import config_json
 
@@ -165,7 +165,7 @@ def test_any_order_of_reports_ends_the_same_and_never_marks_what_is_needed(
         event = data.draw(st.sampled_from(["nothing", "gateway", "attempt", "attempt ends"]), "event")
         if event == "gateway":
             deleted |= world.marked()
-            world.commit(checkpoints_deleted(world.records, world.marked()))
+            world.commit(confirm_checkpoints_deleted(world.records, world.marked()))
         elif event.startswith("attempt"):
             _next_attempt(world, checkpoint.trial_id, is_live=event == "attempt")
         check_needed(world.records)

@@ -21,8 +21,8 @@ from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import StateChange, get
-from services.scheduler.transition.checkpoint import checkpoints_deleted
-from services.scheduler.transition.end import end_experiment
+from services.scheduler.transition.checkpoint import confirm_checkpoints_deleted
+from services.scheduler.transition.end import kill_experiment
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.place import accepted, came_up
 from services.scheduler.transition.queue_move import position_of
@@ -124,10 +124,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_refused = 0 < change.get("max_slots", 0) < slots or experiment.state in OVER
         if is_refused:
             with pytest.raises(GanglineError):
-                self.model.change_resources(experiment.id, **change)
+                self.model.update_resources(experiment.id, **change)
             return
-        self.model.change_resources(experiment.id, **change)
-        assert not self.model.change_resources(experiment.id, **change)
+        self.model.update_resources(experiment.id, **change)
+        assert not self.model.update_resources(experiment.id, **change)
         facts = facts_of(get(self.model.state, Experiment, experiment.id).config_json)
         assert facts.priority == change.get("priority", facts.priority)
         assert facts.max_slots == (change.get("max_slots", facts.max_slots) or None)
@@ -236,7 +236,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         found = self.model.experiments()
         experiment_id, now = found[choice % len(found)].id, self.model.now
         if is_killed:
-            self.model.leader.commit(lambda records: end_experiment(records, experiment_id, "killed", RULES, now))
+            self.model.leader.commit(lambda records: kill_experiment(records, experiment_id, "killed", RULES, now))
         else:
             checkpoint = Checkpoint(f"c{choice}", f"{experiment_id}.1", experiment_id, batches, "/x")
             self.model.leader.commit(lambda records: checkpointed(records, checkpoint))
@@ -245,7 +245,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def gateway_deletes(self) -> None:
         """All that is marked; told to a leader that may have changed since."""
         marked = [one.id for one in self.model.state.all_of(Checkpoint) if one.state is CheckpointState.DELETING]
-        self.model.leader.commit(lambda records: checkpoints_deleted(records, marked))
+        self.model.leader.commit(lambda records: confirm_checkpoints_deleted(records, marked))
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 60.0]))
     def time_passes(self, seconds: float) -> None:

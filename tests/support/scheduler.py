@@ -122,49 +122,61 @@ class Caller:
         assert isinstance(answer, scheduler_pb2.SubmitExperimentsResponse)
         return list(answer.results)
 
-    async def end(self, experiment_id: int, user: str = "ann") -> scheduler_pb2.EndExperimentResponse:
-        request = scheduler_pb2.EndExperimentRequest(request_id="k", experiment_id=experiment_id, user=user)
-        answer = await self._call("EndExperiment", request)
-        assert isinstance(answer, scheduler_pb2.EndExperimentResponse)
+    async def end(self, experiment_id: int, user: str = "ann") -> scheduler_pb2.SchedulerServiceKillExperimentResponse:
+        request = scheduler_pb2.SchedulerServiceKillExperimentRequest(
+            request_id="k", experiment_id=experiment_id, user=user
+        )
+        answer = await self._call("KillExperiment", request)
+        assert isinstance(answer, scheduler_pb2.SchedulerServiceKillExperimentResponse)
         return answer
 
-    async def change(self, experiment_id: int, action: ExperimentAction) -> scheduler_pb2.ChangeExperimentResponse:
-        request = scheduler_pb2.ChangeExperimentRequest(request_id="c", experiment_id=experiment_id, user="ann")
+    async def change(
+        self, experiment_id: int, action: ExperimentAction
+    ) -> scheduler_pb2.SchedulerServiceUpdateExperimentResponse:
+        request = scheduler_pb2.SchedulerServiceUpdateExperimentRequest(
+            request_id="c", experiment_id=experiment_id, user="ann"
+        )
         request.action = wire.enum_number(action)  # type: ignore[assignment]  # protobuf takes the number
-        answer = await self._call("ChangeExperiment", request)
-        assert isinstance(answer, scheduler_pb2.ChangeExperimentResponse)
+        answer = await self._call("UpdateExperiment", request)
+        assert isinstance(answer, scheduler_pb2.SchedulerServiceUpdateExperimentResponse)
         return answer
 
-    async def set_resources(self, experiment_id: int, **fields: float) -> scheduler_pb2.ChangeExperimentResponse:
+    async def set_resources(
+        self, experiment_id: int, **fields: float
+    ) -> scheduler_pb2.SchedulerServiceUpdateExperimentResponse:
         """fields: priority, weight, max_slots."""
         resources = types_pb2.ResourceChange(**fields)  # type: ignore[arg-type]  # a test names what it gives
         return await self.change_as(experiment_id, resources=resources)
 
     async def move(
         self, experiment_id: int, anchor_id: int, is_behind: bool = False
-    ) -> scheduler_pb2.ChangeExperimentResponse:
+    ) -> scheduler_pb2.SchedulerServiceUpdateExperimentResponse:
         return await self.change_as(
             experiment_id, move=types_pb2.QueueMove(anchor_experiment_id=anchor_id, is_behind=is_behind)
         )
 
-    async def change_as(self, experiment_id: int, **fields: Any) -> scheduler_pb2.ChangeExperimentResponse:
+    async def change_as(
+        self, experiment_id: int, **fields: Any
+    ) -> scheduler_pb2.SchedulerServiceUpdateExperimentResponse:
         """fields: of the request."""
-        request = scheduler_pb2.ChangeExperimentRequest(
+        request = scheduler_pb2.SchedulerServiceUpdateExperimentRequest(
             request_id="c", experiment_id=experiment_id, user="ann", **fields
         )
-        answer = await self._call("ChangeExperiment", request)
-        assert isinstance(answer, scheduler_pb2.ChangeExperimentResponse)
+        answer = await self._call("UpdateExperiment", request)
+        assert isinstance(answer, scheduler_pb2.SchedulerServiceUpdateExperimentResponse)
         return answer
 
     async def change_agent(
         self, agent_id: str, availability: Availability | None, *slot_ids: str
-    ) -> scheduler_pb2.ChangeAgentResponse:
+    ) -> scheduler_pb2.SchedulerServiceUpdateAgentResponse:
         """availability: None leaves it out."""
-        request = scheduler_pb2.ChangeAgentRequest(request_id="a", agent_id=agent_id, slot_ids=slot_ids, user="ann")
+        request = scheduler_pb2.SchedulerServiceUpdateAgentRequest(
+            request_id="a", agent_id=agent_id, slot_ids=slot_ids, user="ann"
+        )
         if availability is not None:
             request.availability = wire.enum_number(availability)  # type: ignore[assignment]  # protobuf takes the number
-        answer = await self._call("ChangeAgent", request)
-        assert isinstance(answer, scheduler_pb2.ChangeAgentResponse)
+        answer = await self._call("UpdateAgent", request)
+        assert isinstance(answer, scheduler_pb2.SchedulerServiceUpdateAgentResponse)
         return answer
 
     async def snapshot(self, pool: str = "") -> str:
@@ -173,10 +185,10 @@ class Caller:
         assert isinstance(answer, scheduler_pb2.GetSnapshotResponse)
         return answer.snapshot_json
 
-    async def end_trial(self, trial_id: str) -> scheduler_pb2.EndTrialResponse:
-        request = scheduler_pb2.EndTrialRequest(request_id="t", trial_id=trial_id, user="ann")
-        answer = await self._call("EndTrial", request)
-        assert isinstance(answer, scheduler_pb2.EndTrialResponse)
+    async def end_trial(self, trial_id: str) -> scheduler_pb2.SchedulerServiceKillTrialResponse:
+        request = scheduler_pb2.SchedulerServiceKillTrialRequest(request_id="t", trial_id=trial_id, user="ann")
+        answer = await self._call("KillTrial", request)
+        assert isinstance(answer, scheduler_pb2.SchedulerServiceKillTrialResponse)
         return answer
 
     async def profile_trial(self, trial_id: str, batches: int, request_id: str = "p") -> types_pb2.TraceOrder:
@@ -187,14 +199,22 @@ class Caller:
         assert isinstance(answer, scheduler_pb2.ProfileTrialResponse)
         return answer.order
 
-    async def change_checkpoints(
-        self, *, delete_ids: Sequence[str] = (), deleted_ids: Sequence[str] = (), request_id: str = "d"
-    ) -> scheduler_pb2.ChangeCheckpointsResponse:
-        request = scheduler_pb2.ChangeCheckpointsRequest(
-            request_id=request_id, delete_ids=delete_ids, deleted_ids=deleted_ids, user="ann"
+    async def delete_checkpoints(
+        self, checkpoint_ids: Sequence[str], request_id: str = "d"
+    ) -> scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse:
+        request = scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest(
+            request_id=request_id, checkpoint_ids=checkpoint_ids, user="ann"
         )
-        answer = await self._call("ChangeCheckpoints", request)
-        assert isinstance(answer, scheduler_pb2.ChangeCheckpointsResponse)
+        answer = await self._call("DeleteCheckpoints", request)
+        assert isinstance(answer, scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse)
+        return answer
+
+    async def confirm_checkpoints_deleted(
+        self, checkpoint_ids: Sequence[str]
+    ) -> scheduler_pb2.ConfirmCheckpointsDeletedResponse:
+        request = scheduler_pb2.ConfirmCheckpointsDeletedRequest(checkpoint_ids=checkpoint_ids)
+        answer = await self._call("ConfirmCheckpointsDeleted", request)
+        assert isinstance(answer, scheduler_pb2.ConfirmCheckpointsDeletedResponse)
         return answer
 
     async def preview(self, config: str, limit: int) -> scheduler_pb2.PreviewSearchResponse:

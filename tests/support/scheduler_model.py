@@ -19,12 +19,12 @@ from services.scheduler.placement.request.order import by_priority
 from services.scheduler.state.codec import operations_of, record_of
 from services.scheduler.state.records import Draft, Record, Records, SchedulerState, StateChange
 from services.scheduler.transition.agent import lost, registered, slots_changed, unended_on
-from services.scheduler.transition.availability import change_availability, clear
+from services.scheduler.transition.availability import clear, update_availability
 from services.scheduler.transition.deadline import expired, overdue
 from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import came_up, place
-from services.scheduler.transition.queue_move import change_resources, move_experiment
+from services.scheduler.transition.queue_move import move_experiment, update_resources
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.size import grow
 from services.scheduler.transition.stop import StopOrder, stop
@@ -162,13 +162,13 @@ class Model:
 
     def change_agent(self, agent_id: str, availability: Availability, *slot_ids: str) -> StateChange:
         return self.leader.commit(
-            lambda records: change_availability(records, agent_id, slot_ids, availability, rules=RULES, now=self.now)
+            lambda records: update_availability(records, agent_id, slot_ids, availability, rules=RULES, now=self.now)
         )
 
-    def change_resources(self, experiment_id: int, **fields: float) -> StateChange:
+    def update_resources(self, experiment_id: int, **fields: float) -> StateChange:
         change = ResourceChange(**fields)  # type: ignore[arg-type]  # a test names what it gives
         return self.leader.commit(
-            lambda records: change_resources(records, experiment_id, change, rules=RULES, now=self.now)
+            lambda records: update_resources(records, experiment_id, change, rules=RULES, now=self.now)
         )
 
     def move(self, experiment_id: int, anchor_id: int, is_behind: bool = False) -> StateChange:

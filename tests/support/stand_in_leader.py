@@ -24,21 +24,23 @@ from services.common.etcd import Delete, EtcdClient, Put
 from services.common.leader_probe import not_leader
 from services.common.security import is_same_token
 from services.common.server import Principal, Server, serve
+from services.scheduler.service.earlier_calls import EarlierCalls
 
 R = TypeVar("R")
 
 DEFAULT_PRIORITIES = {"default": 37}
 
 
-class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
+class StandInLeader(EarlierCalls):
     """submissions: every submit that came in, refused ones as well. group_sizes: of each call that brought some."""
 
     def __init__(self, etcd: EtcdClient, cluster_token: str) -> None:
         self.submissions: list[scheduler_pb2.SubmitExperimentRequest] = []
         self.group_sizes: list[int] = []
-        self.agent_changes: list[scheduler_pb2.ChangeAgentRequest] = []
-        self.experiment_changes: list[scheduler_pb2.ChangeExperimentRequest] = []
-        self.checkpoint_changes: list[scheduler_pb2.ChangeCheckpointsRequest] = []
+        self.agent_changes: list[scheduler_pb2.SchedulerServiceUpdateAgentRequest] = []
+        self.experiment_changes: list[scheduler_pb2.SchedulerServiceUpdateExperimentRequest] = []
+        self.checkpoint_deletions: list[scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest] = []
+        self.deleted_checkpoint_ids: list[str] = []
         self.trace_orders: list[scheduler_pb2.ProfileTrialRequest] = []
         self.num_pending_calls = 0
         self.is_standby = False
@@ -102,9 +104,9 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         found = self._experiment_by_request_id.get(request.request_id)
         return scheduler_pb2.FindExperimentResponse(experiment=wire.to_proto(found) if found is not None else None)
 
-    async def EndExperiment(  # noqa: N802  the method's name in the proto
-        self, request: scheduler_pb2.EndExperimentRequest, context: Any
-    ) -> scheduler_pb2.EndExperimentResponse:
+    async def KillExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceKillExperimentRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceKillExperimentResponse:
         await self._admit()
         found = await self._etcd.get(keys.experiment(request.experiment_id))
         if found is None:
@@ -113,11 +115,13 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         ended = await self._etcd.get(keys.experiment(request.experiment_id))
         assert ended is not None
         experiment = wire.decode(Experiment, ended.value)
-        return scheduler_pb2.EndExperimentResponse(experiment=wire.to_proto(experiment), revision=revision)
+        return scheduler_pb2.SchedulerServiceKillExperimentResponse(
+            experiment=wire.to_proto(experiment), revision=revision
+        )
 
-    async def ChangeExperiment(  # noqa: N802  the method's name in the proto
-        self, request: scheduler_pb2.ChangeExperimentRequest, context: Any
-    ) -> scheduler_pb2.ChangeExperimentResponse:
+    async def UpdateExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceUpdateExperimentResponse:
         await self._admit()
         assert request.request_id
         experiment = await self._find(Experiment, keys.experiment(request.experiment_id))
@@ -131,17 +135,19 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
             state = {1: State.PAUSED, 2: State.QUEUED, 3: State.STOPPING}[request.action]
             changed = replace(experiment, state=state, reason=f"{state.lower()} by {request.user}")
         revision = await self._put(keys.experiment(changed.id), changed)
-        return scheduler_pb2.ChangeExperimentResponse(experiment=wire.to_proto(changed), revision=revision)
+        return scheduler_pb2.SchedulerServiceUpdateExperimentResponse(
+            experiment=wire.to_proto(changed), revision=revision
+        )
 
-    async def EndTrial(  # noqa: N802  the method's name in the proto
-        self, request: scheduler_pb2.EndTrialRequest, context: Any
-    ) -> scheduler_pb2.EndTrialResponse:
+    async def KillTrial(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceKillTrialRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceKillTrialResponse:
         await self._admit()
         assert request.request_id
         trial = await self._find(Trial, keys.trial(request.trial_id))
         ended = replace(trial, state=State.TERMINAL, outcome=Outcome.CANCELED, reason=f"killed by {request.user}")
         revision = await self._put(keys.trial(ended.id), ended)
-        return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(ended), revision=revision)
+        return scheduler_pb2.SchedulerServiceKillTrialResponse(trial=wire.to_proto(ended), revision=revision)
 
     async def ProfileTrial(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.ProfileTrialRequest, context: Any
@@ -153,9 +159,9 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         order = TraceOrder(trial.id, f"{trial.id}.1", request.batches, f"/storage/tensorboard/{trial.id}")
         return scheduler_pb2.ProfileTrialResponse(order=wire.to_proto(order))
 
-    async def ChangeAgent(  # noqa: N802  the method's name in the proto
-        self, request: scheduler_pb2.ChangeAgentRequest, context: Any
-    ) -> scheduler_pb2.ChangeAgentResponse:
+    async def UpdateAgent(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceUpdateAgentRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceUpdateAgentResponse:
         await self._admit()
         assert request.request_id
         self.agent_changes.append(request)
@@ -166,7 +172,7 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         changed = replace(agent, slots=slots) if request.slot_ids else replace(agent, availability=availability)
         revision = await self._put(keys.agent(changed.id), changed)
-        return scheduler_pb2.ChangeAgentResponse(agent=wire.to_proto(changed), revision=revision)
+        return scheduler_pb2.SchedulerServiceUpdateAgentResponse(agent=wire.to_proto(changed), revision=revision)
 
     async def GetSnapshot(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.GetSnapshotRequest, context: Any
@@ -183,22 +189,28 @@ class StandInLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
         committed = await self._etcd.commit([Delete(keys.fusion(request.key))])
         return scheduler_pb2.ForgetFusionResponse(is_forgotten=is_there, revision=committed.revision)
 
-    async def ChangeCheckpoints(  # noqa: N802  the method's name in the proto
-        self, request: scheduler_pb2.ChangeCheckpointsRequest, context: Any
-    ) -> scheduler_pb2.ChangeCheckpointsResponse:
+    async def DeleteCheckpoints(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse:
         await self._admit()
         assert request.request_id
-        self.checkpoint_changes.append(request)
-        found = [await self._find(Checkpoint, keys.checkpoint(one)) for one in request.delete_ids]
-        marked = [replace(checkpoint, state=CheckpointState.DELETING) for checkpoint in found]
+        self.checkpoint_deletions.append(request)
+        checkpoints = [await self._find(Checkpoint, keys.checkpoint(id_)) for id_ in request.checkpoint_ids]
+        marked = [replace(checkpoint, state=CheckpointState.DELETING) for checkpoint in checkpoints]
         committed = await self._etcd.commit(
-            [
-                *(Put(keys.checkpoint(checkpoint.id), wire.encode(checkpoint)) for checkpoint in marked),
-                *(Delete(keys.checkpoint(one)) for one in request.deleted_ids),
-            ]
+            [Put(keys.checkpoint(checkpoint.id), wire.encode(checkpoint)) for checkpoint in marked]
         )
-        checkpoints = [wire.to_proto(checkpoint) for checkpoint in marked]
-        return scheduler_pb2.ChangeCheckpointsResponse(checkpoints=checkpoints, revision=committed.revision)
+        return scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse(
+            checkpoints=[wire.to_proto(checkpoint) for checkpoint in marked], revision=committed.revision
+        )
+
+    async def ConfirmCheckpointsDeleted(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.ConfirmCheckpointsDeletedRequest, context: Any
+    ) -> scheduler_pb2.ConfirmCheckpointsDeletedResponse:
+        await self._admit()
+        self.deleted_checkpoint_ids.extend(request.checkpoint_ids)
+        committed = await self._etcd.commit([Delete(keys.checkpoint(id_)) for id_ in request.checkpoint_ids])
+        return scheduler_pb2.ConfirmCheckpointsDeletedResponse(revision=committed.revision)
 
     async def PreviewSearch(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.PreviewSearchRequest, context: Any

@@ -74,7 +74,7 @@ class Tuner:
         self._memory = memory
         self._terms = terms
         self._steps_to_rest = 0
-        self._story: Iterator[None] = self._run()
+        self._phases: Iterator[None] = self._run()
         self._go_on()
 
     def on_step(self) -> None:
@@ -100,12 +100,12 @@ class Tuner:
 
     def close(self) -> None:
         """Ends tuning without changing the training, and removes all hooks. May be called twice."""
-        self._story = repeat(None)
+        self._phases = repeat(None)
         self._course.meter.close()
 
     def _go_on(self) -> None:
         try:
-            next(self._story)
+            next(self._phases)
         except StopIteration:
             self.close()
 

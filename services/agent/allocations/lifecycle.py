@@ -272,8 +272,8 @@ class AllocationLifecycle:
                 if kill_at is not None and time.time() >= kill_at:
                     self._kill(runner)
                     kill_at = None
-                patience = POLL_SECONDS if kill_at is None else min(POLL_SECONDS, max(0.0, kill_at - time.time()))
-                await self._wait_first([ended, done], patience)
+                wait_seconds = POLL_SECONDS if kill_at is None else min(POLL_SECONDS, max(0.0, kill_at - time.time()))
+                await self._wait_first([ended, done], wait_seconds)
             # A signal that was sent must not reach another allocation, so such a process is not used again.
             self._is_released = done.done() and not ended.done() and sent is None and not self._evidence.was_killed
             if done.done() and not self._is_released and self._command_runner is not None:
@@ -394,11 +394,11 @@ class AllocationLifecycle:
             return
         self.folder.save(record, is_durable=not has_report and not (record.is_live and record.boot_id))
 
-    async def _wait_first(self, futures: Sequence[asyncio.Future[Any]], patience: float | None) -> None:
+    async def _wait_first(self, futures: Sequence[asyncio.Future[Any]], timeout_seconds: float | None) -> None:
         """Returns when one of the futures is done, a new order has arrived, or the time is over."""
         ordered = asyncio.ensure_future(self._ordered.wait())
         try:
-            await asyncio.wait([*futures, ordered], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*futures, ordered], timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ordered.cancel()
             self._ordered.clear()

@@ -60,7 +60,7 @@ async def disable_slot(
 async def _set(
     cases: UseCases, caller: Principal, agent_id: str, slot_ids: Sequence[str], availability: Availability
 ) -> Agent:
-    return await cases.agents.change(caller, str(uuid.uuid4()), agent_id, slot_ids, availability)
+    return await cases.agents.update(caller, str(uuid.uuid4()), agent_id, slot_ids, availability)
 
 
 def _off(body: queue_model.Disable | None) -> Availability:

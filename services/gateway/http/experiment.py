@@ -145,7 +145,7 @@ def _one_request_id(in_body: str | None, in_header: str | None) -> str:
 async def _change(
     cases: UseCases, caller: Principal, experiment_id: model.Int64, change: ExperimentChange
 ) -> model.ExperimentAnswer:
-    experiment = await cases.experiments.change(caller, str(uuid.uuid4()), experiment_id, (change,))
+    experiment = await cases.experiments.update(caller, str(uuid.uuid4()), experiment_id, (change,))
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))
 
 

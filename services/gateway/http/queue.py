@@ -45,7 +45,7 @@ async def update_queue(
 ) -> queue_model.ExperimentsChanged:
     """Changes priorities, weights and places; returns the changed experiments."""
     changed = [
-        await cases.experiments.change(caller, str(uuid.uuid4()), update.job_id, (update.change(),))
+        await cases.experiments.update(caller, str(uuid.uuid4()), update.job_id, (update.change(),))
         for update in body.updates
     ]
     return queue_model.ExperimentsChanged.model_validate({"experiments": changed})

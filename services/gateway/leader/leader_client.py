@@ -84,8 +84,8 @@ class Leader:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def change(self, principal: Principal, request_id: str, choose: Choose[C, A], request: C) -> A:
-        """Makes a user's change, as in `change(principal, id, lambda scheduler: scheduler.EndTrial, request)`. Fills in
-        the request id and the user. Returns the leader's answer when the caller can read its own write. A use case
+        """Makes a user's change, as in `change(principal, id, lambda scheduler: scheduler.KillTrial, request)`. Fills
+        in the request id and the user. Returns the leader's answer when the caller can read its own write. A use case
         with checks of its own calls check_user before them.
 
         Raises GanglineError `auth.forbidden`, `request.no_id`, `request.long_id`, and the errors of `call`.
@@ -104,7 +104,7 @@ class Leader:
             log.warning("the mirror is behind", revision=revision, mirrored=self._mirror.state.revision)
 
     async def call(self, choose: Choose[Q, A], request: Q) -> A:
-        """Returns the leader's answer, as in `call(lambda scheduler: scheduler.EndTrial, request)`. Retries, also with
+        """Returns the leader's answer, as in `call(lambda scheduler: scheduler.KillTrial, request)`. Retries, also with
         the next leader, as long as the failure may pass. Raises GanglineError."""
         clock = asyncio.get_running_loop().time
         # A caller that arrives long after the last leader went gets the error at once.

@@ -72,7 +72,7 @@ class GatewayService(GatewayServiceServicer):
     async def UpdateExperiment(
         self, request: pb.UpdateExperimentRequest, context: Context
     ) -> pb.UpdateExperimentResponse:
-        experiment = await self._usecases.experiments.change(
+        experiment = await self._usecases.experiments.update(
             current_principal(), request.request_id, request.experiment_id, mapping.changes_from_proto(request)
         )
         return pb.UpdateExperimentResponse(experiment=wire.to_proto(experiment))
@@ -125,7 +125,7 @@ class GatewayService(GatewayServiceServicer):
         return pb.ListAgentsResponse(agents=[wire.to_proto(view) for view in views])
 
     async def UpdateAgent(self, request: pb.UpdateAgentRequest, context: Context) -> pb.UpdateAgentResponse:
-        agent = await self._usecases.agents.change(
+        agent = await self._usecases.agents.update(
             current_principal(),
             request.request_id,
             request.agent_id,

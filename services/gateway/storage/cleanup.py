@@ -12,7 +12,6 @@ the storage to others. Each has a deadline, so that a storage that hangs affects
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,7 +54,9 @@ MIRROR_SECONDS = 5.0
 log = structlog.get_logger(__name__)
 
 
-Tell = Callable[[scheduler_pb2.ChangeCheckpointsRequest], Awaitable[scheduler_pb2.ChangeCheckpointsResponse]]
+Confirm = Callable[
+    [scheduler_pb2.ConfirmCheckpointsDeletedRequest], Awaitable[scheduler_pb2.ConfirmCheckpointsDeletedResponse]
+]
 
 
 class Result(Enum):
@@ -86,12 +87,12 @@ NO_TRY = Try()
 
 
 class Cleanup:
-    """Deletes files in the background. Call `start` and `stop` once each. tell: reports deletions to the leading
-    scheduler."""
+    """Deletes files in the background. Call `start` and `stop` once each. confirm_deleted: reports deletions to the
+    leading scheduler."""
 
-    def __init__(self, mirror: Watched, tell: Tell, storage: Storage) -> None:
+    def __init__(self, mirror: Watched, confirm_deleted: Confirm, storage: Storage) -> None:
         self._mirror = mirror
-        self._tell_leader = tell
+        self._confirm_deleted = confirm_deleted
         self._storage = storage
         self._calls = DeadlinedCalls(NUM_THREADS, DELETE_SECONDS, MOST_HUNG, LONGEST_BACKOFF_SECONDS)
         self._tries: dict[str, Try] = {}
@@ -130,10 +131,10 @@ class Cleanup:
             results = await asyncio.gather(*(self._in_thread(bind(self._erase, one)) for one in due))
             gone = [checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.DONE]
             hung = {checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.HUNG}
-            is_told = await self._tell(gone) if gone else True
+            is_confirmed = await self._confirm(gone) if gone else True
             now = asyncio.get_running_loop().time()
             # A reported checkpoint needs no other try, unless its record stays for long.
-            told = Try(now + (LONGEST_BACKOFF_SECONDS if is_told else TELL_SECONDS))
+            told = Try(now + (LONGEST_BACKOFF_SECONDS if is_confirmed else TELL_SECONDS))
             for checkpoint in due:
                 failed = self._tries.get(checkpoint.id, NO_TRY).failed(now, checkpoint.id in hung)
                 self._tries[checkpoint.id] = told if checkpoint.id in gone else failed
@@ -147,10 +148,10 @@ class Cleanup:
         due = [one for one in self._mirror.state.marked.values() if self._tries.get(one.id, NO_TRY).again_at <= now]
         return sorted(due, key=lambda one: self._tries.get(one.id, NO_TRY).num_failures)
 
-    async def _tell(self, checkpoint_ids: list[str]) -> bool:
-        request = scheduler_pb2.ChangeCheckpointsRequest(request_id=str(uuid.uuid4()), deleted_ids=checkpoint_ids)
+    async def _confirm(self, checkpoint_ids: list[str]) -> bool:
+        request = scheduler_pb2.ConfirmCheckpointsDeletedRequest(checkpoint_ids=checkpoint_ids)
         try:
-            answer = await self._tell_leader(request)
+            answer = await self._confirm_deleted(request)
         except GanglineError as error:
             metrics.CLEANUP_FAILURES.inc()
             log.warning("the leader cannot be told what was deleted, trying again", reason=error.message)

@@ -37,7 +37,7 @@ class Agents:
                 return view
         raise not_found("agent.not_found", f"there is no agent {agent_id!r}; list them with: gangline agent list")
 
-    async def change(
+    async def update(
         self,
         principal: Principal,
         request_id: str,
@@ -53,7 +53,7 @@ class Agents:
         check_admin(principal, "enable, drain or disable agents and slots")
         if availability is None:
             raise invalid("request.availability", "say whether it is to be ENABLED, DRAINING or DISABLED")
-        request = scheduler_pb2.ChangeAgentRequest(agent_id=agent_id, slot_ids=slot_ids)
+        request = scheduler_pb2.SchedulerServiceUpdateAgentRequest(agent_id=agent_id, slot_ids=slot_ids)
         request.availability = wire.enum_number(availability)  # type: ignore[assignment]  # protobuf takes the number
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.ChangeAgent, request)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateAgent, request)
         return wire.from_proto(Agent, answer.agent)

@@ -57,9 +57,9 @@ class Checkpoints:
         check_user(principal)
         if not checkpoint_ids:
             raise invalid("checkpoint.none_named", "name the checkpoints that are to be deleted")
-        request = scheduler_pb2.ChangeCheckpointsRequest(delete_ids=checkpoint_ids)
+        request = scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest(checkpoint_ids=checkpoint_ids)
         answer = await self._leader.change(
-            principal, request_id, lambda scheduler: scheduler.ChangeCheckpoints, request
+            principal, request_id, lambda scheduler: scheduler.DeleteCheckpoints, request
         )
         return [wire.from_proto(Checkpoint, message) for message in answer.checkpoints]
 

@@ -81,11 +81,11 @@ class Experiments:
         return wire.from_proto(Experiment, answer.experiment)
 
     async def kill(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
-        request = scheduler_pb2.EndExperimentRequest(experiment_id=experiment_id)
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.EndExperiment, request)
+        request = scheduler_pb2.SchedulerServiceKillExperimentRequest(experiment_id=experiment_id)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.KillExperiment, request)
         return wire.from_proto(Experiment, answer.experiment)
 
-    async def change(
+    async def update(
         self, principal: Principal, request_id: str, experiment_id: int, changes: Sequence[ExperimentChange | None]
     ) -> Experiment:
         """Pauses, activates or cancels the experiment, changes its resources or moves it in its queue.
@@ -94,7 +94,7 @@ class Experiments:
         """
         check_user(principal)
         change = _only(changes)
-        request = scheduler_pb2.ChangeExperimentRequest(experiment_id=experiment_id)
+        request = scheduler_pb2.SchedulerServiceUpdateExperimentRequest(experiment_id=experiment_id)
         match change:
             case ExperimentAction():
                 request.action = wire.enum_number(change)  # type: ignore[assignment]  # protobuf takes the number
@@ -103,13 +103,13 @@ class Experiments:
                 request.resources.CopyFrom(wire.to_proto(change))
             case QueueMove():
                 request.move.CopyFrom(wire.to_proto(change))
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.ChangeExperiment, request)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateExperiment, request)
         return wire.from_proto(Experiment, answer.experiment)
 
     async def kill_trial(self, principal: Principal, request_id: str, trial_id: str) -> Trial:
         """Kills one trial; the others of its experiment continue."""
-        request = scheduler_pb2.EndTrialRequest(trial_id=trial_id)
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.EndTrial, request)
+        request = scheduler_pb2.SchedulerServiceKillTrialRequest(trial_id=trial_id)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.KillTrial, request)
         return wire.from_proto(Trial, answer.trial)
 
     async def profile_trial(self, principal: Principal, request_id: str, trial_id: str, batches: int) -> TraceOrder:

@@ -28,7 +28,7 @@ _NO_TRAINER = (
 
 
 @dataclass(slots=True)
-class _Desk:
+class _TraceState:
     """Holds the orders of one allocation. sent_with: the number of the report whose answer carried the waiting order; 0
     before.
     """
@@ -45,7 +45,7 @@ class TraceOrders:
 
     def __init__(self, storage_url: str) -> None:
         self._storage_url = storage_url
-        self._desks: dict[str, _Desk] = {}
+        self._trace_state_by_allocation: dict[str, _TraceState] = {}
 
     def place(self, records: Records, trial_id: str, batches: int, request_id: str) -> TraceOrder:
         """Creates an order, which replaces one that still waits. The same request id returns the order that it made.
@@ -56,15 +56,16 @@ class TraceOrders:
         allocation = live_allocation_of(records, trial)
         if trial.state is not State.RUNNING or allocation is None or allocation.state is not State.RUNNING:
             raise _not_running(trial, allocation, records.find(Experiment, trial.experiment_id))
-        desk = self._desks.get(allocation.id)
-        if desk is None:
+        trace_state = self._trace_state_by_allocation.get(allocation.id)
+        if trace_state is None:
             raise conflict("trace.no_batch", f"trial {trial_id} {_NO_BATCH}")
-        if not desk.takes_traces:
+        if not trace_state.takes_traces:
             raise conflict("trace.no_trainer", f"trial {trial_id} {_NO_TRAINER}")
-        if desk.newest is not None and desk.request_id == request_id:
-            return desk.newest
+        if trace_state.newest is not None and trace_state.request_id == request_id:
+            return trace_state.newest
         order = TraceOrder(trial_id, allocation.id, batches, tensorboard_url_of(self._storage_url, trial_id))
-        desk.request_id, desk.newest, desk.waiting, desk.sent_with = request_id, order, order, 0
+        trace_state.request_id, trace_state.sent_with = request_id, 0
+        trace_state.newest = trace_state.waiting = order
         return order
 
     def on_report(
@@ -76,21 +77,21 @@ class TraceOrders:
         if node_rank != _CHIEF or records.find(Allocation, allocation_id) is None:
             return None
         if report.HasField("progress"):
-            desk = self._desks.setdefault(allocation_id, _Desk(takes_traces=False))
-            desk.takes_traces = report.progress.takes_traces
+            trace_state = self._trace_state_by_allocation.setdefault(allocation_id, _TraceState(takes_traces=False))
+            trace_state.takes_traces = report.progress.takes_traces
         else:
-            desk = self._desks.get(allocation_id, _Desk(takes_traces=False))
-        if desk.sent_with and report.sequence > desk.sent_with:
-            desk.waiting, desk.sent_with = None, 0
-        if desk.waiting is not None:
-            desk.sent_with = report.sequence
-        return desk.waiting
+            trace_state = self._trace_state_by_allocation.get(allocation_id, _TraceState(takes_traces=False))
+        if trace_state.sent_with and report.sequence > trace_state.sent_with:
+            trace_state.waiting, trace_state.sent_with = None, 0
+        if trace_state.waiting is not None:
+            trace_state.sent_with = report.sequence
+        return trace_state.waiting
 
     def on_committed(self, change: StateChange) -> None:
         """Drops the state of ended allocations."""
         for kind, allocation_id in change.deletes:
             if kind is Allocation:
-                self._desks.pop(str(allocation_id), None)
+                self._trace_state_by_allocation.pop(str(allocation_id), None)
 
 
 def _not_running(trial: Trial, allocation: Allocation | None, experiment: Experiment | None) -> GanglineError:

@@ -15,32 +15,33 @@ from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
 from gangline.protocol import wire
-from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from gangline.v1 import scheduler_pb2
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.leader.term import Term
 from services.scheduler.placement.simulation_file import dump_simulation
 from services.scheduler.service.access import require_cluster
+from services.scheduler.service.earlier_calls import EarlierCalls
 from services.scheduler.service.submitting import submit_group, submit_one
 from services.scheduler.state.records import StateChange, get
 from services.scheduler.state.state_store import Transition
-from services.scheduler.transition.availability import change_availability
-from services.scheduler.transition.checkpoint import checkpoints_deleted, delete_checkpoints
+from services.scheduler.transition.availability import update_availability
+from services.scheduler.transition.checkpoint import confirm_checkpoints_deleted, delete_checkpoints
 from services.scheduler.transition.end import (
     activate_experiment,
     cancel_experiment,
-    end_experiment,
+    kill_experiment,
     kill_trial,
     pause_experiment,
 )
 from services.scheduler.transition.fusion import check_fusion_key, fusion_forgotten
-from services.scheduler.transition.queue_move import change_resources, move_experiment
+from services.scheduler.transition.queue_move import move_experiment, update_resources
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.submit_check import find_pool, preview
 
 _log = structlog.get_logger(__name__)
 
 
-class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
+class SchedulerService(EarlierCalls):
     def __init__(self, leader_status: LeaderStatus) -> None:
         self._leader_status = leader_status
         self._random = random.SystemRandom()
@@ -70,24 +71,26 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             experiment=wire.to_proto(found) if found is not None else None, revision=term.state.revision
         )
 
-    async def EndExperiment(  # noqa: N802 - grpc's name
-        self, request: scheduler_pb2.EndExperimentRequest, _context: Any
-    ) -> scheduler_pb2.EndExperimentResponse:
+    async def KillExperiment(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.SchedulerServiceKillExperimentRequest, _context: Any
+    ) -> scheduler_pb2.SchedulerServiceKillExperimentResponse:
         require_cluster()
         term = self._leader_status.require()
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.conditions.rules, time.time()
         change = await term.store.commit_asked(
-            lambda records: end_experiment(records, request.experiment_id, reason, rules, now)
+            lambda records: kill_experiment(records, request.experiment_id, reason, rules, now)
         )
         if change:
-            _log.info("experiment is ended", experiment_id=request.experiment_id, reason=reason)
+            _log.info("experiment is killed", experiment_id=request.experiment_id, reason=reason)
         experiment = get(term.state, Experiment, request.experiment_id)
-        return scheduler_pb2.EndExperimentResponse(experiment=wire.to_proto(experiment), revision=term.state.revision)
+        return scheduler_pb2.SchedulerServiceKillExperimentResponse(
+            experiment=wire.to_proto(experiment), revision=term.state.revision
+        )
 
-    async def ChangeExperiment(  # noqa: N802 - grpc's name
-        self, request: scheduler_pb2.ChangeExperimentRequest, _context: Any
-    ) -> scheduler_pb2.ChangeExperimentResponse:
+    async def UpdateExperiment(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, _context: Any
+    ) -> scheduler_pb2.SchedulerServiceUpdateExperimentResponse:
         require_cluster()
         term = self._leader_status.require()
         change = await term.store.commit_asked(_change_of(request, term, time.time()))
@@ -95,11 +98,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if change:
             _log.info("experiment is changed", experiment_id=experiment.id, state=str(experiment.state))
         answer = wire.to_proto(experiment)
-        return scheduler_pb2.ChangeExperimentResponse(experiment=answer, revision=term.state.revision)
+        return scheduler_pb2.SchedulerServiceUpdateExperimentResponse(experiment=answer, revision=term.state.revision)
 
-    async def EndTrial(  # noqa: N802 - grpc's name
-        self, request: scheduler_pb2.EndTrialRequest, _context: Any
-    ) -> scheduler_pb2.EndTrialResponse:
+    async def KillTrial(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.SchedulerServiceKillTrialRequest, _context: Any
+    ) -> scheduler_pb2.SchedulerServiceKillTrialResponse:
         require_cluster()
         term = self._leader_status.require()
         reason = f"killed by {request.user or 'a user'}"
@@ -108,9 +111,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             lambda records: kill_trial(records, request.trial_id, reason, rules, now)
         )
         if change:
-            _log.info("trial is ended", trial_id=request.trial_id, reason=reason)
+            _log.info("trial is killed", trial_id=request.trial_id, reason=reason)
         trial = get(term.state, Trial, request.trial_id)
-        return scheduler_pb2.EndTrialResponse(trial=wire.to_proto(trial), revision=term.state.revision)
+        return scheduler_pb2.SchedulerServiceKillTrialResponse(trial=wire.to_proto(trial), revision=term.state.revision)
 
     async def ProfileTrial(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.ProfileTrialRequest, _context: Any
@@ -121,9 +124,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         _log.info("a trace is ordered", trial_id=order.trial_id, batches=order.batches, user=request.user)
         return scheduler_pb2.ProfileTrialResponse(order=wire.to_proto(order))
 
-    async def ChangeAgent(  # noqa: N802 - grpc's name
-        self, request: scheduler_pb2.ChangeAgentRequest, _context: Any
-    ) -> scheduler_pb2.ChangeAgentResponse:
+    async def UpdateAgent(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.SchedulerServiceUpdateAgentRequest, _context: Any
+    ) -> scheduler_pb2.SchedulerServiceUpdateAgentResponse:
         require_cluster()
         term = self._leader_status.require()
         availability = wire.enum_member(Availability, request.availability)
@@ -131,7 +134,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise invalid("request.availability", f"{request.availability} is no availability that this version knows")
         rules, now = term.conditions.rules, time.time()
         change = await term.store.commit_asked(
-            lambda records: change_availability(
+            lambda records: update_availability(
                 records, request.agent_id, request.slot_ids, availability, rules=rules, now=now
             )
         )
@@ -144,7 +147,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 user=request.user,
             )
         agent = get(term.state, Agent, request.agent_id)
-        return scheduler_pb2.ChangeAgentResponse(agent=wire.to_proto(agent), revision=term.state.revision)
+        return scheduler_pb2.SchedulerServiceUpdateAgentResponse(
+            agent=wire.to_proto(agent), revision=term.state.revision
+        )
 
     async def GetSnapshot(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.GetSnapshotRequest, _context: Any
@@ -169,27 +174,33 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             _log.info("a fusion record is forgotten", key=request.key, user=request.user)
         return scheduler_pb2.ForgetFusionResponse(is_forgotten=bool(change), revision=term.state.revision)
 
-    async def ChangeCheckpoints(  # noqa: N802 - grpc's name
-        self, request: scheduler_pb2.ChangeCheckpointsRequest, _context: Any
-    ) -> scheduler_pb2.ChangeCheckpointsResponse:
+    async def DeleteCheckpoints(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest, _context: Any
+    ) -> scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse:
         require_cluster()
         term = self._leader_status.require()
-        delete_ids, deleted_ids = list(request.delete_ids), list(request.deleted_ids)
-        if bool(delete_ids) == bool(deleted_ids):
-            raise invalid("request.not_one", "name checkpoints that are to be deleted, or some whose files are gone")
+        checkpoint_ids = list(request.checkpoint_ids)
         change = await term.store.commit_asked(
-            lambda records: (
-                delete_checkpoints(records, delete_ids, request.request_id)
-                if delete_ids
-                else checkpoints_deleted(records, deleted_ids)
-            )
+            lambda records: delete_checkpoints(records, checkpoint_ids, request.request_id)
         )
         if change:
-            done = "checkpoints are to be deleted" if delete_ids else "checkpoints are deleted"
-            _log.info(done, checkpoint_ids=delete_ids or deleted_ids, user=request.user)
-        found = (term.state.find(Checkpoint, checkpoint_id) for checkpoint_id in dict.fromkeys(delete_ids))
-        checkpoints = [wire.to_proto(checkpoint) for checkpoint in found if checkpoint is not None]
-        return scheduler_pb2.ChangeCheckpointsResponse(checkpoints=checkpoints, revision=term.state.revision)
+            _log.info("checkpoints are to be deleted", checkpoint_ids=checkpoint_ids, user=request.user)
+        marked = (term.state.find(Checkpoint, checkpoint_id) for checkpoint_id in dict.fromkeys(checkpoint_ids))
+        return scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse(
+            checkpoints=[wire.to_proto(checkpoint) for checkpoint in marked if checkpoint is not None],
+            revision=term.state.revision,
+        )
+
+    async def ConfirmCheckpointsDeleted(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.ConfirmCheckpointsDeletedRequest, _context: Any
+    ) -> scheduler_pb2.ConfirmCheckpointsDeletedResponse:
+        require_cluster()
+        term = self._leader_status.require()
+        checkpoint_ids = list(request.checkpoint_ids)
+        change = await term.store.commit_asked(lambda records: confirm_checkpoints_deleted(records, checkpoint_ids))
+        if change:
+            _log.info("checkpoints are deleted", checkpoint_ids=checkpoint_ids)
+        return scheduler_pb2.ConfirmCheckpointsDeletedResponse(revision=term.state.revision)
 
     async def PreviewSearch(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.PreviewSearchRequest, _context: Any
@@ -213,7 +224,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.ListPendingResponse(pending=pending, default_priority_by_pool=defaults)
 
 
-def _change_of(request: scheduler_pb2.ChangeExperimentRequest, term: Term, now: float) -> Transition:
+def _change_of(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, term: Term, now: float) -> Transition:
     """Raises GanglineError `request.not_one` unless it says exactly one thing."""
     said = ["action"] if request.action else []
     said += [name for name in ("resources", "move") if request.HasField(name)]
@@ -225,7 +236,7 @@ def _change_of(request: scheduler_pb2.ChangeExperimentRequest, term: Term, now: 
     experiment_id, rules = request.experiment_id, term.conditions.rules
     if request.HasField("resources"):
         resources = wire.from_proto(ResourceChange, request.resources)
-        return lambda records: change_resources(records, experiment_id, resources, rules=rules, now=now)
+        return lambda records: update_resources(records, experiment_id, resources, rules=rules, now=now)
     if request.HasField("move"):
         move = wire.from_proto(QueueMove, request.move)
         policies = {pool.name: pool.policy for pool in term.pools}
@@ -235,7 +246,7 @@ def _change_of(request: scheduler_pb2.ChangeExperimentRequest, term: Term, now: 
     return _acting(request, rules, now)
 
 
-def _acting(request: scheduler_pb2.ChangeExperimentRequest, rules: Rules, now: float) -> Transition:
+def _acting(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, rules: Rules, now: float) -> Transition:
     experiment_id, user = request.experiment_id, request.user or "a user"
     match wire.enum_member(ExperimentAction, request.action):
         case ExperimentAction.PAUSE:

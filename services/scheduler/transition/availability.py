@@ -32,7 +32,7 @@ MAX_CLEARED = 32
 ABSENT = "its agent does not have it now"
 
 
-def change_availability(
+def update_availability(
     records: Records,
     agent_id: str,
     slot_ids: Sequence[str],

@@ -84,7 +84,7 @@ def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_
     return draft.change
 
 
-def checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> StateChange:
+def confirm_checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> StateChange:
     """Removes records whose files a gateway has deleted. A checkpoint that was never marked stays, whatever the report
     says."""
     draft = Draft(records)

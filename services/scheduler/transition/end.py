@@ -25,7 +25,7 @@ from services.scheduler.transition.stop import StopOrder, stop_allocation
 MAX_TRIALS = 32
 
 
-def end_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> StateChange:
+def kill_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> StateChange:
     """Ends the experiment at once: waiting trials are canceled, live ones are killed, also if they were being canceled.
     An ended experiment stays as it is.
 

@@ -139,7 +139,7 @@ def _priority(experiment: Experiment, rules: Rules) -> int:
 MAX_GIVEN_BACK = 24
 
 
-def change_resources(
+def update_resources(
     records: Records, experiment_id: int, change: ResourceChange, *, rules: Rules, now: float
 ) -> StateChange:
     """Changes the resources. A change to the present values has no effect.

@@ -77,8 +77,8 @@ async def test_deleted_on_both_surfaces(
     assert [found["id"] for found in several.json()["checkpoints"]] == ["c4"]
     await _seen(client, "c5")
     assert _folders(storage) == ["c5"]
-    asked = [change for change in leader.checkpoint_changes if change.delete_ids]
-    assert [(list(change.delete_ids), change.user) for change in asked] == [
+    asked = leader.checkpoint_deletions
+    assert [(list(change.checkpoint_ids), change.user) for change in asked] == [
         (["c1", "c2"], "alice"), (["c3"], "alice"), (["c4"], "alice"),
     ]  # fmt: skip
     # An ended trial keeps the name of its checkpoint, but nobody is sent there.
@@ -144,7 +144,7 @@ async def test_killed_gateway_resumes(
         await until_async(is_told, "the records being dropped", SECONDS)
     finally:
         await gateway.end()
-    assert sorted(one for change in leader.checkpoint_changes for one in change.deleted_ids) == ["c1", "c2"]
+    assert sorted(leader.deleted_checkpoint_ids) == ["c1", "c2"]
 
 
 async def test_one_checkpoint_that_cannot_be_deleted_is_told_of_nobody(

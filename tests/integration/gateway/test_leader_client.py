@@ -108,8 +108,8 @@ async def test_refusal_by_the_leader_is_final_and_keeps_its_code(
     started = time.monotonic()
     with pytest.raises(GanglineError) as failure:
         await gateway.call(
-            lambda scheduler: scheduler.EndExperiment,
-            scheduler_pb2.EndExperimentRequest(request_id="r", experiment_id=404),
+            lambda scheduler: scheduler.KillExperiment,
+            scheduler_pb2.SchedulerServiceKillExperimentRequest(request_id="r", experiment_id=404),
         )
     assert (failure.value.code, failure.value.kind) == ("experiment.not_found", ErrorKind.NOT_FOUND)
     assert time.monotonic() - started < PATIENCE_SECONDS / 2
@@ -119,8 +119,8 @@ async def test_a_users_change_carries_its_id_and_its_user_and_is_readable_afterw
     gateway: Leader, schedulers: list[StandInLeader], mirror: Mirror, etcd: EtcdClient
 ) -> None:
     await etcd.commit([Put(keys.trial("7.1"), wire.encode(Trial("7.1", 7, 1)))])
-    request = scheduler_pb2.EndTrialRequest(trial_id="7.1")
-    await gateway.change(ALICE, "r7", lambda scheduler: scheduler.EndTrial, request)
+    request = scheduler_pb2.SchedulerServiceKillTrialRequest(trial_id="7.1")
+    await gateway.change(ALICE, "r7", lambda scheduler: scheduler.KillTrial, request)
     ended = mirror.state.trials.find(keys.trial("7.1"))
     assert ended is not None
     assert (ended.state, ended.reason) == (State.TERMINAL, "killed by alice")

@@ -60,7 +60,7 @@ async def test_best_and_latest_stay_while_it_trains_and_when_it_has_ended(bench:
     # The policy keeps no latest one, but the trial goes on from it.
     gone = {"c1": "DELETING", "c3": "DELETING"}
     await _eventually(bench, {**gone, "c2": "COMPLETED", "c4": "COMPLETED"})
-    answer = await bench.caller.change_checkpoints(deleted_ids=["c1", "c2"])
+    answer = await bench.caller.confirm_checkpoints_deleted(["c1", "c2"])
     assert answer.revision > 0
     await _eventually(bench, {"c2": "COMPLETED", "c3": "DELETING", "c4": "COMPLETED"})
     agent.finish(spec.allocation.id, ExitKind.COMPLETED)
@@ -127,17 +127,14 @@ async def test_user_deletes_all_that_are_named_or_none(bench: Bench) -> None:
     for batches in (1, 2):
         await _save(runner, f"c{batches}", batches)
     with pytest.raises(GanglineError, match=r"trial 1\.1 \(RUNNING\) goes on from checkpoint c2, so nothing was"):
-        await bench.caller.change_checkpoints(delete_ids=["c1", "c2"])
-    for both in ([], ["c1"]):
-        with pytest.raises(GanglineError, match="name checkpoints that are to be deleted, or some whose files"):
-            await bench.caller.change_checkpoints(delete_ids=both, deleted_ids=both)
+        await bench.caller.delete_checkpoints(["c1", "c2"])
     assert await _states(bench) == {"c1": "COMPLETED", "c2": "COMPLETED"}
     for _ in range(2):
-        answer = await bench.caller.change_checkpoints(delete_ids=["c1"])
+        answer = await bench.caller.delete_checkpoints(["c1"])
         assert [(one.id, one.state) for one in answer.checkpoints] == [("c1", types_pb2.CHECKPOINT_STATE_DELETING)]
     agent.finish(spec.allocation.id, ExitKind.COMPLETED)
     await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
-    await bench.caller.change_checkpoints(delete_ids=["c2"], request_id="another")
+    await bench.caller.delete_checkpoints(["c2"], request_id="another")
     assert await _states(bench) == {"c1": "DELETING", "c2": "DELETING"}
 
 
@@ -148,7 +145,7 @@ async def test_an_allocation_cannot_delete(bench: Bench) -> None:
     spec, runner = await _started(bench, agent)
     await _save(runner, "c1", 1)
     with pytest.raises(GanglineError) as caught:
-        await Caller(scheduler, token=spec.token).change_checkpoints(deleted_ids=["c1"])
+        await Caller(scheduler, token=spec.token).confirm_checkpoints_deleted(["c1"])
     assert caught.value.code == "security.forbidden"
 
 

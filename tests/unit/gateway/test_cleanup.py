@@ -47,16 +47,15 @@ class Heard:
         self._num_failures = num_failures
 
     async def __call__(
-        self, request: scheduler_pb2.ChangeCheckpointsRequest
-    ) -> scheduler_pb2.ChangeCheckpointsResponse:
-        assert request.request_id
+        self, request: scheduler_pb2.ConfirmCheckpointsDeletedRequest
+    ) -> scheduler_pb2.ConfirmCheckpointsDeletedResponse:
         if self._num_failures:
             self._num_failures -= 1
             raise unavailable("gateway.no_leader", "nobody leads")
-        self.deleted.append(list(request.deleted_ids))
-        for checkpoint_id in request.deleted_ids:
+        self.deleted.append(list(request.checkpoint_ids))
+        for checkpoint_id in request.checkpoint_ids:
             self._mirror.state.apply(keys.checkpoint(checkpoint_id), None)
-        return scheduler_pb2.ChangeCheckpointsResponse(revision=0)
+        return scheduler_pb2.ConfirmCheckpointsDeletedResponse(revision=0)
 
 
 @pytest.fixture(params=["directory", "memory"])

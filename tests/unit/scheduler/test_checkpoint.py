@@ -17,7 +17,7 @@ from services.scheduler.state.records import Draft, StateChange, get
 from services.scheduler.state.records import SchedulerState as Known
 from services.scheduler.transition.checkpoint import (
     MAX_NAMED,
-    checkpoints_deleted,
+    confirm_checkpoints_deleted,
     delete_checkpoints,
     retire,
 )
@@ -83,10 +83,10 @@ def test_unknown_and_already_deleted_ones_are_refused() -> None:
 def test_only_what_is_marked_goes_by_a_gateways_word() -> None:
     known = _known(_ENDED, *_ALL)
     known.apply(delete_checkpoints(known, ["c1"], "r1"), 1)
-    change = checkpoints_deleted(known, ["c1", "c2", "nope"])
+    change = confirm_checkpoints_deleted(known, ["c1", "c2", "nope"])
     assert change.deletes == ((Checkpoint, "c1"),)
     known.apply(change, 2)
-    assert not checkpoints_deleted(known, ["c1"])
+    assert not confirm_checkpoints_deleted(known, ["c1"])
     assert [one.id for one in known.checkpoints_of("1.1")] == ["c2", "c3"]
 
 
@@ -98,7 +98,7 @@ def test_report_of_one_that_is_being_deleted_does_not_make_it_the_latest() -> No
         known.apply(checkpointed(known, checkpoint), 1)
     assert get(known, Trial, "1.1").latest_checkpoint_id == "c2"
     assert get(known, Checkpoint, "c1").state is CheckpointState.DELETING
-    known.apply(checkpoints_deleted(known, ["c1"]), 2)
+    known.apply(confirm_checkpoints_deleted(known, ["c1"]), 2)
     known.apply(checkpointed(known, first), 3)
     assert get(known, Trial, "1.1").latest_checkpoint_id == "c2"
     assert get(known, Checkpoint, "c1").state is CheckpointState.DELETING

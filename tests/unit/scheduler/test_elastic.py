@@ -293,7 +293,7 @@ def test_the_pace_of_a_smaller_attempt_counts_as_that_of_the_full_size() -> None
 def test_caps_count_the_slots_that_are_held() -> None:
     """Two trials of four slots do not fit below a cap of six; one of them on two slots leaves room for the other."""
     model = _shrunk()
-    model.change_resources(1, max_slots=4)
+    model.update_resources(1, max_slots=4)
     assert _sizes(model) == {"1.1.2": (2, 4)}
     (work,) = model.snapshot().running
     assert work.slots == 2

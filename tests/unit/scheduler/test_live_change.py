@@ -16,7 +16,7 @@ from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.placement import PoolConfig
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import get
-from services.scheduler.transition.end import end_experiment, pause_experiment
+from services.scheduler.transition.end import kill_experiment, pause_experiment
 from services.scheduler.transition.queue_move import MAX_MOVED_APART, find_position, position_of
 from tests.support.scheduler_model import RULES, Model
 
@@ -46,19 +46,19 @@ def _experiment(model: Model, experiment_id: int) -> Experiment:
 
 def _refusal(model: Model, experiment_id: int, **fields: float) -> str:
     with pytest.raises(GanglineError) as caught:
-        model.change_resources(experiment_id, **fields)
+        model.update_resources(experiment_id, **fields)
     assert caught.value.kind is ErrorKind.INVALID
     return f"{caught.value.code}: {caught.value.message}"
 
 
 def test_a_priority_counts_at_once_in_queue_request_and_configuration() -> None:
     model = _queue(3)
-    model.change_resources(3, priority=7)
+    model.update_resources(3, priority=7)
     assert _order(model) == ["3.1", "1.1", "2.1"]
     assert get(model.state, Request, "3.1").priority == 7
     resources = json.loads(_experiment(model, 3).config_json)["resources"]
     assert (resources["priority"], resources["slots_per_trial"]) == (7, 1)
-    assert not model.change_resources(3, priority=7)
+    assert not model.update_resources(3, priority=7)
 
 
 def test_a_priority_counts_for_running_work_and_makes_preemption_possible() -> None:
@@ -68,7 +68,7 @@ def test_a_priority_counts_for_running_work_and_makes_preemption_possible() -> N
     model.cycle()
     model.submit("waits")
     assert not model.plan().preemptions
-    model.change_resources(1, priority=80)
+    model.update_resources(1, priority=80)
     assert model.snapshot().running[0].priority == 80
     [preemption] = model.plan().preemptions
     assert (preemption.allocation_id, preemption.for_trial_id) == ("1.1.1", "2.1")
@@ -79,21 +79,21 @@ def test_a_lower_max_slots_stops_nothing_and_starts_nothing() -> None:
     model.connect("a1", 4)
     model.submit("r", 2)
     model.cycle()
-    assert model.change_resources(1, max_slots=2)
-    model.change_resources(1, max_slots=2, weight=3)
+    assert model.update_resources(1, max_slots=2)
+    model.update_resources(1, max_slots=2, weight=3)
     [allocation] = model.allocations()
     assert allocation.state is State.STARTING
     facts = facts_of(_experiment(model, 1).config_json)
     assert (facts.max_slots, facts.weight) == (2, 3.0)
     [group] = model.snapshot().groups.values()
     assert (group.id, group.max_slots, group.weight) == ("experiment 1", 2, 3.0)
-    model.change_resources(1, max_slots=0)
+    model.update_resources(1, max_slots=0)
     assert facts_of(_experiment(model, 1).config_json).max_slots is None
 
 
 def test_a_weight_of_nothing_is_one() -> None:
     model = _queue(1)
-    model.change_resources(1, weight=0)
+    model.update_resources(1, weight=0)
     assert facts_of(_experiment(model, 1).config_json).weight == 0
 
 
@@ -116,9 +116,9 @@ def test_bad_values_are_named() -> None:
 
 def test_what_has_ended_is_not_changed() -> None:
     model = _queue(2)
-    model.leader.commit(lambda records: end_experiment(records, 1, "killed by ann", RULES, model.now))
+    model.leader.commit(lambda records: kill_experiment(records, 1, "killed by ann", RULES, model.now))
     with pytest.raises(GanglineError, match="so it cannot be changed"):
-        model.change_resources(1, priority=3)
+        model.update_resources(1, priority=3)
     with pytest.raises(GanglineError, match="so it cannot be moved"):
         model.move(1, 2)
     with pytest.raises(GanglineError) as caught:
@@ -126,7 +126,7 @@ def test_what_has_ended_is_not_changed() -> None:
     assert (caught.value.code, caught.value.kind) == ("experiment.ended", ErrorKind.CONFLICT)
     assert caught.value.message == ("experiment 1 has ended (CANCELED), so it cannot be the anchor of a move")
     with pytest.raises(GanglineError, match="there is no experiment 9"):
-        model.change_resources(9, priority=3)
+        model.update_resources(9, priority=3)
 
 
 def test_moves_write_one_record_and_take_effect() -> None:
@@ -224,6 +224,6 @@ def test_a_paused_experiment_is_moved_and_changed_too() -> None:
     model.leader.commit(lambda records: pause_experiment(records, 2, "paused by ann", RULES, model.now))
     model.move(2, 1)
     assert position_of(_experiment(model, 2)) < position_of(_experiment(model, 1))
-    model.change_resources(2, priority=9)
+    model.update_resources(2, priority=9)
     [first, _] = sorted(model.snapshot().requests, key=lambda request: request.priority)
     assert (first.trial_id, first.hold) == ("2.1", ReasonCode.PAUSED)

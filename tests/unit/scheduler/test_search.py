@@ -24,11 +24,11 @@ from services.scheduler.transition.end import (
     activate_experiment,
     cancel_experiment,
     continue_change,
-    end_experiment,
+    kill_experiment,
     kill_trial,
     pause_experiment,
 )
-from services.scheduler.transition.queue_move import change_resources
+from services.scheduler.transition.queue_move import update_resources
 from services.scheduler.transition.report import checkpointed, progressed, validated
 from tests.support.search_world import RULES, SearchWorld, config_of
 
@@ -99,7 +99,7 @@ def test_more_trials_than_a_transaction_takes_come_one_after_another() -> None:
     world.change_leader()
     world.continue_change()
     assert [trial.number for trial in world.trials] == list(range(1, 151))
-    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, world.now))
+    world.apply(kill_experiment(world.records, 1, "killed by ann", RULES, world.now))
     assert world.experiment.state is State.STOPPING
     world.change_leader()
     world.continue_change()
@@ -153,7 +153,7 @@ def test_max_slots_holds_requests_and_says_why() -> None:
 
 def _lower(world: SearchWorld, max_slots: int, when_free: bool = False) -> StateChange:
     change = ResourceChange(max_slots=max_slots, when_free=when_free)
-    return world.apply(change_resources(world.records, 1, change, rules=RULES, now=world.now))
+    return world.apply(update_resources(world.records, 1, change, rules=RULES, now=world.now))
 
 
 def _stopping(world: SearchWorld) -> list[str]:
@@ -283,7 +283,7 @@ def test_cancel_checkpoints_first_and_a_kill_overrides_it() -> None:
     assert world.live("1.1").stop_kind is ExitKind.PREEMPTED
     assert not cancel_experiment(world.records, 1, "canceled by bob", RULES, world.now)
     world.exit("1.1", ExitKind.PREEMPTED)
-    world.apply(end_experiment(world.records, 1, "killed by bob", RULES, world.now))
+    world.apply(kill_experiment(world.records, 1, "killed by bob", RULES, world.now))
     assert (world.live("1.2").stop_kind, world.live("1.2").stop_reason) == (ExitKind.KILLED, "killed by bob")
     world.exit("1.2", ExitKind.KILLED)
     assert (world.experiment.outcome, world.experiment.reason) == (Outcome.CANCELED, "killed by bob")
@@ -301,7 +301,7 @@ def test_an_ended_search_is_canceled_although_its_trials_completed() -> None:
 
 def test_what_has_ended_cannot_be_paused() -> None:
     world = _world()
-    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, world.now))
+    world.apply(kill_experiment(world.records, 1, "killed by ann", RULES, world.now))
     assert not cancel_experiment(world.records, 1, "canceled by ann", RULES, world.now)
     with pytest.raises(GanglineError) as paused:
         pause_experiment(world.records, 1, "paused by ann", RULES, world.now)

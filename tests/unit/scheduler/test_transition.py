@@ -17,7 +17,7 @@ from services.scheduler.state.records import SchedulerState as Records
 from services.scheduler.state.records import StateChange, get
 from services.scheduler.transition.agent import lost, registered
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
-from services.scheduler.transition.end import end_experiment
+from services.scheduler.transition.end import kill_experiment
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import accepted, came_up, place
 from services.scheduler.transition.report import checkpointed, progressed
@@ -150,10 +150,10 @@ def test_a_preempted_member_preempts_the_rest_with_the_experiments_grace() -> No
 def test_a_kill_overrides_a_preemption_once() -> None:
     world = _placed()
     world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.PREEMPTED, "room", 200.0), 12.0))
-    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, 13.0))
+    world.apply(kill_experiment(world.records, 1, "killed by ann", RULES, 13.0))
     assert (world.allocation.stop_kind, world.allocation.stop_reason) == (ExitKind.KILLED, "killed by ann")
     assert world.experiment.state is State.STOPPING
-    assert not end_experiment(world.records, 1, "killed by bob", RULES, 14.0)
+    assert not kill_experiment(world.records, 1, "killed by bob", RULES, 14.0)
     assert not stop(world.records, "1.1.1", StopOrder(ExitKind.PREEMPTED, "room", 300.0), 14.0)
     world.exit("a1", ExitKind.KILLED)
     world.exit("a2", ExitKind.SIGNAL)
@@ -198,7 +198,7 @@ def test_an_unaccepted_start_blames_who_did_not_accept() -> None:
 
 def test_members_that_never_report_their_end_are_given_up() -> None:
     world = _placed()
-    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, 12.0))
+    world.apply(kill_experiment(world.records, 1, "killed by ann", RULES, 12.0))
     due = next_deadline(world.records.all_of(Allocation), (), 12.0)
     assert due == 12.0 + 5 + 15
     world.apply(expired(world.records, "1.1.1", frozenset(), RULES, due))
@@ -218,7 +218,7 @@ def test_a_lost_agents_member_that_may_still_train_outlasts_the_deadline() -> No
 
 def test_a_killed_trial_does_not_wait_for_a_lost_agent() -> None:
     world = _placed()
-    world.apply(end_experiment(world.records, 1, "killed by ann", RULES, 12.0))
+    world.apply(kill_experiment(world.records, 1, "killed by ann", RULES, 12.0))
     world.apply(lost(world.records, "a2", 13.0))
     world.apply(expired(world.records, "1.1.1", frozenset(), RULES, 32.0))
     assert world.experiment.outcome is Outcome.CANCELED
