@@ -109,9 +109,9 @@ def test_failing_trial_is_named_with_its_rank(cluster: Cluster, client: Client, 
     assert case.rank is None or failure.rank == case.rank
     assert re.fullmatch(case.message, failure.message), failure.message
     assert failure.message in trial.reason
-    told = cluster.run("experiment", "wait", str(view.experiment.id), check=False)
-    assert told.returncode == 1
-    assert failure.message in told.stdout
+    done = cluster.run("experiment", "wait", str(view.experiment.id), check=False)
+    assert done.returncode == 1
+    assert failure.message in done.stdout
     wait_for(lambda: not client.list_tasks() and not find_runners(cluster.layout), "an idle cluster")
 
 

@@ -78,7 +78,7 @@ def beginnings(log: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "text"),
     [
         ("(folder / 'weights').write_text('9')", "weights differs from what was saved (1 bytes, saved 1)"),
         ("(folder / 'weights').unlink()", "lacks weights; use another checkpoint"),
@@ -86,12 +86,12 @@ def beginnings(log: str) -> list[str]:
         ("shutil.rmtree(folder)", "no checkpoint "),
     ],
 )
-def test_trial_goes_on_from_the_checkpoint_before(cluster: Cluster, tmp_path: Path, damage: str, said: str) -> None:
+def test_trial_goes_on_from_the_checkpoint_before(cluster: Cluster, tmp_path: Path, damage: str, text: str) -> None:
     view, log = train(cluster, tmp_path, damage)
     # The death of the first attempt used one restart, the damage none.
     assert (view.trial.attempts, view.trial.restarts, view.trial.batches_completed) == (3, 1, 4)
     assert beginnings(log) == ["0", "2"]
-    assert said in log
+    assert text in log
     assert log.count("training goes on from the older checkpoint") == 1
 
 

@@ -81,8 +81,8 @@ def view(cluster: Cluster, watcher: Watcher, tmp_path_factory: pytest.TempPathFa
     watcher.start()
     done = cluster.run("experiment", "create", "-f", DIGITS / "distributed.yaml", code, "--json", seconds=180)
     watcher.join(60)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    experiment_view: dict[str, Any] = json.loads(done.stdout)
+    return experiment_view
 
 
 def read_lines(cluster: Cluster, *arguments: str) -> list[dict[str, Any]]:
@@ -147,8 +147,8 @@ def test_logs_are_the_same_by_command_http_and_sdk(cluster: Cluster, view: dict[
     assert by_command == by_sdk
     by_http = get(cluster, f"experiments/{number}/logs")["logs"]
     assert [(e["id"], e["line"]["rank"], e["line"]["text"]) for e in by_http] == by_sdk
-    said = {rank: text for _, rank, text in by_sdk if text.startswith("hello")}
-    assert said == {rank: f"hello from rank {rank}" for rank in range(4)}
+    greeting_by_rank = {rank: text for _, rank, text in by_sdk if text.startswith("hello")}
+    assert greeting_by_rank == {rank: f"hello from rank {rank}" for rank in range(4)}
 
 
 def test_checkpoint_is_listed_fetched_and_loaded_by_torch_alone(
@@ -156,7 +156,7 @@ def test_checkpoint_is_listed_fetched_and_loaded_by_torch_alone(
 ) -> None:
     number = view["experiment"]["id"]
     latest = view["trials"][0]["trial"]["latest_checkpoint_id"]
-    listed = {found["id"]: found for found in cluster.read("checkpoint", "list", str(number))}
+    listed = {checkpoint["id"]: checkpoint for checkpoint in cluster.read("checkpoint", "list", str(number))}
     assert listed[latest]["batches_completed"] == NUM_BATCHES
     fetched = cluster.read("checkpoint", "download", latest, "--output", tmp_path / "checkpoint")
     manifest = tmp_path / "checkpoint" / "metadata.json"

@@ -42,7 +42,7 @@ def test_kill_ends_the_ranks_at_once_and_keeps_what_was_saved(cluster: Cluster, 
         )
         assert "admin" in experiment.experiment.reason
         assert {report.kind for report in run.exits().values()} == {ExitKind.KILLED}
-        assert not any((found := identify(desk.pid)) and found.is_alive() for desk in ranks.values())
+        assert not any((identity := identify(desk.pid)) and identity.is_alive() for desk in ranks.values())
         assert run.checkpoint_batches() == [4]
         # Once more changes nothing.
         assert cluster.read("experiment", "kill", str(run.experiment_id))["outcome"] == "CANCELED"
@@ -104,23 +104,25 @@ def test_down_with_a_running_trial_and_up_again(tmp_path: Path) -> None:
         ranks = long.wait_at(f"{running.id}.1.1", 10)
         stopped = cluster.run("down", "--data-dir", cluster.folder, "--grace-seconds", "30", seconds=120)
         assert stopped.stdout == f"stopped; its data stays in {cluster.folder}\n"
-        assert not any((found := identify(desk.pid)) and found.is_alive() for desk in ranks.values())
+        assert not any((identity := identify(desk.pid)) and identity.is_alive() for desk in ranks.values())
         assert find_cluster_processes(cluster.layout) == []
 
     long.pace(0)
     with running_cluster(tmp_path) as again, again.connect() as client:
-        assert [found.id for found in client.list_experiments()] == [running.id, done.id]
+        assert [experiment.id for experiment in client.list_experiments()] == [running.id, done.id]
         assert client.get_experiment(done.id).experiment.outcome is Outcome.COMPLETED
         assert [entry.point for entry in client.stream_metrics(done.id)] == metrics
         assert [entry.text for entry in client.stream_logs(done.id)] == lines
         trial = client.wait_experiment(running.id, 120).trials[0].trial
         assert (trial.outcome, trial.attempts, trial.restarts) == (Outcome.COMPLETED, 2, 0), trial
         for rank in range(NUM_RANKS):
-            said = [e.text for e in client.stream_logs(running.id) if e.rank == rank and e.text.startswith("attempt")]
-            assert [int(line.split()[3]) for line in said] == list(range(1, num_batches + 1))
-            assert {line.split()[1] for line in said} == {"1", "2"}
+            attempt_lines = [
+                e.text for e in client.stream_logs(running.id) if e.rank == rank and e.text.startswith("attempt")
+            ]
+            assert [int(line.split()[3]) for line in attempt_lines] == list(range(1, num_batches + 1))
+            assert {line.split()[1] for line in attempt_lines} == {"1", "2"}
         checkpoints = client.list_checkpoints()
         for checkpoint in checkpoints:
             check_loads(Path(checkpoint.url.removeprefix("file://")))
-        kept = [found.batches_completed for found in checkpoints if found.experiment_id == done.id]
+        kept = [checkpoint.batches_completed for checkpoint in checkpoints if checkpoint.experiment_id == done.id]
         assert sorted(kept) == ALL_CHECKPOINTS

@@ -44,8 +44,8 @@ class Prometheus:
             return {}
         if answer.status_code != 200:
             return {}
-        found: list[dict[str, Any]] = answer.json()["data"]["result"]
-        return {entry["metric"].get("instance_id", ""): float(entry["value"][1]) for entry in found}
+        series: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return {entry["metric"].get("instance_id", ""): float(entry["value"][1]) for entry in series}
 
     async def close(self) -> None:
         await self._http.aclose()

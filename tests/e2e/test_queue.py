@@ -61,11 +61,11 @@ def test_gang_waits_for_a_drained_agent_says_so_and_starts_when_it_is_back(
     assert cluster.run("agent", "disable", "agent-2", "--drain").stdout == "agent agent-2: DRAINING\n"
     number = submit(client, gate, slots=4)
     wait_for(lambda: reason_of(client, number) is ReasonCode.AGENTS_UNHEALTHY, "the reason", 60)
-    told = cluster.run("job", "explain", str(number)).stdout
-    assert "AGENTS_UNHEALTHY: needs 4 slots" in told
-    assert "  blocked by agent-2: agent in pool 'default', DRAINING\n" in told
-    assert "starts if: " in told
-    assert "  starts: nobody can tell when\n" in told
+    explanation = cluster.run("job", "explain", str(number)).stdout
+    assert "AGENTS_UNHEALTHY: needs 4 slots" in explanation
+    assert "  blocked by agent-2: agent in pool 'default', DRAINING\n" in explanation
+    assert "starts if: " in explanation
+    assert "  starts: nobody can tell when\n" in explanation
     row = cluster.run("job", "list").stdout.splitlines()[1].split()
     assert (row[0], row[1], row[-1]) == ("1", f"{number}.1", "AGENTS_UNHEALTHY")
     headers = {"Authorization": f"Bearer {cluster.login.token}"}
@@ -82,8 +82,8 @@ def test_queue_is_reordered_while_it_waits(cluster: Cluster, client: Client, tmp
     first, second, third = (submit(client, gate, slots=4) for _ in range(3))
     wait_for(lambda: queued(client) == [first, second, third], "three in the queue", 60)
     assert reason_of(client, first) is ReasonCode.NO_CAPACITY
-    told = cluster.run("job", "explain", str(first)).stdout
-    assert f"  blocked by {holder}.1.1: trial {holder}.1 of experiment {holder} gated, " in told
+    explanation = cluster.run("job", "explain", str(first)).stdout
+    assert f"  blocked by {holder}.1.1: trial {holder}.1 of experiment {holder} gated, " in explanation
     cluster.run("job", "update", str(third), "--ahead-of", str(first))
     wait_for(lambda: queued(client) == [third, first, second], "the third to be first", 60)
     cluster.run("experiment", "set", "priority", str(second), "1")

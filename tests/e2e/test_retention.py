@@ -103,7 +103,7 @@ def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path)
         for checkpoint_id in kept:
             client.download_checkpoint(checkpoint_id, tmp_path / checkpoint_id)
         listed = cluster.read("checkpoint", "list", str(number))
-        assert {one["id"]: one["state"] for one in listed} == dict.fromkeys(kept, "COMPLETED")
+        assert {row["id"]: row["state"] for row in listed} == dict.fromkeys(kept, "COMPLETED")
 
         # 3. A user wants them gone.
         latest = view.trials[0].trial.latest_checkpoint_id
@@ -121,4 +121,4 @@ def _names(folder: Path) -> set[str]:
 def _marked(history: StateHistory) -> list[Checkpoint]:
     newest = StateHistory(history.address, history.current())
     (revision,) = list(newest.revisions())[:1]
-    return [found for found in revision.all_of(Checkpoint) if found.state == "DELETING"]
+    return [checkpoint for checkpoint in revision.all_of(Checkpoint) if checkpoint.state == "DELETING"]

@@ -44,7 +44,7 @@ def test_grid_of_four_completes_two_at_a_time(cluster: Cluster, tmp_path: Path) 
         gate.allow(NUM_BATCHES)
         seen = [_holding(view) for view in client.watch_experiment(number, 120)]
         view = client.get_experiment(number)
-        assert max(len(held) for held in seen) == 2
+        assert max(len(trial_ids) for trial_ids in seen) == 2
         assert (view.experiment.outcome, view.experiment.reason) == (Outcome.COMPLETED, "all 4 trials completed")
         rates = [json.loads(trial.trial.hyperparameters_json)["rate"] for trial in view.trials]
         assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
@@ -73,7 +73,7 @@ def test_paused_trial_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Pa
         client.activate_experiment(number)
         trial = client.wait_experiment(number, 90).trials[0].trial
         assert (trial.outcome, trial.attempts, trial.restarts) == (Outcome.COMPLETED, 2, 0)
-        said = [entry.text for entry in client.stream_logs(number) if entry.rank == 0]
-        batches = [int(line.split()[3]) for line in said if line.startswith("attempt")]
+        log_lines = [entry.text for entry in client.stream_logs(number) if entry.rank == 0]
+        batches = [int(line.split()[3]) for line in log_lines if line.startswith("attempt")]
         assert batches == list(range(1, NUM_BATCHES + 1))
-        assert f"attempt 2 batch {saved + 1}" in said
+        assert f"attempt 2 batch {saved + 1}" in log_lines

@@ -174,7 +174,7 @@ def test_a_disk_that_fills_while_a_trial_runs_sends_it_to_another_agent(
     assert trial.last_failure is not None
     assert (trial.last_failure.kind, trial.last_failure.agent_id) == (ExitKind.AGENT_DISK, SICK)
     assert "No space left on device" in trial.last_failure.message
-    assert [one.agent_id for one in trial.exclusions] == [SICK]
+    assert [exclusion.agent_id for exclusion in trial.exclusions] == [SICK]
     go(tmp_path, 2)
     assert end(client, experiment_id).experiment.outcome is Outcome.COMPLETED
 
@@ -219,9 +219,9 @@ def test_an_agent_with_a_full_disk_gets_nothing_and_comes_back_by_itself(
     assert fleet.processes[SICK].wait(20) == 0
     fleet.start(SICK, prefix=disk.enter)
     wait_for(lambda: fleet.log(SICK).count("a leader welcomed this agent") == 2, "the second welcome")
-    found = agent_of(client, SICK)
-    assert (found.state, fleet.processes[SICK].poll()) == (AgentState.ALIVE, None)
-    assert "takes no writes" in found.problem
+    agent = agent_of(client, SICK)
+    assert (agent.state, fleet.processes[SICK].poll()) == (AgentState.ALIVE, None)
+    assert "takes no writes" in agent.problem
     assert trial_of(client, waiting).trial.state is State.QUEUED
     disk.free()
     wait_up(second)

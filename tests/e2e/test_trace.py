@@ -102,12 +102,12 @@ def _order(cluster: Cluster, trial: str, *arguments: str) -> dict[str, Any]:
         return bool(placed)
 
     wait_for(place, "the order", SECONDS)
-    found: dict[str, Any] = placed[0]
-    return found
+    order: dict[str, Any] = placed[0]
+    return order
 
 
 def _check_that_a_pause_writes_what_there_is(cluster: Cluster, run: GatedRun, folder: Path) -> None:
-    known = set(folder.glob("*.pt.trace.json"))
+    traces_before = set(folder.glob("*.pt.trace.json"))
     run.gate.pace(0.3)
     _order(cluster, f"{run.experiment_id}.1", "--batches", "50")
     wait_for(lambda: sum("are traced, as ordered" in line for line in _log(run)) == 2, "the second trace", SECONDS)
@@ -119,7 +119,7 @@ def _check_that_a_pause_writes_what_there_is(cluster: Cluster, run: GatedRun, fo
         lambda: run.client.get_experiment(run.experiment_id).trials[0].allocation is None, "the trial's stop", SECONDS
     )
     assert run.trial.trial.state is State.QUEUED
-    (trace,) = set(folder.glob("*.pt.trace.json")) - known
+    (trace,) = set(folder.glob("*.pt.trace.json")) - traces_before
     assert 1 <= _num_steps(trace) < 50
     wait_for(lambda: _says(run, "batches: training stops"), "why it is shorter", SECONDS)
     refused = cluster.run("trial", "profile", f"{run.experiment_id}.1", check=False)

@@ -29,10 +29,10 @@ def hosts() -> Iterator[list[HostNetwork]]:
     reason = network.why_not()
     if reason:
         pytest.skip(reason)
-    with network.two_hosts() as made:
+    with network.two_hosts() as networks:
         # Services are advertised under one address, to which the second host has a way too.
-        inside(made[1], "route", "add", made[0].server_host, "via", made[1].server_host)
-        yield made
+        inside(networks[1], "route", "add", networks[0].server_host, "via", networks[1].server_host)
+        yield networks
 
 
 @pytest.fixture(scope="module")

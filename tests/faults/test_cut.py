@@ -34,9 +34,9 @@ def hosts() -> Iterator[list[HostNetwork]]:
     reason = network.why_not()
     if reason:
         pytest.skip(reason)
-    with network.two_hosts() as made:
-        inside(made[1], "route", "add", made[0].server_host, "via", made[1].server_host)
-        yield made
+    with network.two_hosts() as networks:
+        inside(networks[1], "route", "add", networks[0].server_host, "via", networks[1].server_host)
+        yield networks
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +106,9 @@ def train_to(run: GatedRun, batch: int, attempt: int = 1) -> dict[int, RankDesk]
 
 
 def processes_of(desks: dict[int, RankDesk]) -> list[Identity]:
-    found = [identify(desk.pid) for desk in desks.values()]
-    assert all(found), "every rank lives"
-    return [one for one in found if one is not None]
+    identities = [identify(desk.pid) for desk in desks.values()]
+    assert all(identities), "every rank lives"
+    return [identity for identity in identities if identity is not None]
 
 
 def wait_checkpoint(run: GatedRun, batches: int) -> None:

@@ -84,11 +84,11 @@ def test_trial_that_loses_a_host_goes_on_on_the_other_and_grows_back(
         run.gate.pace(0)
         view = run.client.wait_experiment(run.experiment_id, SECONDS).trials[0].trial
         assert (view.outcome, view.attempts, view.restarts) == (Outcome.COMPLETED, 3, 0), view
-        assert [(one.slots, one.full_slots) for one in view.size_changes] == [(2, 4), (4, 4)]
+        assert [(size_change.slots, size_change.full_slots) for size_change in view.size_changes] == [(2, 4), (4, 4)]
         wait_for(lambda: max(losses(run)) == LENGTH, "all reports")
-        found, expected = losses(run), undisturbed[0]
-        assert found.keys() == expected.keys() == set(range(1, LENGTH + 1))
-        assert max(abs(found[batch] - expected[batch]) for batch in found) < 1e-6
+        loss_by_batch, expected = losses(run), undisturbed[0]
+        assert loss_by_batch.keys() == expected.keys() == set(range(1, LENGTH + 1))
+        assert max(abs(loss_by_batch[batch] - expected[batch]) for batch in loss_by_batch) < 1e-6
         torch.testing.assert_close(weights(run), undisturbed[1], rtol=0, atol=1e-6)
         check_rounds(run)
         run.check_aftermath()
@@ -96,16 +96,16 @@ def test_trial_that_loses_a_host_goes_on_on_the_other_and_grows_back(
 
 def losses(run: GatedRun) -> dict[int, float]:
     """By batch. A batch that two attempts have trained has the same loss in both."""
-    found: dict[int, float] = {}
+    loss_by_batch: dict[int, float] = {}
     for entry in run.client.stream_metrics(run.experiment_id, group="training"):
         batch, loss = entry.point.batches_completed, entry.point.metrics["loss"]
-        assert abs(found.setdefault(batch, loss) - loss) < 1e-6, (batch, found[batch], loss)
-    return found
+        assert abs(loss_by_batch.setdefault(batch, loss) - loss) < 1e-6, (batch, loss_by_batch[batch], loss)
+    return loss_by_batch
 
 
 def weights(run: GatedRun) -> torch.Tensor:
     """Returns the weights of the last checkpoint, in one row."""
-    newest = max(run.client.list_checkpoints(run.experiment_id), key=lambda found: found.batches_completed)
+    newest = max(run.client.list_checkpoints(run.experiment_id), key=lambda checkpoint: checkpoint.batches_completed)
     assert newest.batches_completed == LENGTH
     (state,) = load_checkpoint(Path(urlparse(newest.url).path))["models_state_dict"]
     return torch.cat([state[name].flatten() for name in sorted(state)])
@@ -123,7 +123,9 @@ def change_leader(fleet: Fleet) -> None:
     with fleet.connect() as client:
         leader = client.get_cluster().leader
         assert leader is not None
-        name = next(one for one, program in fleet.programs.items() if leader.grpc_address in program.addresses.values())
+        name = next(
+            name for name, program in fleet.programs.items() if leader.grpc_address in program.addresses.values()
+        )
         fleet.kill(name)
         fleet.start(name)
 
@@ -146,8 +148,8 @@ def check_shrunk(run: GatedRun) -> None:
     assert reason.code is ReasonCode.RUNS_SHRUNK
     assert "needs 4 slots" in reason.message
     assert "agent-2" in reason.message
-    whole = run.client.get_experiment(run.experiment_id)
-    assert "in all 2 of 4 slots" in status_line(whole)
+    experiment = run.client.get_experiment(run.experiment_id)
+    assert "in all 2 of 4 slots" in status_line(experiment)
     assert any("it went on on 2 of 4 slots" in line for line in size_lines(view))
     (task,) = run.client.list_tasks()
     assert task.size_text == "2 of 4"

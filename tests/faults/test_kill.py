@@ -38,10 +38,10 @@ def test_a_killed_rank_ends_its_gang_at_once_and_the_trial_goes_on(cluster: Clus
         assert trial.last_failure.agent_id == ranks[2].agent
         assert trial.last_failure.message.endswith("ended by signal 9 (SIGKILL)")
         exits = run.exits()
-        other = next(report for agent, report in exits.items() if agent != ranks[2].agent)
+        peer_report = next(report for agent, report in exits.items() if agent != ranks[2].agent)
         assert exits[ranks[2].agent].kind is ExitKind.SIGNAL
         # Its peer tells it, or the scheduler, whichever is heard first.
-        assert other.kind in (ExitKind.PEER_FAILED, ExitKind.KILLED)
+        assert peer_report.kind in (ExitKind.PEER_FAILED, ExitKind.KILLED)
         # A second is what it takes; on a machine with much else to do, still less than the grace before SIGKILL.
         assert max(report.ended_at for report in exits.values()) - exits[ranks[2].agent].failed_at < KILL_GRACE_SECONDS
         # The second attempt begins after the checkpoint of batch 4.

@@ -143,9 +143,9 @@ class Bench:
     async def _is_leader_cut_off(self) -> bool:
         async with httpx.AsyncClient(timeout=20) as client:
             exposition = (await client.get(f"http://{self.schedulers[0].metrics_address}/metrics")).text
-        found = re.search(r"^gangline_etcd_lease_beat_timestamp_seconds (\S+)$", exposition, re.MULTILINE)
-        assert found
-        return time.time() - float(found[1]) > 2 * BEAT_SECONDS
+        match = re.search(r"^gangline_etcd_lease_beat_timestamp_seconds (\S+)$", exposition, re.MULTILINE)
+        assert match
+        return time.time() - float(match[1]) > 2 * BEAT_SECONDS
 
 
 @pytest_asyncio.fixture
@@ -165,10 +165,10 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def _settled(bench: Bench, seconds: float = 30.0) -> list[Experiment]:
     """All experiments, once the leader says that it can write: what was under way is settled by then."""
 
-    async def asked() -> bool:
+    async def can_write() -> bool:
         return (await bench.cli("experiment", "find", "no-such-request")).status == 2
 
-    await until_async(asked, "the leader writing again", seconds)
+    await until_async(can_write, "the leader writing again", seconds)
     return await bench.experiments()
 
 
@@ -206,8 +206,8 @@ async def test_a_change_without_a_quorum_is_certainly_not_made_and_status_names_
         ran = await bench.cli("experiment", *arguments)
         assert (ran.status, ran.err.count("\n")) == (1, 1), (arguments, ran)
         assert ran.err.startswith("error: nothing was changed: etcd has no quorum: 1 of 3 members answers"), ran.err
-    found = await bench.cli("experiment", "find", before[0].request_id)
-    assert (found.status, "etcd has no quorum" in found.err) == (1, True)
+    lookup = await bench.cli("experiment", "find", before[0].request_id)
+    assert (lookup.status, "etcd has no quorum" in lookup.err) == (1, True)
 
     status = await bench.cli("status")
     assert "etcd:    etcd has no quorum: 1 of 3 members answers" in status.out
@@ -238,9 +238,9 @@ async def test_a_submit_in_the_moment_of_the_loss_tells_the_truth_and_makes_no_t
     bench.lose_quorum(signal.SIGSTOP)
     ran = await creating
     bench.regain_quorum()
-    found = await _settled(bench)
+    experiments = await _settled(bench)
     if ran.status in (0, 1):
-        assert len(found) == (1 if ran.status == 0 else 0), ran
+        assert len(experiments) == (1 if ran.status == 0 else 0), ran
     else:
         assert ran.status == 3, ran
         assert re.search(r"not known whether the experiment was created: .*etcd.*find [0-9a-f-]{36}$", ran.err.strip())
@@ -270,8 +270,8 @@ async def test_a_commit_that_the_leader_does_not_hear_of_is_not_made_twice(bench
         assert again.status == 0, again.err
         assert f"goes on with request {request_id}" in again.err
         assert again.out.startswith(f"created experiment 1 {NAME}\n")
-        found = await bench.cli("experiment", "find", request_id, "--json")
-        assert json.loads(found.out)["id"] == 1
+        lookup = await bench.cli("experiment", "find", request_id, "--json")
+        assert json.loads(lookup.out)["id"] == 1
         assert await _settled(bench) == created
 
 
@@ -319,7 +319,7 @@ async def test_two_shells_that_submit_the_same_at_once_make_one_experiment(bench
     await bench.scheduler("s1", bench.members.settings)
     await bench.gateway("g1")
     ran = await asyncio.gather(bench.create("--json"), bench.create("--json"), bench.create("--json"))
-    assert sorted(one.status for one in ran) in ([0, 0, 0], [0, 0, 2], [0, 2, 2]), ran
+    assert sorted(command.status for command in ran) in ([0, 0, 0], [0, 0, 2], [0, 2, 2]), ran
     assert len(await bench.experiments()) == 1
     assert (await bench.create("--json", "--again")).status == 0
     assert len(await bench.experiments()) == 2

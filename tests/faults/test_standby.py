@@ -56,7 +56,7 @@ def other(name: str) -> str:
 def leaders(revisions: list[Revision]) -> list[str]:
     """The instances that led, one after another."""
     ids = [revision.leader.id for revision in revisions if revision.leader is not None]
-    return [found for number, found in enumerate(ids) if number == 0 or found != ids[number - 1]]
+    return [leader_id for number, leader_id in enumerate(ids) if number == 0 or leader_id != ids[number - 1]]
 
 
 def is_leading(fleet: Fleet, name: str) -> bool:
@@ -125,7 +125,7 @@ def test_resumed_old_leader_changes_nothing(fleet: Fleet, tmp_path: Path) -> Non
         run.check_records()
         revisions = run.check_aftermath()
         assert len(leaders(revisions)) == 2
-        assert len(leaders([found for found in revisions if found.number >= resumed_at])) == 1
+        assert len(leaders([revision for revision in revisions if revision.number >= resumed_at])) == 1
         assert is_leading(fleet, other(leader))
 
 

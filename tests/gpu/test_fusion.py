@@ -57,9 +57,9 @@ class Training:
 
     @property
     def model(self) -> BucketedModel:
-        found = self.context.strategy.bucketed()
-        assert found is not None
-        return found
+        bucketed = self.context.strategy.bucketed()
+        assert bucketed is not None
+        return bucketed
 
     def tuner(self) -> Tuner:
         return make_tuner(self.context, self.model, steps_left=10_000, batch_size=64, saved={})
@@ -112,8 +112,8 @@ def test_other_buckets_change_nothing_that_is_learned(device: torch.device) -> N
             changed.model.rewrap(_OTHER_CAPS[step // 3 % len(_OTHER_CAPS)])
         plain.step()
         changed.step()
-    for one, other in zip(plain.learned(), changed.learned(), strict=True):
-        assert torch.equal(one, other)
+    for plain_tensor, changed_tensor in zip(plain.learned(), changed.learned(), strict=True):
+        assert torch.equal(plain_tensor, changed_tensor)
 
 
 def test_measured_buckets_are_no_slower_than_the_default(

@@ -15,12 +15,12 @@ from services.agent.devices.xid_watch import XidEvent, XidWatch
 @pytest.fixture(scope="module")
 def devices() -> tuple[Device, ...]:
     try:
-        found = nvml.list_devices()
+        gpus = nvml.list_devices()
     except nvml.NvmlUnavailableError as error:
         pytest.skip(f"there is no NVIDIA driver here: {error}")
-    if not found:
+    if not gpus:
         pytest.skip("NVML lists no GPU here")
-    return found
+    return gpus
 
 
 def test_every_device_is_a_healthy_slot(devices: tuple[Device, ...]) -> None:

@@ -38,12 +38,12 @@ def device() -> Iterator[torch.device]:
 
 @pytest.fixture
 def meter(device: torch.device) -> Iterator[ShardMeter]:
-    found = ShardMeter(device, lambda: [], has_copies=False)
+    shard_meter = ShardMeter(device, lambda: [], has_copies=False)
     _cuda._sleep(1)
     torch.cuda.synchronize()
-    found.start(lambda: True)
-    yield found
-    found.stop()
+    shard_meter.start(lambda: True)
+    yield shard_meter
+    shard_meter.stop()
 
 
 def _kernel_seconds() -> float:
@@ -71,8 +71,8 @@ def test_what_the_computation_waits_for_is_not_hidden(meter: ShardMeter) -> None
     meter.end_step()
     _run_beside(meter, side, 0.25, lambda: torch.cuda.current_stream().wait_event(side.record_event()))
     meter.end_step()
-    found, hidden = meter.take()
-    assert found == pytest.approx(2 * seconds, rel=0.1)
+    communication, hidden = meter.take()
+    assert communication == pytest.approx(2 * seconds, rel=0.1)
     assert hidden == pytest.approx(0.5 * seconds, rel=0.1)
 
 
@@ -80,8 +80,8 @@ def test_what_ends_before_the_computation_does_is_hidden(meter: ShardMeter) -> N
     seconds = _kernel_seconds()
     side = _cuda.Stream()
     _run_beside(meter, side, 1.5, lambda: torch.cuda.current_stream().wait_stream(side))
-    found, hidden = meter.take()
-    assert found == pytest.approx(seconds, rel=0.1)
+    communication, hidden = meter.take()
+    assert communication == pytest.approx(seconds, rel=0.1)
     assert hidden == pytest.approx(seconds, rel=0.1)
 
 
@@ -89,8 +89,8 @@ def test_collective_in_the_stream_of_the_computation_is_not_hidden(meter: ShardM
     seconds = _kernel_seconds()
     with meter.under_way():
         _cuda._sleep(_CYCLES)
-    found, hidden = meter.take()
-    assert found == pytest.approx(seconds, rel=0.1)
+    communication, hidden = meter.take()
+    assert communication == pytest.approx(seconds, rel=0.1)
     assert hidden == 0
 
 
@@ -110,7 +110,7 @@ def test_streams_wait_as_before_once_measuring_has_stopped(meter: ShardMeter) ->
 
 @pytest.mark.parametrize("name", ["ddp", "zero3"])
 def test_measuring_changes_no_parameter(device: torch.device, name: str) -> None:
-    found = []
+    states = []
     for is_measured in (False, True):
         torch.manual_seed(3)
         net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))).to(device)
@@ -132,5 +132,5 @@ def test_measuring_changes_no_parameter(device: torch.device, name: str) -> None
             {"communication_seconds", "hidden_communication_seconds"} if is_measured else set()
         )
         traffic.stop()
-        found.append(strategy.full_model_state(model))
-    assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
+        states.append(strategy.full_model_state(model))
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())

@@ -117,28 +117,28 @@ def test_resumed_stream_is_the_rest_of_the_whole_one(shape: dict[str, Any], size
     if _steps(loader, size) == 0:
         return
     for rank in range(size):
-        whole = _train(loader, rank, size, 0, skip + 10, seed)
-        assert _train(loader, rank, size, skip, 10, seed) == whole[skip:]
+        uninterrupted = _train(loader, rank, size, 0, skip + 10, seed)
+        assert _train(loader, rank, size, skip, 10, seed) == uninterrupted[skip:]
 
 
 @settings(max_examples=60, deadline=None)
 @given(SHAPES, SIZES)
 def test_validation_sees_each_record_exactly_once(shape: dict[str, Any], size: int) -> None:
     loader = _loader(**{**shape, "drop_last": False})
-    found = [loader.get_data_loader(num_replicas=size, rank=rank) for rank in range(size)]
-    records = sorted(record for part in found for batch in part for record in batch)
+    batches_by_rank = [loader.get_data_loader(num_replicas=size, rank=rank) for rank in range(size)]
+    records = sorted(record for rank_batches in batches_by_rank for batch in rank_batches for record in batch)
     assert records == list(range(shape["count"]))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(30, 200), st.integers(0, 2**40), st.integers(0, 2**40))
-def test_seeds_and_epochs_have_orders_of_their_own(count: int, seed: int, other: int) -> None:
+def test_seeds_and_epochs_have_orders_of_their_own(count: int, seed: int, other_seed: int) -> None:
     loader = _loader(count, batch_size=count, shuffle=True)
     first, second = _train(loader, 0, 1, 0, 2, seed)
     assert sorted(first) == sorted(second) == list(range(count))
     assert first != second
-    if seed != other:
-        assert first != _train(loader, 0, 1, 0, 1, other)[0]
+    if seed != other_seed:
+        assert first != _train(loader, 0, 1, 0, 1, other_seed)[0]
 
 
 STAGES = st.lists(st.tuples(st.integers(1, 7), SIZES, st.integers(0, 12)), min_size=2, max_size=4)
@@ -236,8 +236,8 @@ def test_fewer_ranks_train_the_batches_of_the_full_gang_in_rounds(
     full = [loader.training_batches(num_replicas=full_size, rank=rank, **place) for rank in range(full_size)]
     few = [loader.training_batches(num_replicas=size, rank=rank, rounds=rounds, **place) for rank in range(size)]
     for _ in range(count):
-        found = [next(stream) for _ in range(rounds) for stream in few]
-        assert found == [next(stream) for stream in full], "the same batches and weights, none cut or merged"
+        batches = [next(stream) for _ in range(rounds) for stream in few]
+        assert batches == [next(stream) for stream in full], "the same batches and weights, none cut or merged"
 
 
 @settings(max_examples=60, deadline=None)

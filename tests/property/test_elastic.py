@@ -120,24 +120,35 @@ class ElasticMachine(RuleBasedStateMachine):
         """Requests ahead of one that takes or asks for another size get what they would get without it."""
         place = {request.trial_id: by_priority(request) for request in snapshot.requests}
         wanted = {work.trial_id: work.wanted for work in snapshot.running if work.wanted is not None}
-        grown = [one.for_trial_id for one in decided.preemptions if one.is_growth]
-        shrunk = [one.trial_id for one in decided.assignments if one.shrink_reason]
+        grown = [preemption.for_trial_id for preemption in decided.preemptions if preemption.is_growth]
+        shrunk = [assignment.trial_id for assignment in decided.assignments if assignment.shrink_reason]
         if self.model.pools[0].policy != "priority":
             assert not grown or all(reason.code in ELSEWHERE for reason in decided.reasons.values())
             return
         for trial_id in grown:
             full = wanted[trial_id]
             assert full is not None
-            ahead = [one for one in decided.reasons if place[one] < by_priority(full)]
-            assert all(decided.reasons[one].code in ELSEWHERE for one in ahead), (trial_id, decided.reasons)
+            ahead = [waiting_id for waiting_id in decided.reasons if place[waiting_id] < by_priority(full)]
+            assert all(decided.reasons[waiting_id].code in ELSEWHERE for waiting_id in ahead), (
+                trial_id,
+                decided.reasons,
+            )
         rigid = plan(
-            replace(snapshot, requests=tuple(replace(one, smaller_sizes=()) for one in snapshot.requests)),
+            replace(snapshot, requests=tuple(replace(request, smaller_sizes=()) for request in snapshot.requests)),
             self.model.now,
         )
         for trial_id in sorted(shrunk, key=place.__getitem__)[:1]:
-            first = {one for one in place if place[one] < place[trial_id]}
-            before = {one.trial_id: one.slots_by_agent for one in rigid.assignments if one.trial_id in first}
-            after = {one.trial_id: one.slots_by_agent for one in decided.assignments if one.trial_id in first}
+            first = {other_id for other_id in place if place[other_id] < place[trial_id]}
+            before = {
+                assignment.trial_id: assignment.slots_by_agent
+                for assignment in rigid.assignments
+                if assignment.trial_id in first
+            }
+            after = {
+                assignment.trial_id: assignment.slots_by_agent
+                for assignment in decided.assignments
+                if assignment.trial_id in first
+            }
             assert after == before
 
     def note_changes(self) -> None:
@@ -154,13 +165,13 @@ class ElasticMachine(RuleBasedStateMachine):
     def note_change(self, trial_id: str, now: float) -> None:
         """An order to grow and the growth that follows it are one change."""
         last = self.changed_at.get(trial_id)
-        was_grown = any(one.startswith(f"{trial_id}.") for one in self.growing)
+        was_grown = any(allocation_id.startswith(f"{trial_id}.") for allocation_id in self.growing)
         grows = self.sizes[trial_id][1] < max((a.num_slots for a in self.live(trial_id)), default=0)
         assert last is None or (was_grown and grows) or now - last >= RULES.resize_seconds, (trial_id, last, now)
         self.changed_at[trial_id] = now
 
     def live(self, trial_id: str) -> list[Allocation]:
-        return [one for one in self.model.allocations() if one.trial_id == trial_id]
+        return [allocation for allocation in self.model.allocations() if allocation.trial_id == trial_id]
 
     def come_up(self) -> None:
         for allocation in self.model.allocations():

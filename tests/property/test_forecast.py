@@ -27,7 +27,7 @@ def _submission(number: int, slots: int, seconds: float, at: float = 0.0, priori
 
 def _etas(runs: tuple[Run, ...]) -> list[tuple[float, float, float]]:
     """(asked at, expected start, start) of each run that had to wait and was asked about."""
-    return [(one.asked_at, one.eta_at or 0.0, run.started_at) for run in runs for one in run.answers]
+    return [(answer.asked_at, answer.eta_at or 0.0, run.started_at) for run in runs for answer in run.answers]
 
 
 @settings(deadline=None, max_examples=200)

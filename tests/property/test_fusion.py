@@ -62,21 +62,23 @@ def test_every_gradient_is_in_one_bucket_of_its_kind(sizes: list[int], caps: lis
 @given(_sizes, st.integers(1, 16 << 20))
 def test_exact_caps_give_the_same_partition_again(sizes: list[int], cap: int) -> None:
     partition = partition_by_caps(sizes, (cap,))
-    for other in (
+    for variant in (
         partition,
         merge_pairs(partition),
         split_halves(sizes, partition),
         split_last(sizes, partition, 1000),
     ):
-        assert _places(other) == list(range(len(sizes)))
-        assert partition_by_caps(sizes, caps_of(sizes, other)) == other
+        assert _places(variant) == list(range(len(sizes)))
+        assert partition_by_caps(sizes, caps_of(sizes, variant)) == variant
 
 
 @given(_gradients(most=9), _links)
 def test_no_division_ends_sooner_over_one_channel_than_the_optimum(gradients: Gradients, link: LinkCost) -> None:
-    best = min(end_of_exchange(gradients, one, link, 1) for one in _all_partitions(len(gradients.num_bytes)))
-    found = end_of_exchange(gradients, find_optimum(gradients, link), link, 1)
-    assert math.isclose(found, best, rel_tol=1e-9)
+    least_seconds = min(
+        end_of_exchange(gradients, partition, link, 1) for partition in _all_partitions(len(gradients.num_bytes))
+    )
+    optimum_seconds = end_of_exchange(gradients, find_optimum(gradients, link), link, 1)
+    assert math.isclose(optimum_seconds, least_seconds, rel_tol=1e-9)
 
 
 @given(st.integers(321, 2000), _links)
@@ -126,11 +128,11 @@ def _models(draw: st.DrawFn) -> Model:
 def test_candidates_are_distinct_and_none_is_the_default(model: Model, count: int) -> None:
     proposals = propose(model, [(3 << 20,)])
     chosen = choose(model, proposals, count)
-    partitions = [one.partition for one in [model.default(), *proposals]]
+    partitions = [candidate.partition for candidate in [model.default(), *proposals]]
     assert len(set(partitions)) == len(partitions)
     assert len(chosen) <= count
-    assert len({one.partition for one in chosen}) == len(chosen)
-    assert all(one.expected_seconds <= 1.5 * model.default_seconds for one in chosen)
+    assert len({candidate.partition for candidate in chosen}) == len(chosen)
+    assert all(candidate.expected_seconds <= 1.5 * model.default_seconds for candidate in chosen)
     if chosen:
         assert chosen[0] == proposals[0]
         neighbour = refine(model, chosen[0], chosen[-1])
@@ -142,18 +144,18 @@ def test_caps_of_a_candidate_give_its_partition(model: Model) -> None:
     """In the order of production, or where the wrapper keeps its first buckets, in that of the parameters."""
     assume(model.has_cap_list)
     sizes = model.gradients.num_bytes
-    for one in propose(model):
+    for candidate in propose(model):
         if model.keeps_first_buckets:
-            backwards = partition_by_caps(sizes[::-1], one.caps[::-1])
-            assert [len(bucket) for bucket in backwards][::-1] == [len(bucket) for bucket in one.partition]
+            backwards = partition_by_caps(sizes[::-1], candidate.caps[::-1])
+            assert [len(bucket) for bucket in backwards][::-1] == [len(bucket) for bucket in candidate.partition]
         else:
-            assert partition_by_caps(sizes, one.caps) == one.partition
+            assert partition_by_caps(sizes, candidate.caps) == candidate.partition
 
 
 @given(_models())
 def test_without_a_list_of_caps_one_cap_is_all_there_is(model: Model) -> None:
     assume(not model.has_cap_list and not model.keeps_first_buckets)
-    assert all(len(one.caps) == 1 for one in propose(model, [(1 << 20, 2 << 20)]))
+    assert all(len(candidate.caps) == 1 for candidate in propose(model, [(1 << 20, 2 << 20)]))
 
 
 def _play(race: Race, rng: Random, data: st.DataObject) -> None:

@@ -31,11 +31,11 @@ def test_no_flipped_bit_is_believed(
     assert files_of(before) == files
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
     content[bit // 8] ^= 1 << bit % 8
-    found = _read(bytes(content))
-    if isinstance(found, GanglineError):
-        assert "\n" not in found.message
+    document = _read(bytes(content))
+    if isinstance(document, GanglineError):
+        assert "\n" not in document.message
     else:
-        assert json.dumps(found, sort_keys=True) == json.dumps(before, sort_keys=True)
+        assert json.dumps(document, sort_keys=True) == json.dumps(before, sort_keys=True)
 
 
 def _read(content: bytes) -> dict[str, Any] | GanglineError:

@@ -303,7 +303,7 @@ any_snapshots = snapshots() | snapshots_on_call() | contended_snapshots() | snap
 
 
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
-    return {one.trial_id: dict(one.slots_by_agent) for one in decided.assignments}
+    return {assignment.trial_id: dict(assignment.slots_by_agent) for assignment in decided.assignments}
 
 
 @settings(deadline=None)
@@ -354,11 +354,11 @@ def test_plans_depend_on_nothing_but_their_input(snapshot: Snapshot, data: st.Da
         requests=tuple(data.draw(st.permutations(snapshot.requests))),
         running=tuple(data.draw(st.permutations(snapshot.running))),
     )
-    one, other = plan(snapshot, NOW), plan(shuffled, NOW)
-    assert (_assigned(one), one.preemptions, dict(one.reasons)) == (
-        _assigned(other),
-        other.preemptions,
-        dict(other.reasons),
+    decided, decided_shuffled = plan(snapshot, NOW), plan(shuffled, NOW)
+    assert (_assigned(decided), decided.preemptions, dict(decided.reasons)) == (
+        _assigned(decided_shuffled),
+        decided_shuffled.preemptions,
+        dict(decided_shuffled.reasons),
     )
 
 
@@ -403,9 +403,9 @@ def test_who_is_stopped_is_less_urgent_and_starts_somebody(snapshot: Snapshot) -
                 left_places = agent.used_zero_slot - (slots == 0)
                 agents[agent_id] = replace(agent, used=left_used, draining=left_draining, used_zero_slot=left_places)
     left = tuple(work for work in snapshot.running if work.allocation_id not in ended)
-    taken = {one.trial_id for one in decided.assignments}
-    for one in decided.assignments:
-        for agent_id, slots in one.slots_by_agent.items():
+    taken = {assignment.trial_id for assignment in decided.assignments}
+    for assignment in decided.assignments:
+        for agent_id, slots in assignment.slots_by_agent.items():
             places = agents[agent_id].used_zero_slot + (slots == 0)
             agents[agent_id] = replace(agents[agent_id], used=agents[agent_id].used + slots, used_zero_slot=places)
     waiting = tuple(request for request in snapshot.requests if request.trial_id not in taken)
@@ -431,10 +431,10 @@ def test_backfill_never_moves_the_reservation_later(snapshot: Snapshot) -> None:
         if expected_end(work, NOW) <= reservation.at or _is_stoppable_for(holder, work, snapshot):
             for agent_id, slots in work.slots_by_agent.items():
                 free[agent_id] += slots - work.draining_by_agent.get(agent_id, 0)
-    for one in decided.assignments:
-        request = requests[one.trial_id]
-        is_over = one.is_on_call or NOW + (request.estimated_seconds or UNKNOWN_RUN_SECONDS) <= reservation.at
-        for agent_id, slots in one.slots_by_agent.items():
+    for assignment in decided.assignments:
+        request = requests[assignment.trial_id]
+        is_over = assignment.is_on_call or NOW + (request.estimated_seconds or UNKNOWN_RUN_SECONDS) <= reservation.at
+        for agent_id, slots in assignment.slots_by_agent.items():
             free[agent_id] -= 0 if is_over else slots
     stopped = {preemption.allocation_id for preemption in decided.preemptions}
     if not stopped and not any(work.is_stopping for work in snapshot.running):
@@ -452,7 +452,7 @@ def test_in_every_order_of_ends_the_head_starts_as_early_as_without_backfill(
 
     def note(ledger: Ledger, request: PendingRequest, victims: Sequence[Running]) -> None:
         reserve(ledger, request, victims)
-        ahead.update(one.trial_id for one in ledger.promises.assignments)
+        ahead.update(assignment.trial_id for assignment in ledger.promises.assignments)
         stoppable.update(work.allocation_id for work in ledger.reserved.stoppable)
 
     # What was assigned by then is ahead of the head in every policy.
@@ -466,24 +466,32 @@ def test_in_every_order_of_ends_the_head_starts_as_early_as_without_backfill(
     holder = requests[reservation.trial_id]
     ends = {work.allocation_id: _drawn_end(data, work.estimated_end_at, work.is_bounded) for work in snapshot.running}
     ends |= dict.fromkeys(stoppable, NOW)
-    held = [(one, requests[one.trial_id]) for one in decided.assignments if one.trial_id in ahead]
-    passing = [(one, requests[one.trial_id]) for one in decided.assignments if one.trial_id not in ahead]
-    for one, request in held:
-        ends[one.trial_id] = _drawn_end(data, NOW + request.estimated_seconds, request.is_bounded)
-    for one, request in passing:
+    preceding = [
+        (assignment, requests[assignment.trial_id])
+        for assignment in decided.assignments
+        if assignment.trial_id in ahead
+    ]
+    passing = [
+        (assignment, requests[assignment.trial_id])
+        for assignment in decided.assignments
+        if assignment.trial_id not in ahead
+    ]
+    for assignment, request in preceding:
+        ends[assignment.trial_id] = _drawn_end(data, NOW + request.estimated_seconds, request.is_bounded)
+    for assignment, request in passing:
         is_known = request.is_bounded and request.estimated_seconds > 0
-        ends[one.trial_id] = NOW + request.estimated_seconds if is_known else float("inf")
-    others = [one for one, _ in passing if not one.is_on_call]
+        ends[assignment.trial_id] = NOW + request.estimated_seconds if is_known else float("inf")
+    others = [assignment for assignment, _ in passing if not assignment.is_on_call]
 
     def fits_at(at: float, assigned: Sequence[Assignment]) -> bool:
         ended = EndWork(tuple(work.allocation_id for work in snapshot.running if ends[work.allocation_id] <= at))
         room = Room(apply_changes(snapshot, [ended]).agents, snapshot.pools[0])
-        for one in assigned:
-            if ends[one.trial_id] > at:
-                room.take(one.slots_by_agent)
+        for assignment in assigned:
+            if ends[assignment.trial_id] > at:
+                room.take(assignment.slots_by_agent)
         return find_fit(holder, room) is not None
 
-    first = [one for one, _ in held]
+    first = [assignment for assignment, _ in preceding]
     for at in sorted(set(ends.values()) - {float("inf")}):
         if fits_at(at, first):
             assert fits_at(at, [*first, *others]), (at, reservation)
@@ -505,8 +513,8 @@ def test_on_call_nobody_waits_for_work_that_is_less_urgent_and_can_be_stopped(sn
         if request.trial_id not in decided.reasons or not request.is_preemptible:
             continue
         room = Room(snapshot.agents, snapshot.pools[0])
-        for one in decided.assignments:
-            room.take(one.slots_by_agent)
+        for assignment in decided.assignments:
+            room.take(assignment.slots_by_agent)
         for work in snapshot.running:
             if work.is_preemptible and work.priority > request.priority:
                 room.give_back(freed_by(work))
@@ -526,14 +534,14 @@ def test_auxiliary_places_go_by_priority(snapshot: Snapshot) -> None:
         and decided.reasons[request.trial_id].code is ReasonCode.NO_CAPACITY
     ]
     for request in waiting:
-        for other in snapshot.requests:
-            if other.trial_id in assigned and not other.slots and by_priority(other) > by_priority(request):
-                assert set(assigned[other.trial_id]) <= set(request.blocklist)
+        for later in snapshot.requests:
+            if later.trial_id in assigned and not later.slots and by_priority(later) > by_priority(request):
+                assert set(assigned[later.trial_id]) <= set(request.blocklist)
         if snapshot.pools[0].is_preemption_on and snapshot.pools[0].policy != "round_robin":
             usable = {agent.id for agent in snapshot.agents if agent.is_usable} - set(request.blocklist)
-            told = {preemption.allocation_id for preemption in decided.preemptions}
+            preempted = {preemption.allocation_id for preemption in decided.preemptions}
             for work in snapshot.running:
-                is_able = work.is_preemptible and not work.is_stopping and work.allocation_id not in told
+                is_able = work.is_preemptible and not work.is_stopping and work.allocation_id not in preempted
                 if not work.slots and is_able and usable >= set(work.slots_by_agent):
                     assert work.priority <= request.priority
 
@@ -544,12 +552,12 @@ def test_only_who_can_be_stopped_for_the_holder_is_on_call(snapshot: Snapshot) -
     decided = plan(snapshot, NOW)
     reservation = decided.reservations.get(POOL)
     requests = {request.trial_id: request for request in snapshot.requests}
-    for one in decided.assignments:
-        if one.is_on_call:
+    for assignment in decided.assignments:
+        if assignment.is_on_call:
             assert snapshot.pools[0].is_on_call_possible
             assert reservation is not None
-            assert requests[one.trial_id].is_preemptible
-            assert by_priority(requests[reservation.trial_id]) < by_priority(requests[one.trial_id])
+            assert requests[assignment.trial_id].is_preemptible
+            assert by_priority(requests[reservation.trial_id]) < by_priority(requests[assignment.trial_id])
 
 
 @settings(deadline=None, max_examples=400)
@@ -569,9 +577,9 @@ def test_the_holder_waits_for_nobody_whom_it_may_have_stopped(snapshot: Snapshot
     room = Room(snapshot.agents, config)
     for work in stoppable:
         room.give_back(freed_by(work))
-    for one in decided.assignments:
-        if by_priority(requests[one.trial_id]) < by_priority(holder):
-            room.take(one.slots_by_agent)
+    for assignment in decided.assignments:
+        if by_priority(requests[assignment.trial_id]) < by_priority(holder):
+            room.take(assignment.slots_by_agent)
     assert find_fit(holder, room) is None
 
 
@@ -582,8 +590,8 @@ def test_a_request_waits_behind_a_reservation_exactly_if_free_slots_would_do(sna
     if decided.preemptions or any(work.is_stopping for work in snapshot.running) or not snapshot.pools[0].backfill:
         return  # others may have been promised free slots, or nothing starts behind the holder
     room = Room(snapshot.agents, snapshot.pools[0])
-    for one in decided.assignments:
-        room.take(one.slots_by_agent)
+    for assignment in decided.assignments:
+        room.take(assignment.slots_by_agent)
     waiting = (request for request in snapshot.requests if request.slots and request.trial_id in decided.reasons)
     for request in waiting:
         code, fits = decided.reasons[request.trial_id].code, find_fit(request, room) is not None
@@ -628,7 +636,7 @@ def test_shares_are_max_min_fair(snapshot: Snapshot, capacity: int) -> None:
         assert share <= wanted[group] + 1e-9
         if share < wanted[group] - 1e-9:
             mine = share / groups[group].weight
-            assert all(shares[other] / groups[other].weight <= mine + 1e-6 for other in shares)
+            assert all(shares[other_group] / groups[other_group].weight <= mine + 1e-6 for other_group in shares)
 
 
 @settings(deadline=None, max_examples=200)
@@ -646,20 +654,22 @@ def test_a_group_has_others_stopped_only_up_to_its_own_share(snapshot: Snapshot)
     capacity = sum(agent.slots for agent in snapshot.agents if agent.is_usable) + lost
     view = PoolView(snapshot.pools[0], snapshot.agents, snapshot.requests, snapshot.running, snapshot.groups)
     shares = fair_shares(view, capacity)
-    held: Counter[str] = Counter()
+    slots_by_group: Counter[str] = Counter()
     for work in snapshot.running:
-        held[work.group] += work.slots
+        slots_by_group[work.group] += work.slots
     works = {work.allocation_id: work for work in snapshot.running}
     requests = {request.trial_id: request for request in snapshot.requests}
-    evicting = {one.for_trial_id for one in decided.preemptions}
+    evicting = {preemption.for_trial_id for preemption in decided.preemptions}
     for group in shares:
         gained = sum(requests[trial_id].slots for trial_id in evicting if requests[trial_id].group == group)
         if gained:
-            assert held[group] + gained <= shares[group] + 1e-9
-    left = Counter(held)
+            assert slots_by_group[group] + gained <= shares[group] + 1e-9
+    left = Counter(slots_by_group)
     for work in snapshot.running:
         left[work.group] -= work.slots if work.is_stopping else 0
-    stopped = [(works[one.allocation_id], requests[one.for_trial_id]) for one in decided.preemptions]
+    stopped = [
+        (works[preemption.allocation_id], requests[preemption.for_trial_id]) for preemption in decided.preemptions
+    ]
     for work, request in stopped:
         assert not request.slots or work.group != request.group
         left[work.group] -= work.slots
@@ -711,7 +721,7 @@ def test_a_queue_that_is_kept_is_as_one_that_is_sorted(steps: list[tuple[int, in
         pool, seconds = f"pool{number % 2}", 5.0 * is_timed
         there[number] = PendingRequest(f"{number}.1", "g", pool, slots, priority, estimated_seconds=seconds)
         kept.add(there[number])
-    found, sorted_now = by_pool(kept.requests()), by_pool(tuple(there.values()))
-    assert {pool: [*queue] for pool, queue in found.items()} == {pool: [*queue] for pool, queue in sorted_now.items()}
+    queues, sorted_now = by_pool(kept.requests()), by_pool(tuple(there.values()))
+    assert {pool: [*queue] for pool, queue in queues.items()} == {pool: [*queue] for pool, queue in sorted_now.items()}
     assert sorted(kept.requests(), key=by_priority) == sorted(there.values(), key=by_priority)
     assert (len(kept.requests()), kept.requests()[:]) == (len(there), tuple(kept.requests()))

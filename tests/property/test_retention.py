@@ -46,23 +46,32 @@ def saved(draw: st.DrawFn) -> list[Checkpoint]:
 
 
 def _loss(checkpoint: Checkpoint) -> float | None:
-    found = json.loads(checkpoint.metadata_json).get("validation_metrics", {}).get("loss")
-    return None if found is None else float(found)
+    loss = json.loads(checkpoint.metadata_json).get("validation_metrics", {}).get("loss")
+    return None if loss is None else float(loss)
 
 
 def _wanted(checkpoints: list[Checkpoint], retention: Retention) -> set[str]:
     """The policy once more, in plain words."""
 
     def best(some: Iterable[Checkpoint], count: int) -> set[str]:
-        measured = [(loss, one.batches_completed, one.id) for one in some if (loss := _loss(one)) is not None]
+        measured = [
+            (loss, checkpoint.batches_completed, checkpoint.id)
+            for checkpoint in some
+            if (loss := _loss(checkpoint)) is not None
+        ]
         worst_last = sorted(measured, key=lambda row: (row[0] if retention.smaller_is_better else -row[0], *row[1:]))
         return {row[2] for row in worst_last[:count]}
 
     kept = best(checkpoints, retention.experiment_best)
-    for trial in {one.trial_id for one in checkpoints}:
-        own = [one for one in checkpoints if one.trial_id == trial]
+    for trial in {checkpoint.trial_id for checkpoint in checkpoints}:
+        own = [checkpoint for checkpoint in checkpoints if checkpoint.trial_id == trial]
         kept |= best(own, retention.trial_best)
-        kept |= {one.id for one in sorted(own, key=lambda one: -one.batches_completed)[: retention.trial_latest]}
+        kept |= {
+            checkpoint.id
+            for checkpoint in sorted(own, key=lambda checkpoint: -checkpoint.batches_completed)[
+                : retention.trial_latest
+            ]
+        }
     return kept
 
 
@@ -107,30 +116,38 @@ class World:
         self.settle()
 
     def kept(self) -> set[str]:
-        return {one.id for one in self.records.all_of(Checkpoint) if one.state is CheckpointState.COMPLETED}
+        return {
+            checkpoint.id
+            for checkpoint in self.records.all_of(Checkpoint)
+            if checkpoint.state is CheckpointState.COMPLETED
+        }
 
     def marked(self) -> set[str]:
-        return {one.id for one in self.records.all_of(Checkpoint) if one.state is CheckpointState.DELETING}
+        return {
+            checkpoint.id
+            for checkpoint in self.records.all_of(Checkpoint)
+            if checkpoint.state is CheckpointState.DELETING
+        }
 
 
 def check_needed(records: Records) -> None:
     """I6: what is named to go on from stands there without a mark."""
     for trial in records.trials_of(1):
         if trial.state is not State.TERMINAL and trial.latest_checkpoint_id:
-            found = records.find(Checkpoint, trial.latest_checkpoint_id)
-            assert found is not None
-            assert found.state is CheckpointState.COMPLETED
+            checkpoint = records.find(Checkpoint, trial.latest_checkpoint_id)
+            assert checkpoint is not None
+            assert checkpoint.state is CheckpointState.COMPLETED
     for allocation in records.all_of(Allocation):
         if allocation.checkpoint_id:
-            found = records.find(Checkpoint, allocation.checkpoint_id)
-            assert found is not None
-            assert found.state is CheckpointState.COMPLETED
+            checkpoint = records.find(Checkpoint, allocation.checkpoint_id)
+            assert checkpoint is not None
+            assert checkpoint.state is CheckpointState.COMPLETED
 
 
 @given(saved(), retentions)
 def test_exactly_the_best_and_the_latest_stay(checkpoints: list[Checkpoint], retention: Retention) -> None:
-    gone = {one.id for one in find_superfluous(checkpoints, retention)}
-    assert {one.id for one in checkpoints} - gone == _wanted(checkpoints, retention)
+    gone = {checkpoint.id for checkpoint in find_superfluous(checkpoints, retention)}
+    assert {checkpoint.id for checkpoint in checkpoints} - gone == _wanted(checkpoints, retention)
 
 
 @given(saved(), retentions, st.data())
@@ -139,12 +156,12 @@ def test_what_was_superfluous_once_stays_so(
 ) -> None:
     """So it may go while the experiment runs: more checkpoints never bring it back, nor does deleting it."""
     early = checkpoints[: data.draw(st.integers(0, len(checkpoints)), "checkpoints at first")]
-    gone = {one.id for one in find_superfluous(early, retention)}
-    assert gone <= {one.id for one in find_superfluous(checkpoints, retention)}
-    left = [one for one in checkpoints if one.id not in gone]
-    assert {one.id for one in left} - {one.id for one in find_superfluous(left, retention)} == _wanted(
-        checkpoints, retention
-    )
+    gone = {checkpoint.id for checkpoint in find_superfluous(early, retention)}
+    assert gone <= {checkpoint.id for checkpoint in find_superfluous(checkpoints, retention)}
+    left = [checkpoint for checkpoint in checkpoints if checkpoint.id not in gone]
+    assert {checkpoint.id for checkpoint in left} - {
+        checkpoint.id for checkpoint in find_superfluous(left, retention)
+    } == _wanted(checkpoints, retention)
 
 
 @settings(deadline=None)

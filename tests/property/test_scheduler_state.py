@@ -83,33 +83,33 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.model.lose_slot(member.agent_id, gone, is_told_on_stream and member.agent_id in self.model.connected)
         if member.agent_id not in unended_agents(allocation):
             return
-        found = get(self.model.state, Allocation, allocation.id)
-        assert found.state is State.STOPPING
+        updated = get(self.model.state, Allocation, allocation.id)
+        assert updated.state is State.STOPPING
         if allocation.state is not State.STOPPING:
-            assert found.failure is not None
-            assert (found.failure.agent_id, found.stop_kind) == (member.agent_id, ExitKind.KILLED)
-            assert gone in found.stop_reason
+            assert updated.failure is not None
+            assert (updated.failure.agent_id, updated.stop_kind) == (member.agent_id, ExitKind.KILLED)
+            assert gone in updated.stop_reason
 
     @precondition(lambda self: self.model.agents)
     @rule(choice=pick, availability=st.sampled_from(list(Availability)), number=st.none() | st.integers(0, 2))
     def operator_speaks(self, choice: int, availability: Availability, number: int | None) -> None:
         """Changes an agent, preferably one with work, or a slot. Neither a repetition nor a hello changes it."""
-        busy = sorted({member.agent_id for found in self.model.allocations() for member in found.members})
+        busy = sorted({member.agent_id for allocation in self.model.allocations() for member in allocation.members})
         agents = busy or sorted(self.model.agents)
         agent_id = agents[choice % len(agents)]
         slot_ids = [] if number is None else [f"{agent_id}/{number}"]
-        found = get(self.model.state, Agent, agent_id)
-        if slot_ids and slot_ids[0] not in {slot.id for slot in found.known_slots}:
+        agent = get(self.model.state, Agent, agent_id)
+        if slot_ids and slot_ids[0] not in {slot.id for slot in agent.known_slots}:
             with pytest.raises(GanglineError, match="has no slot"):
                 self.model.change_agent(agent_id, availability, *slot_ids)
             return
         self.model.change_agent(agent_id, availability, *slot_ids)
         assert not self.model.change_agent(agent_id, availability, *slot_ids)
         self.said.setdefault(agent_id, {}).update(dict.fromkeys(slot_ids or [agent_id], availability))
-        said = _availabilities(get(self.model.state, Agent, agent_id))
+        availabilities = _availabilities(get(self.model.state, Agent, agent_id))
         if agent_id in self.model.connected:
             self.model.connect(agent_id, AGENTS[agent_id])
-            assert said.items() <= _availabilities(get(self.model.state, Agent, agent_id)).items()
+            assert availabilities.items() <= _availabilities(get(self.model.state, Agent, agent_id)).items()
 
     @precondition(lambda self: self.model.experiments())
     @rule(
@@ -141,7 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             with pytest.raises(GanglineError):
                 self.model.move(experiment.id, anchor.id, is_behind)
             return
-        before = [one for one in self.queue_of(anchor.id) if one != experiment.id]
+        before = [experiment_id for experiment_id in self.queue_of(anchor.id) if experiment_id != experiment.id]
         self.model.move(experiment.id, anchor.id, is_behind)
         before.insert(before.index(anchor.id) + is_behind, experiment.id)
         assert self.queue_of(anchor.id) == before
@@ -151,12 +151,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         number=st.integers(0, 30),
         slots=SLOTS,
         restarts=st.integers(0, 2),
-        one=st.sampled_from([False, False, False, True]),
+        is_single_node=st.sampled_from([False, False, False, True]),
         priority=PRIORITIES,
     )
-    def submits(self, number: int, slots: int, restarts: int, one: bool, priority: int | None) -> None:
+    def submits(self, number: int, slots: int, restarts: int, is_single_node: bool, priority: int | None) -> None:
         """The loop wakes at once."""
-        self.model.submit(f"r{number}", slots, restarts, is_single_node=one, priority=priority)
+        self.model.submit(f"r{number}", slots, restarts, is_single_node=is_single_node, priority=priority)
         self.cycle_runs(is_stale=False)
 
     @rule(is_stale=st.booleans())
@@ -165,13 +165,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         snapshot = self.model.snapshot()
         decided = plan(snapshot, self.model.now)
         self.check_dump(snapshot, decided)
-        self.check_reasons(decided.reasons.keys() | {one.trial_id for one in decided.assignments})
+        self.check_reasons(decided.reasons.keys() | {assignment.trial_id for assignment in decided.assignments})
         for reason in decided.reasons.values():
             assert reason.message
             assert reason.would_start_if
         if is_stale and self.model.connected:
             self.model.lose(min(self.model.connected))
-        placed = [self.model.place(one) for one in decided.assignments]
+        placed = [self.model.place(assignment) for assignment in decided.assignments]
         assert is_stale or all(placed), "what the planner assigns on a fresh snapshot can be placed"
         for change in placed:
             for allocation in change.all_of(Allocation):
@@ -233,8 +233,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(choice=pick, batches=st.integers(0, 50), is_killed=st.booleans())
     def experiment_event(self, choice: int, batches: int, is_killed: bool) -> None:
         """A kill, or a report of a checkpoint; both may come when it has ended."""
-        found = self.model.experiments()
-        experiment_id, now = found[choice % len(found)].id, self.model.now
+        experiments = self.model.experiments()
+        experiment_id, now = experiments[choice % len(experiments)].id, self.model.now
         if is_killed:
             self.model.leader.commit(lambda records: kill_experiment(records, experiment_id, "killed", RULES, now))
         else:
@@ -244,7 +244,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def gateway_deletes(self) -> None:
         """All that is marked; told to a leader that may have changed since."""
-        marked = [one.id for one in self.model.state.all_of(Checkpoint) if one.state is CheckpointState.DELETING]
+        marked = [
+            checkpoint.id
+            for checkpoint in self.model.state.all_of(Checkpoint)
+            if checkpoint.state is CheckpointState.DELETING
+        ]
         self.model.leader.commit(lambda records: confirm_checkpoints_deleted(records, marked))
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 60.0]))
@@ -263,19 +267,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.model.committed() == before
 
     def choose(self, choice: int) -> Allocation:
-        found = self.model.allocations()
-        return found[choice % len(found)]
+        allocations = self.model.allocations()
+        return allocations[choice % len(allocations)]
 
     def choose_experiment(self, choice: int) -> Experiment:
-        found = self.model.experiments()
-        return found[choice % len(found)]
+        experiments = self.model.experiments()
+        return experiments[choice % len(experiments)]
 
     def queue_of(self, experiment_id: int) -> list[int]:
         """The experiments of its priority that go on, as the planner looks at them."""
         priority = self.priority_of(get(self.model.state, Experiment, experiment_id))
-        going_on = (one for one in self.model.experiments() if one.state is not State.TERMINAL)
-        queue = [one for one in going_on if self.priority_of(one) == priority]
-        return [one.id for one in sorted(queue, key=lambda one: (position_of(one), one.created_at, one.id))]
+        going_on = (experiment for experiment in self.model.experiments() if experiment.state is not State.TERMINAL)
+        queue = [experiment for experiment in going_on if self.priority_of(experiment) == priority]
+        return [
+            experiment.id
+            for experiment in sorted(
+                queue, key=lambda experiment: (position_of(experiment), experiment.created_at, experiment.id)
+            )
+        ]
 
     def priority_of(self, experiment: Experiment) -> int:
         return priority_of(facts_of(experiment.config_json), RULES)
@@ -296,8 +305,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def what_an_operator_has_said_holds_until_it_is_taken_back(self) -> None:
         """Also of a slot that its agent does not have now."""
-        for agent_id, said in self.said.items():
-            kept = {key: word for key, word in said.items() if word is not Availability.ENABLED}
+        for agent_id, availabilities in self.said.items():
+            kept = {key: word for key, word in availabilities.items() if word is not Availability.ENABLED}
             assert kept.items() <= _availabilities(get(self.model.state, Agent, agent_id)).items()
 
     @invariant()
@@ -309,10 +318,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def no_slot_in_two_live_allocations(self) -> None:
         """I1."""
-        held = Counter(
-            slot for found in self.model.allocations() for member in found.members for slot in member.slot_ids
+        count_by_slot = Counter(
+            slot for allocation in self.model.allocations() for member in allocation.members for slot in member.slot_ids
         )
-        assert all(count == 1 for count in held.values()), held
+        assert all(count == 1 for count in count_by_slot.values()), count_by_slot
 
     @invariant()
     def a_gang_holds_all_of_its_slots_or_none(self) -> None:
@@ -340,7 +349,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_gone_on_from_stays(self) -> None:
         """I6, as far as the scheduler can hold it: nothing is marked that a trial or its live allocation names."""
-        named = [found.checkpoint_id for found in self.model.allocations()]
+        named = [allocation.checkpoint_id for allocation in self.model.allocations()]
         going_on = (trial for trial in self.model.state.all_of(Trial) if trial.state is not State.TERMINAL)
         for checkpoint_id in filter(None, [*named, *(trial.latest_checkpoint_id for trial in going_on)]):
             assert get(self.model.state, Checkpoint, checkpoint_id).state is CheckpointState.COMPLETED

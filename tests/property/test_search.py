@@ -140,11 +140,11 @@ def test_a_new_leader_makes_the_same_trials(
 @settings(max_examples=20)
 def test_the_seed_decides_every_trial(seed: int, at_once: int) -> None:
     """However many run at a time, trial number n has the same hyperparameters and the same seed."""
-    found = []
+    drawn_trials = []
     for width in (at_once, 1):
         searcher: dict[str, object] = {"name": "random", "max_trials": 6, "max_concurrent_trials": width}
         world = SearchWorld(config_of(searcher), seed)
         finish(world)
-        found.append([(trial.hyperparameters_json, trial.seed) for trial in world.trials])
-    assert found[0] == found[1]
-    assert len({hyperparameters for hyperparameters, _ in found[0]}) == 6
+        drawn_trials.append([(trial.hyperparameters_json, trial.seed) for trial in world.trials])
+    assert drawn_trials[0] == drawn_trials[1]
+    assert len({hyperparameters for hyperparameters, _ in drawn_trials[0]}) == 6

@@ -74,20 +74,20 @@ def contended_traces(draw: st.DrawFn) -> list[Submission]:
 
 
 def _assert_sound(played: Played, sizes: list[int], trace: list[Submission]) -> None:
-    assert sorted([*(run.submission.id for run in played.runs), *(one.id for one in played.refused)]) == sorted(
-        one.id for one in trace
-    )
+    assert sorted(
+        [*(run.submission.id for run in played.runs), *(submission.id for submission in played.refused)]
+    ) == sorted(submission.id for submission in trace)
     room = {f"a{number}": size for number, size in enumerate(sizes, 1)}
     changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    slots = {one.id: one.slots for one in trace}
+    slots = {submission.id: submission.slots for submission in trace}
     for spell in played.spells:
         assert sum(spell.slots_by_agent.values()) == slots[spell.submission_id], "a gang is whole"
         for agent, taken in spell.slots_by_agent.items():
             changes[agent] += [(spell.started_at, taken), (spell.ended_at, -taken)]
-    for agent, found in changes.items():
+    for agent, agent_changes in changes.items():
         used = 0
         # What ends at an instant makes room for what starts at it.
-        for _, change in sorted(found):
+        for _, change in sorted(agent_changes):
             used += change
             assert 0 <= used <= room[agent], "no slot belongs to two"
         assert used == 0
@@ -99,13 +99,13 @@ def _assert_sound(played: Played, sizes: list[int], trace: list[Submission]) -> 
 
 
 @settings(deadline=None, max_examples=150)
-@given(trace=traces(), sizes=SIZES, strategy=st.sampled_from(STRATEGIES), setting=SETTINGS)
+@given(trace=traces(), sizes=SIZES, strategy=st.sampled_from(STRATEGIES), context=SETTINGS)
 def test_no_slot_twice_and_every_request_ends(
-    trace: list[Submission], sizes: list[int], strategy: Strategy, setting: EngineContext
+    trace: list[Submission], sizes: list[int], strategy: Strategy, context: EngineContext
 ) -> None:
-    played = play(trace, sizes, strategy, setting)
+    played = play(trace, sizes, strategy, context)
     _assert_sound(played, sizes, trace)
-    assert play(trace, sizes, strategy, setting) == played
+    assert play(trace, sizes, strategy, context) == played
     if played.runs and max(run.submission.submitted_at for run in played.runs) > played.runs[0].submission.submitted_at:
         assert 0 <= figures_of(strategy.name, played, strategy.has_head).utilisation <= 1
 
@@ -122,29 +122,29 @@ def test_with_known_run_times_no_head_starts_later_than_first_promised(
 
 
 @settings(deadline=None, max_examples=200)
-@given(trace=traces(priorities=(42,)), sizes=SIZES, setting=SETTINGS)
+@given(trace=traces(priorities=(42,)), sizes=SIZES, context=SETTINGS)
 def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it(
-    trace: list[Submission], sizes: list[int], setting: EngineContext
+    trace: list[Submission], sizes: list[int], context: EngineContext
 ) -> None:
     """So every request makes progress: at some time it is first, and then no other of its priority preempts it."""
     (strategy,) = choose_strategies(["priority, preemption"])
-    played = play(trace, sizes, strategy, setting)
+    played = play(trace, sizes, strategy, context)
     ordered = sorted(played.runs, key=lambda run: (run.submission.submitted_at, natural_key(run.submission.id)))
     for place, run in enumerate(ordered):
         assert run.num_preemptions <= place
 
 
 @settings(deadline=None, max_examples=300)
-@given(trace=traces(priorities=(42,)) | contended_traces(), sizes=SIZES, setting=SETTINGS)
+@given(trace=traces(priorities=(42,)) | contended_traces(), sizes=SIZES, context=SETTINGS)
 def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
-    trace: list[Submission], sizes: list[int], setting: EngineContext
+    trace: list[Submission], sizes: list[int], context: EngineContext
 ) -> None:
     """Run times are drawn, and so is the order of ends. Up to the head's turn nothing differs from a pool without
     backfill.
     """
     filled, strict = choose_strategies(["priority", "priority, no backfill"])
-    starts = {run.submission.id: run.started_at for run in play(trace, sizes, strict, setting).runs}
-    played = play(trace, sizes, filled, setting)
+    starts = {run.submission.id: run.started_at for run in play(trace, sizes, strict, context).runs}
+    played = play(trace, sizes, filled, context)
     heads = [run for run in played.runs if starts[run.submission.id] > run.submission.submitted_at]
     if heads:
         first = min(heads, key=lambda run: (run.submission.submitted_at, natural_key(run.submission.id)))
@@ -152,22 +152,22 @@ def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
 
 
 @settings(deadline=None, max_examples=200)
-@given(trace=traces(priorities=(42,)), sizes=SIZES, setting=SETTINGS)
+@given(trace=traces(priorities=(42,)), sizes=SIZES, context=SETTINGS)
 def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
-    trace: list[Submission], sizes: list[int], setting: EngineContext
+    trace: list[Submission], sizes: list[int], context: EngineContext
 ) -> None:
     """For any knowledge of run times: up to its turn nothing differs from a pool in which no request passes it."""
-    trace = [replace(one, is_preemptible=True) for one in trace]
+    trace = [replace(submission, is_preemptible=True) for submission in trace]
     on_call, strict = choose_strategies(["priority, preemption", "priority, preemption, no backfill"])
-    starts = {run.submission.id: run.started_at for run in play(trace, sizes, strict, setting).runs}
+    starts = {run.submission.id: run.started_at for run in play(trace, sizes, strict, context).runs}
     heads = [
         run
-        for run in play(trace, sizes, on_call, setting).runs
+        for run in play(trace, sizes, on_call, context).runs
         if starts[run.submission.id] > run.submission.submitted_at
     ]
     if heads:
         first = min(heads, key=lambda run: (run.submission.submitted_at, natural_key(run.submission.id)))
-        assert first.started_at <= starts[first.submission.id] + setting.stop_seconds + 1e-6
+        assert first.started_at <= starts[first.submission.id] + context.stop_seconds + 1e-6
 
 
 @settings(deadline=None, max_examples=150)
@@ -196,11 +196,11 @@ def test_a_drawn_load_is_in_order_within_bounds_and_can_be_written(
     name: str, seed: int, slots: int, days: float, intensity: float
 ) -> None:
     submissions = draw_load(LOADS[name], random.Random(seed), slots, days, intensity=intensity)
-    times = [one.submitted_at for one in submissions]
+    times = [submission.submitted_at for submission in submissions]
     assert times == sorted(times)
     # By night a day's worth takes a little longer than by the clock, and the other way round by day.
     assert all(0 <= at <= (days + 0.2) * 86_400 for at in times)
-    assert all(1 <= one.slots <= slots for one in submissions)
-    assert all(1 <= one.duration_seconds <= one.planned_seconds for one in submissions)
+    assert all(1 <= submission.slots <= slots for submission in submissions)
+    assert all(1 <= submission.duration_seconds <= submission.planned_seconds for submission in submissions)
     if submissions:
         assert parse_trace(dump_trace(submissions)) == submissions

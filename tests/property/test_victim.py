@@ -81,18 +81,18 @@ def test_on_one_agent_no_stopped_work_could_be_replaced_by_less_urgent_work(
     room = _room(works, free)
     if free >= slots:
         return
-    found = find_victims(victims, slots, room, lambda: find_fit(request, room))
-    if found is None:
+    answer = find_victims(victims, slots, room, lambda: find_fit(request, room))
+    if answer is None:
         assert free + sum(work.slots for work in victims) < slots
         assert room.free == free
         return
-    stopped, fit, num_seen = found
+    stopped, fit, num_seen = answer
     assert fit == {"a": slots}
     assert room.free == free + sum(work.slots for work in stopped) >= slots
     assert num_seen <= len(victims)
     places = sorted(victims.index(work) for work in stopped)
     for place in places:
-        others = sum(victims[other].slots for other in {*range(place), *places} - {place})
+        others = sum(victims[index].slots for index in {*range(place), *places} - {place})
         assert free + others < slots, victims[place].allocation_id
 
 
@@ -108,14 +108,14 @@ def test_no_work_is_stopped_without_need(
     before = room.free
     if find_fit(request, room) is not None:
         return
-    found = find_victims(victims, slots, room, lambda: find_fit(request, room))
-    if found is None:
+    answer = find_victims(victims, slots, room, lambda: find_fit(request, room))
+    if answer is None:
         assert room.free == before
         for work in victims:
             room.give_back(work.slots_by_agent)
         assert find_fit(request, room) is None
         return
-    stopped, fit, _ = found
+    stopped, fit, _ = answer
     assert sum(fit.values()) == slots
     assert find_fit(request, room) is not None
     for work in stopped:

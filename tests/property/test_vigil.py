@@ -29,18 +29,20 @@ def test_a_hang_is_a_stand_longer_than_the_limit_of_ranks_that_should_move(
     seen: list[tuple[dict[int, Reading], float]], rule: HangRule
 ) -> None:
     watch, stood, last = ProgressWatch(), 0.0, None
-    for found, seconds in seen:
-        stood = stood + min(seconds, MAX_LOOK_SECONDS) if found == last else 0.0
-        last = found
-        watch = look(watch, found, seconds)
+    for reading_by_rank, seconds in seen:
+        stood = stood + min(seconds, MAX_LOOK_SECONDS) if reading_by_rank == last else 0.0
+        last = reading_by_rank
+        watch = look(watch, reading_by_rank, seconds)
         hang = find_hang(watch, rule)
         if hang is None:
             continue
         assert rule.seconds < hang.still_seconds <= stood + 1e-6
-        watched = [reading.batches for reading in found.values() if reading.phase is Phase.WATCHED]
+        watched = [reading.batches for reading in reading_by_rank.values() if reading.phase is Phase.WATCHED]
         # Who takes the time that it likes is not what the last of the others waits for.
-        assert all(reading.batches > min(watched) for reading in found.values() if reading.phase is Phase.RESTING)
-        assert found[hang.rank].batches == hang.batches
+        assert all(
+            reading.batches > min(watched) for reading in reading_by_rank.values() if reading.phase is Phase.RESTING
+        )
+        assert reading_by_rank[hang.rank].batches == hang.batches
         assert hang.newest_batches in (None, max(watched))
 
 
@@ -49,8 +51,8 @@ def test_a_gang_that_should_move_and_never_does_hangs_in_bounded_time(
     seen: list[tuple[dict[int, Reading], float]], rule: HangRule
 ) -> None:
     watch = ProgressWatch()
-    for found, seconds in seen:
-        watch = look(watch, found, seconds)
+    for reading_by_rank, seconds in seen:
+        watch = look(watch, reading_by_rank, seconds)
     stuck = {0: Reading(9, 9, Phase.WATCHED, 1)}
     # No step seen before took longer than all looks together.
     longest = max(rule.seconds, rule.factor * MAX_LOOK_SECONDS * (len(seen) + 1))

@@ -118,17 +118,17 @@ def test_a_worker_runs_in_its_slot_alone(tmp_path: Path) -> None:
     trial = TrialInfo("7.1", 7, 0, {}, {})
     info = ClusterInfo("c", "7.1.1", 1, "a1", 0, 1, ["a1/0", "a1/1"], "/s", "/c", trial, rank=1, world_size=2)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), ENVIRONMENT_KEY: info.to_json()}
-    told = {}
+    result_by_rank = {}
     for rank in range(3):
         words = ["-m", "gangline.launch.wrap_rank", str(rank), sys.executable, "-c", "print('hello')"]
         done = subprocess.run(
             [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
-        told[rank] = (done.returncode, done.stdout, done.stderr)
+        result_by_rank[rank] = (done.returncode, done.stdout, done.stderr)
     refused = (
         "error: wrap_rank 2: the trial has the ranks 0 to 1, one for each slot; start no more workers, or ask for "
     )
-    assert told == {0: (0, "", ""), 1: (0, "hello\n", ""), 2: (2, "", refused + "more slots_per_trial\n")}
+    assert result_by_rank == {0: (0, "", ""), 1: (0, "hello\n", ""), 2: (2, "", refused + "more slots_per_trial\n")}
 
 
 def test_wrapped_command_keeps_its_exit_code_and_its_streams(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def _find(path: str, page: Path) -> Path | None:
     for file in (page.parent / path, ROOT / path):
         if file.is_file():
             return file
-    found = [file for file in _list_files() if file.as_posix().endswith(f"/{path}")]
-    return found[0] if len(found) == 1 else None
+    matches = [file for file in _list_files() if file.as_posix().endswith(f"/{path}")]
+    return matches[0] if len(matches) == 1 else None
 
 
 @cache
@@ -78,10 +78,10 @@ def _list_files() -> tuple[Path, ...]:
 
 def _is_defined(body: Sequence[ast.stmt], names: Sequence[str]) -> bool:
     """Returns whether the first name is defined here, and each further name inside the one before it."""
-    first, *rest = names
+    first, *inner_names = names
     for node in body:
         if first in _names_of(node):
-            return not rest or (isinstance(node, ast.ClassDef) and _is_defined(node.body, rest))
+            return not inner_names or (isinstance(node, ast.ClassDef) and _is_defined(node.body, inner_names))
     return False
 
 

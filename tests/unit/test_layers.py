@@ -30,7 +30,7 @@ def test_pure_module_imports_no_effects(file: SourceFile) -> None:
 @pytest.mark.parametrize("file", _pure_files(), ids=lambda file: file.path)
 def test_pure_module_has_no_effects_through_ours(file: SourceFile) -> None:
     """Our modules that it imports, directly or not, need not be marked PURE, but are pure: records, parsers, sums."""
-    file_by_module = {other.module: other for other in list_source_files()}
+    file_by_module = {source.module: source for source in list_source_files()}
     seen, waiting = {file.module}, [file]
     while waiting:
         names = list_imports(waiting.pop().tree) & file_by_module.keys() - seen

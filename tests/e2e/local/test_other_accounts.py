@@ -59,8 +59,8 @@ def put(settings: EtcdSettings, key: str, value: str) -> None:
 def get(settings: EtcdSettings, key: str) -> str:
     async def work() -> str:
         async with EtcdClient(settings) as client:
-            found = await client.get(key)
-        return found.value.decode() if found else ""
+            entry = await client.get(key)
+        return entry.value.decode() if entry else ""
 
     return asyncio.run(work())
 
@@ -93,11 +93,11 @@ def test_everything_listens_on_the_loopback_alone(cluster: Cluster, tmp_path: Pa
     with gated_run(cluster, tmp_path) as run:
         run.gate.allow(1)
         run.wait_at(1)
-        found = listening_addresses([process.pid for process in find_cluster_processes(cluster.layout)])
+        addresses_by_process = listening_addresses([process.pid for process in find_cluster_processes(cluster.layout)])
         run.finish()
-    assert any("gangline-store" in name for name in found), found
-    addresses = {address for own in found.values() for address in own}
-    assert {address.rpartition(":")[0] for address in addresses} == {"127.0.0.1"}, found
+    assert any("gangline-store" in name for name in addresses_by_process), addresses_by_process
+    addresses = {address for own in addresses_by_process.values() for address in own}
+    assert {address.rpartition(":")[0] for address in addresses} == {"127.0.0.1"}, addresses_by_process
 
 
 def _up(data: Path, home: Path) -> subprocess.CompletedProcess[str]:

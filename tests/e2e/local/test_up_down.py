@@ -94,8 +94,8 @@ def test_killed_service_comes_back_on_the_same_ports(cluster: Cluster, name: str
     with cluster.connect() as client:
 
         def is_whole() -> bool:
-            found = client.get_cluster()
-            return found.leader is not None and found.num_agents == 2
+            cluster_view = client.get_cluster()
+            return cluster_view.leader is not None and cluster_view.num_agents == 2
 
         until(is_whole, f"a whole cluster after the death of {name}")
 

@@ -73,7 +73,7 @@ def _count_steps(monkeypatch: pytest.MonkeyPatch, steps: dict[str, int]) -> None
 
 def test_models_have_their_published_sizes() -> None:
     with torch.device("meta"):
-        sizes = [sum(one.numel() for one in model.parameters()) for model in (Gpt(), ResNet())]
+        sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in (Gpt(), ResNet())]
     # GPT-2 small has 124,439,808 with 50,257 words.
     assert sizes == [124_439_808 + 47 * 768, 25_557_032]
 

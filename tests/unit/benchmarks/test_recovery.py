@@ -18,10 +18,10 @@ def test_step_of_a_process_that_outlived_the_kill_is_none_of_the_recovery() -> N
     steps = [[*OLD, Step(10, 106, 100.1)], [Step(11, 105, 99.9), Step(21, 101, 101.0)]]
     assert find_recovery(steps, [10, 11], killed_at=100.0) == Recovery(None)
     steps[0].append(Step(20, 101, 101.2))
-    found = find_recovery(steps, [10, 11], killed_at=100.0)
-    assert found.seconds is not None
-    assert round(found.seconds, 6) == 1.2
-    assert found.repeated == 6
+    recovery = find_recovery(steps, [10, 11], killed_at=100.0)
+    assert recovery.seconds is not None
+    assert round(recovery.seconds, 6) == 1.2
+    assert recovery.repeated == 6
 
 
 def test_line_that_is_not_whole_yet_is_left(tmp_path: Path) -> None:

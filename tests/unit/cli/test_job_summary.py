@@ -55,12 +55,12 @@ def test_who_runs_on_call_is_told_so() -> None:
 
 def test_a_trial_on_fewer_slots_says_how_many_why_and_when_it_may_grow() -> None:
     assert RUNNING.allocation is not None
-    held = replace(RUNNING.allocation, full_slots=4, shrink_reason="needs 4 slots; a2 is away", grow_at=NOW + 60)
-    shrunk = replace(RUNNING, allocation=held)
+    allocation = replace(RUNNING.allocation, full_slots=4, shrink_reason="needs 4 slots; a2 is away", grow_at=NOW + 60)
+    shrunk = replace(RUNNING, allocation=allocation)
     assert job_row(shrunk, NOW)[5] == "1 of 4"
-    [_, first, *rest] = lines(TaskExplanation(shrunk, ()))
+    [_, first, *detail_lines] = lines(TaskExplanation(shrunk, ()))
     assert first.startswith("trial 7.1: RUNNING on a1 (1 slot), in all 1 of 4 slots, ")
-    assert rest == [
+    assert detail_lines == [
         "  RUNS_SHRUNK: runs on 1 of 4 slots: needs 4 slots; a2 is away",
         "  grows if: 4 slots are free for it, and no request with more right waits for them",
         f"  not before: @{NOW + 60:g}",

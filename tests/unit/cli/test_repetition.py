@@ -28,8 +28,8 @@ def _later(seconds: float, step: float = 0.0, boot_id: str = "b1") -> Clock:
 
 
 def test_an_open_submit_is_found_for_a_day_and_a_created_one_for_a_minute() -> None:
-    made = created([OPEN], "r1", 7, NOW)
-    for entries, limit in (([OPEN], OPEN_SECONDS), (made, CREATED_SECONDS)):
+    created_entries = created([OPEN], "r1", 7, NOW)
+    for entries, limit in (([OPEN], OPEN_SECONDS), (created_entries, CREATED_SECONDS)):
         assert find_earlier(living(entries, _later(limit - 1)), "digest", "c1") is not None
         assert find_earlier(living(entries, _later(limit + 1)), "digest", "c1") is None
 
@@ -41,11 +41,11 @@ def test_only_the_same_content_on_the_same_cluster_counts() -> None:
 
 
 def test_a_step_of_the_clock_changes_no_age_within_one_boot() -> None:
-    made = created([OPEN], "r1", 7, NOW)
+    created_entries = created([OPEN], "r1", 7, NOW)
     for step in (-90_000.0, 90_000.0):
-        assert age_of(made[0], _later(30, step)) == 30
-        assert living(made, _later(30, step))
-        assert not living(made, _later(90, step))
+        assert age_of(created_entries[0], _later(30, step)) == 30
+        assert living(created_entries, _later(30, step))
+        assert not living(created_entries, _later(90, step))
 
 
 def test_an_entry_from_the_future_of_another_boot_expires_all_the_same() -> None:
@@ -66,6 +66,6 @@ def test_the_newest_of_the_same_content_counts_and_the_list_stays_short() -> Non
     many = [replace(OPEN, request_id=f"r{number}") for number in range(MAX_ENTRIES + 20)]
     kept = living(many, NOW)
     assert len(kept) == MAX_ENTRIES
-    found = find_earlier(kept, "digest", "c1")
-    assert found is not None
-    assert found.request_id == f"r{MAX_ENTRIES + 19}"
+    entry = find_earlier(kept, "digest", "c1")
+    assert entry is not None
+    assert entry.request_id == f"r{MAX_ENTRIES + 19}"

@@ -108,7 +108,7 @@ def test_panel_draws_texts_of_others_as_text(monkeypatch: pytest.MonkeyPatch, nu
 def test_one_module_writes_to_the_terminal() -> None:
     """No other may print, open rich's Console, or name the standard streams."""
     folder = Path(gangline.cli.__file__).parent
-    found = []
+    places = []
     for path in sorted(folder.rglob("*.py")):
         if path.name == "terminal.py":
             continue
@@ -118,5 +118,5 @@ def test_one_module_writes_to_the_terminal() -> None:
                 *("sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"),
             )
             if is_stream or name in ("print", "Console", "typer.echo", "typer.secho", "os.write"):
-                found.append(f"{path.name}:{getattr(node, 'lineno', 0)}")
-    assert found == []
+                places.append(f"{path.name}:{getattr(node, 'lineno', 0)}")
+    assert places == []

@@ -37,10 +37,10 @@ def test_same_files_give_the_same_archive(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], rng: object
 ) -> None:
     shuffled = dict(sorted(files.items(), key=lambda _: rng.random()))  # type: ignore[attr-defined]  # random.Random
-    one, two = (write(tmp_path_factory.mktemp("code"), each) for each in (files, shuffled))
-    for number, path in enumerate(two.rglob("*")):
+    folder, shuffled_folder = (write(tmp_path_factory.mktemp("code"), each) for each in (files, shuffled))
+    for number, path in enumerate(shuffled_folder.rglob("*")):
         os.utime(path, (number, number))
-    assert pack_code(one) == pack_code(two)
+    assert pack_code(folder) == pack_code(shuffled_folder)
 
 
 def test_content_name_and_mode_matter(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def test_character_beyond_the_first_plane_is_kept_in_a_document() -> None:
     ("text", "code"),
     [
         (
-            "a0: &a0 [1]\n" + "".join(f"a{one}: &a{one} {'[' * 27}*a{one - 1}{']' * 27}\n" for one in range(1, 41)),
+            "a0: &a0 [1]\n"
+            + "".join(f"a{number}: &a{number} {'[' * 27}*a{number - 1}{']' * 27}\n" for number in range(1, 41)),
             "config.too_large",
         ),
         ("%YAML 1." + "1" * 5000 + "\n---\na: 1\n", "config.syntax"),

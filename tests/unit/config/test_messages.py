@@ -247,11 +247,11 @@ CASES = [
             ("{type: categorical, vals: [64, 32.5]}", ".vals[1]", _FRACTION),
             *(
                 (
-                    f"{{type: {kind}, minval: 1, maxval: 6}}",
+                    f"{{type: {range_type}, minval: 1, maxval: 6}}",
                     ".type",
-                    f"a range of type {kind} draws fractions, but records are counted; use type: int",
+                    f"a range of type {range_type} draws fractions, but records are counted; use type: int",
                 )
-                for kind in ("double", "log")
+                for range_type in ("double", "log")
             ),
         )
     ),
@@ -415,15 +415,15 @@ def test_error_names_place_and_remedy(old: str, new: str, code: str, message: st
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "description"),
     [("", "nothing"), ("- a\n", "a list"), ("digits", "the string 'digits'")],
     ids=["", "list", "word"],
 )
-def test_text_that_is_no_mapping(text: str, found: str) -> None:
+def test_text_that_is_no_mapping(text: str, description: str) -> None:
     with pytest.raises(GanglineError) as caught:
         parse_config(text)
     assert caught.value.code == "config.wrong_type"
-    assert caught.value.message == f"the configuration: expected a mapping such as name: ..., found {found}"
+    assert caught.value.message == f"the configuration: expected a mapping such as name: ..., found {description}"
 
 
 def test_good_one_has_no_warnings() -> None:

@@ -24,16 +24,16 @@ _MINIMAL = "entrypoint: m:T\nsearcher: {name: single, metric: loss, max_length: 
     ],
 )
 def test_compression_has_short_forms(written: Any, hook: str | None, rank: int) -> None:
-    found = parse_optimizations({"gradient_compression": written}).gradient_compression
-    assert (found.hook, found.rank) == (hook, rank)
+    compression = parse_optimizations({"gradient_compression": written}).gradient_compression
+    assert (compression.hook, compression.rank) == (hook, rank)
 
 
 @pytest.mark.parametrize(
-    ("level", "kind"),
+    ("level", "autocast_type"),
     [("O0", None), ("O1", "fp16"), ("O2", "fp16"), ("O3", "fp16"), ("fp16", "fp16"), ("bf16", "bf16")],
 )
-def test_precision_by_name_and_by_old_level(level: str, kind: str | None) -> None:
-    assert parse_optimizations({"mixed_precision": level}).autocast_type == kind
+def test_precision_by_name_and_by_old_level(level: str, autocast_type: str | None) -> None:
+    assert parse_optimizations({"mixed_precision": level}).autocast_type == autocast_type
 
 
 def test_stored_configuration_is_read_back() -> None:

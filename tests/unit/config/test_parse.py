@@ -62,8 +62,10 @@ def test_constant_may_be_null_or_a_list() -> None:
 def test_environment_variables_for_all_kinds_of_slots_or_for_one() -> None:
     both = parse(MINIMAL + "environment: {environment_variables: [A=1, B=x=y]}\n").environment.environment_variables
     assert both.of(SlotKind.CPU) == both.of(SlotKind.GPU) == {"A": "1", "B": "x=y"}
-    one = parse(MINIMAL + "environment: {environment_variables: {cuda: [A=1]}}\n").environment.environment_variables
-    assert (one.of(SlotKind.CPU), one.of(SlotKind.GPU)) == ({}, {"A": "1"})
+    gpu_only = parse(
+        MINIMAL + "environment: {environment_variables: {cuda: [A=1]}}\n"
+    ).environment.environment_variables
+    assert (gpu_only.of(SlotKind.CPU), gpu_only.of(SlotKind.GPU)) == ({}, {"A": "1"})
 
 
 def test_script_needs_no_length() -> None:

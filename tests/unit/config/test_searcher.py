@@ -35,6 +35,6 @@ def test_a_searcher_takes_its_keys_and_no_others(name: str) -> None:
     for key in row.required:
         with pytest.raises(GanglineError, match=f"searcher.{key} .*: required by the searcher '{name}', but missing"):
             parse_config(CONFIG.format(name=name, more=""))
-    for other in sorted({"max_trials", "stop_once"} - row.allowed):
-        with pytest.raises(GanglineError, match=f"searcher.{other} .*: has no meaning for the searcher '{name}'"):
-            parse_config(CONFIG.format(name=name, more=f"{other}: {'3' if other == 'max_trials' else 'true'}"))
+    for extra in sorted({"max_trials", "stop_once"} - row.allowed):
+        with pytest.raises(GanglineError, match=f"searcher.{extra} .*: has no meaning for the searcher '{name}'"):
+            parse_config(CONFIG.format(name=name, more=f"{extra}: {'3' if extra == 'max_trials' else 'true'}"))

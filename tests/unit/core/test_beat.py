@@ -43,8 +43,8 @@ def _both(folder: Path, *, watches_scripts: bool = False) -> tuple[BeatFile, Fil
 
 
 def test_nobody_has_opened_it_yet(tmp_path: Path) -> None:
-    found = BeatFile(tmp_path / "rank0").read()
-    assert (found.pid, found.phase, found.place) == (0, Phase.OUTSIDE, None)
+    reading = BeatFile(tmp_path / "rank0").read()
+    assert (reading.pid, reading.phase, reading.place) == (0, Phase.OUTSIDE, None)
 
 
 def test_a_training_from_its_begin_to_its_end(tmp_path: Path) -> None:
@@ -112,17 +112,17 @@ def test_collectives_that_a_process_enters_are_counted(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         background = dist.new_group(backend="gloo", group_desc=BACKGROUND_GROUP)
-        other = dist.new_group(backend="gloo")
+        plain_group = dist.new_group(backend="gloo")
         before = count_collectives()
-        for group, number in ((None, 3), (other, 2), (background, 1)):
+        for group, number in ((None, 3), (plain_group, 2), (background, 1)):
             for _ in range(number):
                 dist.all_reduce(torch.zeros(1), group=group)
-        found = count_collectives()
-        assert found.world - before.world == 3
-        assert found.others - before.others == 2
-        assert found.background - before.background == 1
+        after = count_collectives()
+        assert after.world - before.world == 3
+        assert after.others - before.others == 2
+        assert after.background - before.background == 1
         deadline = time.monotonic() + 10
-        while file.read().collectives != found:
+        while file.read().collectives != after:
             assert time.monotonic() < deadline, file.read()
             time.sleep(0.01)
     finally:
@@ -145,9 +145,9 @@ def test_a_report_of_an_earlier_batch_sets_no_rank_back(tmp_path: Path) -> None:
     before = file.read()
     rank.report(5)
     rank.touch()
-    found = file.read()
-    assert (found.batches, found.part) == (before.batches, before.part) == (6, 0)
-    assert found != before
+    after = file.read()
+    assert (after.batches, after.part) == (before.batches, before.part) == (6, 0)
+    assert after != before
 
 
 def test_only_a_rest_waits_for_what_another_thread_writes(tmp_path: Path) -> None:

@@ -129,15 +129,15 @@ def test_damage_is_noticed(tmp_path: Path, damage: Callable[[Path], object], cod
 @pytest.mark.parametrize("name", ["note.txt", "metadata.json"])
 def test_damage_of_the_trials_latest_checkpoint_has_a_code_of_its_own(url: str, tmp_path: Path, name: str) -> None:
     """By which the scheduler knows that an older one may be whole."""
-    latest, other = _save(_context(url)), _save(_context(url))
+    latest, other_id = _save(_context(url)), _save(_context(url))
     filesystem, root = fsspec.core.url_to_fs(url)
-    for storage_id in (latest, other):
+    for storage_id in (latest, other_id):
         filesystem.pipe_file(f"{root}/checkpoints/{storage_id}/{name}", b"nope")
     info = CheckpointInfo(latest, f"{url}/checkpoints/{latest}", 4)
     cluster = ClusterInfo("c1", "7.1.2", 2, "a1", 0, 1, [], url, "", TrialInfo("7.1", 7, 1, {}, {}), info)
     context = CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), cluster)
     codes = []
-    for storage_id in (latest, other):
+    for storage_id in (latest, other_id):
         with pytest.raises(GanglineError) as caught, context.restore_path(storage_id):
             pass
         codes.append(caught.value.code)
@@ -170,14 +170,14 @@ def _code_of(context: CheckpointContext, storage_id: str, folder: Path) -> set[s
 
 @pytest.mark.parametrize("name", ["/metadata.json", ""])
 def test_a_latest_checkpoint_that_lacks_its_manifest_or_folder_is_damaged(url: str, tmp_path: Path, name: str) -> None:
-    latest, other = _save(_context(url)), _save(_context(url))
+    latest, other_id = _save(_context(url)), _save(_context(url))
     _save(_context(url))
     filesystem, root = fsspec.core.url_to_fs(url)
-    for storage_id in (latest, other):
+    for storage_id in (latest, other_id):
         filesystem.rm(f"{root}/checkpoints/{storage_id}{name}", recursive=True)
     context = _latest_context(url, latest)
     assert _code_of(context, latest, tmp_path / "latest") == {"checkpoint.latest_corrupt"}
-    assert _code_of(context, other, tmp_path / "other") == {"checkpoint.not_found"}
+    assert _code_of(context, other_id, tmp_path / "other") == {"checkpoint.not_found"}
 
 
 @pytest.mark.parametrize("is_empty", [True, False])

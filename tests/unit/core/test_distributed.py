@@ -124,8 +124,8 @@ def test_contexts_one_after_the_other_do_not_read_each_other_s_rounds() -> None:
         )
         for rank in range(2)
     ]
-    told = "[(0, 0), (0, 1)] [(0, 'local'), (0, 'local')]\n[(1, 0), (1, 1)] [(1, 'local'), (1, 'local')]\n"
-    assert [rank.communicate(timeout=100)[0] for rank in ranks] == [told, told]
+    output = "[(0, 0), (0, 1)] [(0, 'local'), (0, 'local')]\n[(1, 0), (1, 1)] [(1, 'local'), (1, 'local')]\n"
+    assert [rank.communicate(timeout=100)[0] for rank in ranks] == [output, output]
 
 
 def test_context_of_several_ranks_needs_a_transport() -> None:

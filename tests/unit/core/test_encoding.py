@@ -68,15 +68,15 @@ def test_plain_objects_arrive_as_they_were(value: Any) -> None:
     ids=repr,
 )
 def test_types_survive(value: Any) -> None:
-    found = decode(encode([value]))[0]
-    assert type(found) is type(value)
-    assert repr(found) == repr(value)
+    decoded = decode(encode([value]))[0]
+    assert type(decoded) is type(value)
+    assert repr(decoded) == repr(value)
 
 
 def test_default_dictionary_keeps_its_default() -> None:
-    found = decode(encode(defaultdict(list, a=[1])))
-    assert found["a"] == [1]
-    assert found["b"] == []
+    decoded = decode(encode(defaultdict(list, a=[1])))
+    assert decoded["a"] == [1]
+    assert decoded["b"] == []
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_default_dictionary_keeps_its_default() -> None:
     ids=repr,
 )
 def test_arrays_arrive_with_type_and_shape(array: Any) -> None:
-    found = decode(encode({"x": array}))["x"]
-    assert type(found) is np.ndarray
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    assert np.array_equal(found, array)
+    decoded = decode(encode({"x": array}))["x"]
+    assert type(decoded) is np.ndarray
+    assert (decoded.dtype, decoded.shape) == (array.dtype, array.shape)
+    assert np.array_equal(decoded, array)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_arrays_arrive_with_type_and_shape(array: Any) -> None:
     ids=repr,
 )
 def test_tensors_arrive_on_the_cpu_and_can_be_written_to(tensor: torch.Tensor) -> None:
-    found = decode(encode((tensor, b"x")))[0]
-    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-    assert torch.equal(found, tensor.detach())
-    found.zero_()
+    decoded = decode(encode((tensor, b"x")))[0]
+    assert (decoded.dtype, decoded.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(decoded, tensor.detach())
+    decoded.zero_()
 
 
 @dataclass

@@ -60,10 +60,10 @@ def _wait_for(condition: Callable[[], object], what: str) -> None:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[_Peer]:
-    found = _Peer(tmp_path / "r.sock")
-    yield found
-    found.link.close()
-    found.close()
+    new_peer = _Peer(tmp_path / "r.sock")
+    yield new_peer
+    new_peer.link.close()
+    new_peer.close()
 
 
 def test_hello_comes_first(peer: _Peer) -> None:

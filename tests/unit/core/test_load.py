@@ -39,12 +39,12 @@ def test_means_of_what_was_seen_since_the_last_time() -> None:
 def test_a_real_look_finds_this_process() -> None:
     sampler = LoadSampler(seconds=0.001)
     sampler.start()
-    found: dict[str, float] = {}
-    while "cpu_percent" not in found:
-        found = sampler.take()
+    sample: dict[str, float] = {}
+    while "cpu_percent" not in sample:
+        sample = sampler.take()
     sampler.stop()
-    assert found["memory_bytes"] >= psutil.Process().memory_info().rss / 4
-    assert 0 <= found["machine_cpu_percent"] <= 100
+    assert sample["memory_bytes"] >= psutil.Process().memory_info().rss / 4
+    assert 0 <= sample["machine_cpu_percent"] <= 100
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ class _Nvml(ModuleType):
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "found"),
+    ("name", "module", "expected"),
     [
         ("GPU-ab", _Nvml(), {"gpu_percent": 80.0, "gpu_memory_bytes": 6.0}),
         ("0", _Nvml(), {}),
@@ -95,10 +95,10 @@ class _Nvml(ModuleType):
     ],
 )
 def test_gpu_of_this_rank_is_read_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType | None, found: dict[str, float]
+    monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType | None, expected: dict[str, float]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert open_gpu({"CUDA_VISIBLE_DEVICES": name})() == found
+    assert open_gpu({"CUDA_VISIBLE_DEVICES": name})() == expected
 
 
 class _Link(LocalLink):

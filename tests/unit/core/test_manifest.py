@@ -24,9 +24,9 @@ def _read(document: Any) -> dict[str, Any]:
 
 
 def test_what_was_written_is_read() -> None:
-    found = _read(_document())
-    assert (found["steps_completed"], found["hparams"]) == (4, {"lr": 0.1})
-    assert files_of(found) == _FILES
+    document = _read(_document())
+    assert (document["steps_completed"], document["hparams"]) == (4, {"lr": 0.1})
+    assert files_of(document) == _FILES
 
 
 def test_checkpoints_of_earlier_versions_have_no_digest() -> None:

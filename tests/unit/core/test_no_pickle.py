@@ -20,12 +20,12 @@ def _own() -> list[SourceFile]:
 
 
 def test_only_readers_of_checkpoints_import_pickle() -> None:
-    found = {file.path for file in _own() if any(name.split(".")[0] in _PICKLES for name in list_imports(file.tree))}
-    assert found == _OF_CHECKPOINTS
+    paths = {file.path for file in _own() if any(name.split(".")[0] in _PICKLES for name in list_imports(file.tree))}
+    assert paths == _OF_CHECKPOINTS
 
 
 def test_nobody_uses_the_object_collectives_of_torch() -> None:
-    found = [
+    uses = [
         f"{file.path}: {node.attr}"
         for file in _own()
         for node in ast.walk(file.tree)
@@ -34,11 +34,11 @@ def test_nobody_uses_the_object_collectives_of_torch() -> None:
         and node.value.id == "dist"
         and node.attr.endswith(_OF_TORCH)
     ]
-    assert found == []
+    assert uses == []
 
 
 def test_nobody_saves_over_a_group_with_torch() -> None:
-    found = [
+    paths = [
         file.path
         for file in _own()
         for node in ast.walk(file.tree)
@@ -46,4 +46,4 @@ def test_nobody_saves_over_a_group_with_torch() -> None:
         and (node.module or "").startswith("torch.distributed.checkpoint")
         and any(alias.name in _SAVES for alias in node.names)
     ]
-    assert found == []
+    assert paths == []

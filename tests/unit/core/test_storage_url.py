@@ -21,9 +21,9 @@ _FOREIGN = [
 
 @pytest.fixture(autouse=True)
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    monkeypatch.setattr(fsspec.core, "url_to_fs", found.append)
-    return found
+    urls: list[str] = []
+    monkeypatch.setattr(fsspec.core, "url_to_fs", urls.append)
+    return urls
 
 
 @pytest.mark.parametrize(("url", "code"), _FOREIGN)

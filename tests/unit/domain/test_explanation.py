@@ -29,9 +29,9 @@ def waiting(*blocking_ids: str) -> Task:
 
 
 def blockers(task: Task, *agents: Agent) -> list[tuple[str, str, str]]:
-    found = explain(BIG, None, TRIALS, [HOLDER, AHEAD, task], agents).tasks[0].blockers
-    assert all(isinstance(blocker, Blocker) for blocker in found)
-    return [(blocker.id, blocker.kind, blocker.text) for blocker in found]
+    trial_blockers = explain(BIG, None, TRIALS, [HOLDER, AHEAD, task], agents).tasks[0].blockers
+    assert all(isinstance(blocker, Blocker) for blocker in trial_blockers)
+    return [(blocker.id, blocker.kind, blocker.text) for blocker in trial_blockers]
 
 
 def test_every_id_is_told_in_the_order_of_the_reason() -> None:
@@ -59,10 +59,10 @@ def test_an_agent_may_be_named_like_an_allocation() -> None:
 
 
 def test_ended_trials_are_told_of_only_when_asked_for() -> None:
-    whole = explain(BIG, None, TRIALS, [waiting()], [])
-    assert [explained.task.trial.id for explained in whole.tasks] == ["8.1"]
-    one = explain(BIG, None, TRIALS, [waiting()], [], trial_id="8.2")
-    assert [explained.task for explained in one.tasks] == [Task(TRIALS[1], "big")]
+    explanation = explain(BIG, None, TRIALS, [waiting()], [])
+    assert [explained.task.trial.id for explained in explanation.tasks] == ["8.1"]
+    trial_explanation = explain(BIG, None, TRIALS, [waiting()], [], trial_id="8.2")
+    assert [explained.task for explained in trial_explanation.tasks] == [Task(TRIALS[1], "big")]
 
 
 def test_a_trial_that_is_not_there() -> None:

@@ -70,9 +70,9 @@ def test_documents_with_nan_are_taken() -> None:
     ],
 )
 def test_whatever_is_stored_can_be_read_and_written_again(text: str, value: Any) -> None:
-    found = read_document(text)
-    assert found == value
-    json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+    document = read_document(text)
+    assert document == value
+    json.dumps(document, allow_nan=False, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,14 @@ def test_a_message_arrives_with_exactly_its_descriptors() -> None:
 def test_a_message_bigger_than_the_socket_takes_at_once(is_blocking: bool) -> None:
     left, right = socket.socketpair()
     text = "x" * (4 << 20)
-    found: list[object] = []
+    messages: list[object] = []
     with left, right:
-        reader = threading.Thread(target=lambda: found.append(channel.receive(right)))
+        reader = threading.Thread(target=lambda: messages.append(channel.receive(right)))
         reader.start()
         left.setblocking(is_blocking)
         channel.send(left, {"text": text})
         reader.join(10)
-    assert found == [({"text": text}, [])]
+    assert messages == [({"text": text}, [])]
 
 
 def test_the_end_of_the_stream_is_none_and_a_broken_frame_an_error() -> None:

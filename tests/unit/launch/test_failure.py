@@ -29,8 +29,8 @@ from gangline.launch.failure import describe, import_failure
     ],
 )
 def test_kind_and_message(error: BaseException, kind: ExitKind, message: str) -> None:
-    found = describe(error)
-    assert (found.kind, found.message) == (kind, message)
+    failure = describe(error)
+    assert (failure.kind, failure.message) == (kind, message)
 
 
 def test_error_of_ours_without_a_frame_of_the_user_is_one_line() -> None:
@@ -38,9 +38,9 @@ def test_error_of_ours_without_a_frame_of_the_user_is_one_line() -> None:
 
 
 def test_syntax_error_at_import_is_not_retried() -> None:
-    found = import_failure(SyntaxError("invalid syntax"), "model_def")
-    assert found.kind is ExitKind.IMPORT_ERROR
-    assert found.message.startswith("cannot import model_def: SyntaxError")
+    failure = import_failure(SyntaxError("invalid syntax"), "model_def")
+    assert failure.kind is ExitKind.IMPORT_ERROR
+    assert failure.message.startswith("cannot import model_def: SyntaxError")
 
 
 def test_out_of_memory_at_import_stays_what_it_is() -> None:

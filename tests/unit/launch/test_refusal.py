@@ -21,7 +21,7 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """Returns the arguments that the earlier hook receives."""
     seen: list[BaseException] = []
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         seen.append(error)
 
     monkeypatch.setattr(sys, "excepthook", hook)
@@ -62,9 +62,9 @@ def test_where_the_users_code_is_the_cause_it_is_shown(
             raise invalid("x.y", "use less") from cause
     except Exception as error:  # noqa: BLE001  what no one catches
         end_with(error)
-    told = capsys.readouterr().err
-    assert "test_refusal.py" in told
-    assert told.endswith("RuntimeError: shapes do not match\nerror: use less\n")
+    output = capsys.readouterr().err
+    assert "test_refusal.py" in output
+    assert output.endswith("RuntimeError: shapes do not match\nerror: use less\n")
 
 
 def test_other_exceptions_go_on_to_the_hook_before(passed_on: list[BaseException]) -> None:

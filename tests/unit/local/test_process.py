@@ -42,9 +42,9 @@ class Started:
         self.processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        found = identify(process.pid)
-        assert found is not None
-        return found
+        identity = identify(process.pid)
+        assert identity is not None
+        return identity
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ def started() -> Iterator[Started]:
 
 def test_process_is_found_by_its_mark_and_by_what_it_holds_open(started: Started, tmp_path: Path) -> None:
     marked = started.start(OBEDIENT, str(tmp_path / "lock"), MARK=str(tmp_path))
-    other = started.start(STUBBORN, MARK=f"{tmp_path}/other")
+    foreign = started.start(STUBBORN, MARK=f"{tmp_path}/other")
     assert find_marked("MARK", str(tmp_path)) == [marked]
-    assert find_openers([marked, other], [tmp_path / "lock"]) == [marked]
+    assert find_openers([marked, foreign], [tmp_path / "lock"]) == [marked]
 
 
 def test_obedient_one_is_asked_and_a_stubborn_one_killed(started: Started, tmp_path: Path) -> None:

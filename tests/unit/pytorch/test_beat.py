@@ -21,10 +21,10 @@ Look = Callable[[str], None]
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BeatFile:
-    made = BeatFile(tmp_path / "rank0")
+    beat_file = BeatFile(tmp_path / "rank0")
     monkeypatch.setattr(beat, "_current", None)
-    monkeypatch.setenv(BEAT_KEY, str(made.path))
-    return made
+    monkeypatch.setenv(BEAT_KEY, str(beat_file.path))
+    return beat_file
 
 
 class _Callback(pytorch.PyTorchCallback):
@@ -137,7 +137,7 @@ def test_a_validation_is_no_part_of_a_step(file: BeatFile) -> None:
         max_length=pytorch.Batch(4),
         validation_period=pytorch.Batch(4),
     )
-    assert {found for found in seen if found[0] in ("training", "validating")} == {
+    assert {entry for entry in seen if entry[0] in ("training", "validating")} == {
         ("training", False),
         ("validating", True),
     }
@@ -166,7 +166,7 @@ def test_an_ordered_trace_may_take_its_time_to_begin_and_to_be_written(
         return _Looking(context, lambda what: seen.append((what, file.read().phase)))
 
     fit(make, max_length=pytorch.Batch(5))
-    assert [found for found in seen if found[0] in ("begins", "is written")] == [
+    assert [entry for entry in seen if entry[0] in ("begins", "is written")] == [
         ("begins", Phase.RESTING),
         ("is written", Phase.RESTING),
     ]

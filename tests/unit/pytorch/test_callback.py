@@ -73,7 +73,7 @@ class _Told(pytorch.PyTorchCallback):
 def _told(callbacks: list[_Told], has_loader: bool = True) -> type[SmallTrial]:
     class Hooked(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {one.name: one for one in callbacks}
+            return {callback.name: callback for callback in callbacks}
 
         def build_training_data_loader(self) -> pytorch.DataLoader:
             callbacks[0].calls.append("loader")
@@ -106,8 +106,8 @@ def test_shutdown_hides_no_error_and_no_other_shutdown(
     with pytest.raises(ValueError, match="no loader"):
         fit(_told(callbacks, has_loader=False), max_length=pytorch.Batch(1))
     assert calls[-3:] == ["one shutdown", "two shutdown", "three shutdown"]
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert [text.split("failed")[0] for text in told] == [
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert [text.split("failed")[0] for text in messages] == [
         "on_trial_shutdown of the callback one ",
         "on_trial_shutdown of the callback two ",
     ]

@@ -246,13 +246,13 @@ def test_callbacks_may_keep_what_numpy_and_pathlib_have() -> None:
         "names": numpy.array(["a", "bc"]),
         "place": Path("/data/x"),
     }
-    kind = _remembering(values)
-    found = getattr(_resume(_saved(kind=kind), kind=kind), "found", {})
-    assert found["best"] == numpy.float32(0.1)
-    assert found["seen"] == [3, (True, "a")]
-    assert numpy.array_equal(numpy.asarray(found["matrix"]), values["matrix"])
-    assert found["names"] == ["a", "bc"]
-    assert Path(found["place"]) == values["place"]
+    trial_class = _remembering(values)
+    restored = getattr(_resume(_saved(kind=trial_class), kind=trial_class), "found", {})
+    assert restored["best"] == numpy.float32(0.1)
+    assert restored["seen"] == [3, (True, "a")]
+    assert numpy.array_equal(numpy.asarray(restored["matrix"]), values["matrix"])
+    assert restored["names"] == ["a", "bc"]
+    assert Path(restored["place"]) == values["place"]
 
 
 class _Odd:
@@ -337,7 +337,7 @@ def test_optimizer_may_keep_what_is_no_tensor() -> None:
 
 def test_first_version_is_read() -> None:
     """One file with everything, whose optimizers count their parameters."""
-    whole = fit("none", 6).losses
+    losses = fit("none", 6).losses
     state = pytorch.load_checkpoint(_saved())
     progress = {**state["progress"]}
     first = {**state, "progress": progress, "rng_state": state["rng_state"], "rank_state": [{"kept": 1}]}
@@ -348,7 +348,7 @@ def test_first_version_is_read() -> None:
     store.upload_files("old", Path("old"), ["state_dict.pth"])
     store.commit("old", {"steps_completed": 3}, {"state_dict.pth": StoredFile(path.stat().st_size, digest_of(path))})
     folder = Path("checkpoints", "old")
-    assert _resume(folder).losses == pytest.approx(whole[3:], abs=1e-9)
+    assert _resume(folder).losses == pytest.approx(losses[3:], abs=1e-9)
     again = pytorch.load_checkpoint(folder)
     assert again.keys() == state.keys()
     assert again["rank_state"] == [{"kept": 1}]
@@ -359,17 +359,17 @@ def test_first_version_is_read() -> None:
 
 def test_storage_without_folders_holds_a_trial(tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}"
-    found: list[Recorder] = []
+    recorders: list[Recorder] = []
     for batches in (3, 6):
         with pytorch.init(hparams={"global_batch_size": 8}, exp_conf={"scheduling_unit": 1}) as context:
             context.core.checkpoint = CheckpointContext(
                 context.distributed, context.core.link, CheckpointStore(url), None
             )
             trial = PointsTrial(context)
-            latest = f"{url}/checkpoints/{found[0].checkpoints[-1]}" if found else None
+            latest = f"{url}/checkpoints/{recorders[0].checkpoints[-1]}" if recorders else None
             pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(batches), latest_checkpoint=latest)
-            found.append(trial.recorder)
-    assert found[1].losses == pytest.approx(fit("none", 6).losses[3:], abs=1e-9)
+            recorders.append(trial.recorder)
+    assert recorders[1].losses == pytest.approx(fit("none", 6).losses[3:], abs=1e-9)
 
 
 class _HeldStore:
@@ -395,8 +395,8 @@ class _HeldStore:
 
 @pytest.mark.parametrize("is_asynchronous", [True, False])
 def test_training_waits_only_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch, is_asynchronous: bool) -> None:
-    held = _HeldStore()
-    monkeypatch.setattr(CheckpointStore, "open_file", held.opener())
+    store = _HeldStore()
+    monkeypatch.setattr(CheckpointStore, "open_file", store.opener())
     seen: list[int] = []
 
     class Watching(PointsTrial):
@@ -404,13 +404,13 @@ def test_training_waits_only_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch
             seen.append(batch_idx)
             if batch_idx == 3:
                 # The next save waits for this one, which would otherwise never end.
-                assert held.waiting.wait(60)
-                assert held.release.is_set() is not is_asynchronous
-                held.release.set()
+                assert store.waiting.wait(60)
+                assert store.release.is_set() is not is_asynchronous
+                store.release.set()
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     if not is_asynchronous:
-        held.release.set()
+        store.release.set()
     with pytorch.init(
         hparams={"global_batch_size": 8},
         exp_conf={"async_checkpoints": is_asynchronous, "scheduling_unit": 1, "checkpoint_policy": "none"},
@@ -418,8 +418,8 @@ def test_training_waits_only_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch
         trial = Watching(context)
         pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(5), checkpoint_period=pytorch.Batch(2))
     assert seen == [0, 1, 2, 3, 4]
-    found = sorted(pytorch.load_checkpoint(path)["progress"]["batches"] for path in Path("checkpoints").iterdir())
-    assert found == [2, 4, 5]
+    batches = sorted(pytorch.load_checkpoint(path)["progress"]["batches"] for path in Path("checkpoints").iterdir())
+    assert batches == [2, 4, 5]
     assert len(trial.recorder.checkpoints) == 3
 
 
@@ -437,8 +437,8 @@ def test_storage_that_fails_ends_training_with_its_own_words(monkeypatch: pytest
 def test_failed_training_waits_for_its_save_only_so_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = _HeldStore()
-    monkeypatch.setattr(CheckpointStore, "open_file", held.opener())
+    store = _HeldStore()
+    monkeypatch.setattr(CheckpointStore, "open_file", store.opener())
     monkeypatch.setattr("gangline.pytorch.checkpoint.saver._SETTLE_SECONDS", 0.0)
 
     class Diverging(PointsTrial):
@@ -448,7 +448,7 @@ def test_failed_training_waits_for_its_save_only_so_long(
 
     with pytest.raises(GanglineError, match=r"there is no checkpoint yet, one of batch 2 is being saved\. Lower"):
         fit("none", 9, kind=Diverging, checkpoint_period=pytorch.Batch(2))
-    held.release.set()
+    store.release.set()
     warning = "the checkpoint after batch 2 was still being written after 0 s, so this end of training loses it"
     assert caplog.messages.count(warning) == 1
 

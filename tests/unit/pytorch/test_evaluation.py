@@ -34,11 +34,11 @@ _BY_METRIC: dict[str, MetricReduction] = {
 
 def test_each_metric_has_its_own_reduction_over_ranks() -> None:
     def work(distributed: DistributedContext) -> dict[str, float]:
-        found = ValidationMetrics(_BY_METRIC)
+        metrics = ValidationMetrics(_BY_METRIC)
         for number in range(3):
             value = torch.tensor(float(3 * distributed.rank + number))
-            found.add(dict.fromkeys([*_BY_METRIC, "unnamed"], value), records=1 + distributed.rank)
-        return found.combine(distributed.allgather(found.totals()))
+            metrics.add(dict.fromkeys([*_BY_METRIC, "unnamed"], value), records=1 + distributed.rank)
+        return metrics.combine(distributed.allgather(metrics.totals()))
 
     expected = {"mean": 3.0, "sum": 15.0, "max": 5.0, "min": 0.0, "median": 3.0, "unnamed": 3.0}
     assert in_ranks(2, work) == [expected, expected]

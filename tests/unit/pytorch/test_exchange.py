@@ -34,16 +34,16 @@ def _sgd(*models: nn.Module) -> torch.optim.Optimizer:
 def _is_half(model: nn.Module) -> bool:
     model.zero_grad()
     model(torch.full((1, 4), 1 / 3)).sum().backward()
-    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return all(torch.equal(gradient, gradient.half().float()) for gradient in found)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return all(torch.equal(gradient, gradient.half().float()) for gradient in gradients)
 
 
 def test_each_model_goes_as_its_optimizer_says() -> None:
     strategy = _strategy()
-    halved, whole, unasked = (strategy.prepare_model(nn.Linear(4, 2)) for _ in range(3))
+    halved, full, unasked = (strategy.prepare_model(nn.Linear(4, 2)) for _ in range(3))
     strategy.compress_gradients(_sgd(halved), True)
-    strategy.compress_gradients(_sgd(whole), False)
-    assert [_is_half(model) for model in (halved, whole, unasked)] == [True, False, False]
+    strategy.compress_gradients(_sgd(full), False)
+    assert [_is_half(model) for model in (halved, full, unasked)] == [True, False, False]
 
 
 def test_one_optimizer_speaks_for_all_its_models() -> None:

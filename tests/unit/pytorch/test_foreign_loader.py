@@ -38,16 +38,16 @@ class _OwnLoader(SmallTrial):
 
 
 def test_own_loader_goes_on_where_training_was() -> None:
-    whole = fit(_OwnLoader, max_length=pytorch.Epoch(2))
-    assert [place[0] for place in whole.seen] == [0] * 4 + [1] * 4
+    uninterrupted = fit(_OwnLoader, max_length=pytorch.Epoch(2))
+    assert [place[0] for place in uninterrupted.seen] == [0] * 4 + [1] * 4
     fit(_OwnLoader, max_length=pytorch.Batch(5), checkpoint_policy="none")
     names = {path.name for path in Path("checkpoints").iterdir()}
     (five,) = [
         name for name in names if pytorch.load_checkpoint(Path("checkpoints") / name)["progress"]["batches"] == 5
     ]
-    rest = fit(_OwnLoader, max_length=pytorch.Epoch(2), latest_checkpoint=five)
-    assert rest.context.get_initial_batch() == 5
-    assert rest.inputs == whole.inputs[5:]
+    resumed = fit(_OwnLoader, max_length=pytorch.Epoch(2), latest_checkpoint=five)
+    assert resumed.context.get_initial_batch() == 5
+    assert resumed.inputs == uninterrupted.inputs[5:]
 
 
 def test_finite_loader_starts_again_at_the_end() -> None:

@@ -97,10 +97,10 @@ def test_one_model_cannot_use_another_ones_forward_pass() -> None:
 
 def test_other_gradients_count_for_nothing() -> None:
     batch = _Batch(2)
-    loss, other = batch.forward(0), batch.forward(1)
-    (loss + other).backward(retain_graph=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    loss, other_loss = batch.forward(0), batch.forward(1)
+    (loss + other_loss).backward(retain_graph=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     batch.backward(loss)
-    batch.backward(other)
+    batch.backward(other_loss)
 
 
 def test_a_forward_pass_without_exchange_allows_no_backward_pass_with_one() -> None:

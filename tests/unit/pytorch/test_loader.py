@@ -42,8 +42,8 @@ def test_worker_processes_do_not_change_the_order(options: dict[str, Any]) -> No
     alone = DataLoader(_DATA, batch_size=3, shuffle=True)
     helped = DataLoader(_DATA, batch_size=3, shuffle=True, **options)
     place = {"num_replicas": 2, "rank": 1, "seed": 5}
-    whole = _take(alone, 8, **place)
-    assert _take(helped, 7, skip=1, **place) == whole[1:]
+    expected = _take(alone, 8, **place)
+    assert _take(helped, 7, skip=1, **place) == expected[1:]
     assert _weighted(helped, 8, **place) == _weighted(alone, 8, **place)
 
 
@@ -183,19 +183,19 @@ _WIDE = TensorDataset(
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_whole_batches_are_what_record_by_record_gives(dataset: Dataset[Any], shuffle: bool) -> None:
     """A collate_fn of the user's has the loader read record by record."""
-    whole, single = (
+    by_batch, by_record = (
         list(itertools.islice(loader.get_data_loader(repeat=shuffle, skip=int(shuffle), seed=3), 6))
         for loader in (
             DataLoader(dataset, batch_size=4, shuffle=shuffle),
             DataLoader(dataset, batch_size=4, shuffle=shuffle, collate_fn=default_collate),
         )
     )
-    assert len(whole) == len(single) > 0
-    for batch, expected in zip(whole, single, strict=True):
+    assert len(by_batch) == len(by_record) > 0
+    for batch, expected in zip(by_batch, by_record, strict=True):
         assert type(batch) is type(expected)
-        for value, other in zip(batch, expected, strict=True):
-            torch.testing.assert_close(value, other, rtol=0, atol=0)
-            assert value.requires_grad == other.requires_grad
+        for value, expected_value in zip(batch, expected, strict=True):
+            torch.testing.assert_close(value, expected_value, rtol=0, atol=0)
+            assert value.requires_grad == expected_value.requires_grad
 
 
 def test_batch_is_a_copy_of_the_data() -> None:

@@ -23,11 +23,11 @@ def test_training_metrics_weigh_every_batch_alike() -> None:
 
 
 def test_sum_of_halves_is_as_good_as_one_of_floats() -> None:
-    sums, one = MetricSums(), torch.tensor(1.0, dtype=torch.bfloat16)
+    sums, value = MetricSums(), torch.tensor(1.0, dtype=torch.bfloat16)
     for _ in range(1000):
-        sums.add({"loss": one}, "train_batch")
+        sums.add({"loss": value}, "train_batch")
     assert sums.take() == {"loss": (1000.0, 1000)}
-    assert one == 1
+    assert value == 1
 
 
 def test_sum_of_counts_is_exact() -> None:

@@ -39,7 +39,7 @@ class _Reducing(_Numbered):
 
 
 @pytest.mark.parametrize(
-    ("kind", "init", "at"),
+    ("trial_class", "init", "at"),
     [
         # Before a validation and at the end it does not wait.
         (_Numbered, {}, [3, 5, 6, 9, 10]),
@@ -49,13 +49,13 @@ class _Reducing(_Numbered):
     ],
 )
 def test_report_is_of_its_batches_also_where_it_waits_for_the_next_one(
-    kind: type[SmallTrial], init: dict[str, Any], at: list[int], monkeypatch: pytest.MonkeyPatch
+    trial_class: type[SmallTrial], init: dict[str, Any], at: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trials: list[SmallTrial] = []
     reports: list[tuple[int, int, float]] = []
 
     def make(context: pytorch.PyTorchTrialContext) -> SmallTrial:
-        trials.append(kind(context))
+        trials.append(trial_class(context))
         return trials[0]
 
     def report(_self: TrainContext, steps_completed: int, metrics: dict[str, float]) -> None:
@@ -85,14 +85,14 @@ def test_validation_before_the_first_batch_reports_no_training(monkeypatch: pyte
 def test_numbers_of_other_ranks_are_asked_for_only_where_metrics_are_averaged(
     is_joint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
+    totals: list[object] = []
     average_later = Averaging.average_later
 
     def note(averaging: Averaging, own: Totals) -> Callable[[], dict[str, float]]:
-        asked.append(own)
+        totals.append(own)
         return average_later(averaging, own)
 
     monkeypatch.setattr(Averaging, "average_later", note)
     config = {"optimizations": {"average_training_metrics": is_joint}}
     fit(_Numbered, max_length=pytorch.Batch(4), reporting_period=pytorch.Batch(2), init={"exp_conf": config})
-    assert len(asked) == (2 if is_joint else 0)
+    assert len(totals) == (2 if is_joint else 0)

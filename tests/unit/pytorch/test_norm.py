@@ -23,8 +23,8 @@ def test_norm_of_fp16_does_not_overflow() -> None:
 
 
 def test_norm_is_over_all_types() -> None:
-    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    parameters = [_parameter(torch.full((4,), 3.0, dtype=kind)) for kind in kinds]
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    parameters = [_parameter(torch.full((4,), 3.0, dtype=dtype)) for dtype in dtypes]
     assert float(clip_to_norm(parameters, 6.0)) == pytest.approx(12.0)
     for parameter in parameters:
         assert parameter.grad is not None

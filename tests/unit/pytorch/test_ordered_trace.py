@@ -65,19 +65,19 @@ def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fusion(monkeypatch: pytest.MonkeyPatch) -> _RestedFusion:
-    found = _RestedFusion()
-    monkeypatch.setattr("gangline.pytorch.training.loop.open_fusion", lambda *_: found)
-    return found
+    rested_fusion = _RestedFusion()
+    monkeypatch.setattr("gangline.pytorch.training.loop.open_fusion", lambda *_: rested_fusion)
+    return rested_fusion
 
 
 def _traces() -> list[list[str]]:
     """Returns the batches of each trace, in the order of the times in their names."""
-    found = []
+    traces = []
     for path in sorted(Path("tensorboard").glob("*.pt.trace.json"), key=lambda path: path.name.split(".")[-4]):
         events = json.loads(path.read_text())["traceEvents"]
         assert any(event.get("name", "").startswith("aten::") for event in events)
-        found.append(sorted({event["name"] for event in events if str(event.get("name")).startswith("batch ")}))
-    return found
+        traces.append(sorted({event["name"] for event in events if str(event.get("name")).startswith("batch ")}))
+    return traces
 
 
 def _fit(

@@ -27,9 +27,9 @@ REFUSED = "the ordered trace is refused: the trial's own code runs torch's profi
 def _batches(path: Path) -> list[int]:
     """That a trace holds."""
     events = json.loads(path.read_text())
-    found = events["traceEvents"] if isinstance(events, dict) else events
-    assert any(str(event.get("name")).startswith("aten::") for event in found)
-    return sorted({int(event["name"][6:]) for event in found if str(event.get("name")).startswith("batch ")})
+    trace_events = events["traceEvents"] if isinstance(events, dict) else events
+    assert any(str(event.get("name")).startswith("aten::") for event in trace_events)
+    return sorted({int(event["name"][6:]) for event in trace_events if str(event.get("name")).startswith("batch ")})
 
 
 @pytest.mark.parametrize(
@@ -62,26 +62,26 @@ def test_a_profiler_of_the_trials_own_goes_first(
 def test_a_session_is_open_from_its_warm_up_to_its_end() -> None:
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
     own = torch.profiler.profile(activities=CPU, schedule=schedule)
-    found = [other_session.is_open()]
+    states = [other_session.is_open()]
     own.start()
     for _ in range(3):
-        found.append(other_session.is_open())
+        states.append(other_session.is_open())
         own.step()
-    found.append(other_session.is_open())
+    states.append(other_session.is_open())
     own.stop()
-    assert [*found, other_session.is_open()] == [False, False, True, True, False, False]
+    assert [*states, other_session.is_open()] == [False, False, True, True, False, False]
 
 
 def test_a_session_that_warms_up_for_its_second_cycle_is_open() -> None:
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=2)
     own = torch.profiler.profile(activities=CPU, schedule=schedule, acc_events=True)
     own.start()
-    found = []
+    states = []
     for _ in range(6):
-        found.append(other_session.is_open())
+        states.append(other_session.is_open())
         own.step()
     own.stop()
-    assert found == [False, True, True, False, True, True]
+    assert states == [False, True, True, False, True, True]
     assert not other_session.is_open()
 
 
@@ -103,25 +103,25 @@ def test_a_session_of_another_thread_is_open() -> None:
 
 
 def test_nothing_of_torch_is_changed_once_a_watch_is_over() -> None:
-    before = [vars(kind)[name] for kind, name in other_session._BEGINNINGS]
-    told: list[int] = []
-    end = other_session.watch(lambda: told.append(1))
+    before = [vars(owner)[name] for owner, name in other_session._BEGINNINGS]
+    calls: list[int] = []
+    end = other_session.watch(lambda: calls.append(1))
     with torch.profiler.profile(activities=CPU):
         pass
     end()
     with torch.profiler.profile(activities=CPU):
         pass
-    assert told == [1]
-    assert [vars(kind)[name] for kind, name in other_session._BEGINNINGS] == before
+    assert calls == [1]
+    assert [vars(owner)[name] for owner, name in other_session._BEGINNINGS] == before
 
 
 def test_who_wraps_it_once_more_keeps_that_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    end = other_session.watch(lambda: told.append("watch"))
+    calls: list[str] = []
+    end = other_session.watch(lambda: calls.append("watch"))
     inner = vars(profiler.profile)["_prepare_trace"]
 
     def outer(self: Any) -> None:
-        told.append("outer")
+        calls.append("outer")
         inner(self)
 
     profiler.profile._prepare_trace = outer  # type: ignore[method-assign]  # as another library would
@@ -129,17 +129,17 @@ def test_who_wraps_it_once_more_keeps_that_wrap(monkeypatch: pytest.MonkeyPatch)
         end()
         with torch.profiler.profile(activities=CPU):
             pass
-        assert told == ["outer"]
+        assert calls == ["outer"]
     finally:
         profiler.profile._prepare_trace = inner.__wrapped__  # type: ignore[method-assign]  # what it was
 
 
 def test_a_torch_that_begins_sessions_in_another_way_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_session, "_BEGINNINGS", ((profiler.profile, "_begin_in_a_new_way"),))
-    told: list[int] = []
-    end = other_session.watch(lambda: told.append(1))
+    calls: list[int] = []
+    end = other_session.watch(lambda: calls.append(1))
     with torch.profiler.profile(activities=CPU):
         pass
     end()
-    assert told == []
+    assert calls == []
     assert not hasattr(profiler.profile, "_begin_in_a_new_way")

@@ -83,7 +83,7 @@ def test_mesh_has_a_copy_for_each_machine(size: int, machines: int, shape: tuple
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
 def test_clipping_is_that_of_torch(norm_type: float) -> None:
     ours = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(1))]
-    theirs = [nn.Parameter(one.detach().clone()) for one in ours]
+    theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
     for index, (left, right) in enumerate(zip(ours[:2], theirs[:2], strict=True)):
         left.grad, right.grad = torch.full_like(left, 3.0 + index), torch.full_like(right, 3.0 + index)
     norm = clip_to_norm(ours, 0.5, norm_type)
@@ -128,8 +128,8 @@ def test_one_slot_has_nothing_to_divide() -> None:
 
 
 def test_optimizer_of_other_parameters_is_refused() -> None:
-    model, other = nn.Linear(1, 1), nn.Linear(1, 2)
-    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1.0)
+    model, other_model = nn.Linear(1, 1), nn.Linear(1, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *other_model.parameters()], lr=1.0)
     for replaces, words in ((False, "ranks would train them apart"), (True, "build the optimizer after that")):
         wrapped = WrappedModels("zero3", replaces)
         wrapped.add(model)

@@ -22,8 +22,8 @@ class _Typed(SmallTrial):
         self.types: set[tuple[str, str]] = set()
         self.model.register_forward_hook(lambda _module, _inputs, output: self._note("forward", output.dtype))
 
-    def _note(self, what: str, kind: torch.dtype) -> None:
-        self.types.add((what, str(kind).removeprefix("torch.")))
+    def _note(self, what: str, dtype: torch.dtype) -> None:
+        self.types.add((what, str(dtype).removeprefix("torch.")))
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         loss = (self.model(batch[0]).float() ** 2).mean()
@@ -40,12 +40,12 @@ def _is_cast() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("level", "kind"), [("O0", "float32"), ("bf16", "bfloat16"), ("fp16", "float16"), ("O2", "float16")]
+    ("level", "dtype_name"), [("O0", "float32"), ("bf16", "bfloat16"), ("fp16", "float16"), ("O2", "float16")]
 )
-def test_forward_passes_run_in_the_named_type(level: str, kind: str) -> None:
+def test_forward_passes_run_in_the_named_type(level: str, dtype_name: str) -> None:
     init = {"exp_conf": {"optimizations": {"mixed_precision": level}}}
     trial = fit(_Typed, max_length=pytorch.Batch(2), init=init)
-    assert trial.types == {("forward", kind)}
+    assert trial.types == {("forward", dtype_name)}
     assert trial.model.weight.dtype == torch.float32
 
 
@@ -56,8 +56,8 @@ def test_fp16_scales_the_loss_and_keeps_its_scale() -> None:
     (folder,) = Path("checkpoints").iterdir()
     kept = trial.context.scalers[0].state_dict()
     resumed = fit(_Slow, max_length=pytorch.Batch(9), init=config, latest_checkpoint=folder.name)
-    found = resumed.context.scalers[0].state_dict()
-    assert (found["scale"], found["_growth_tracker"]) == (kept["scale"], kept["_growth_tracker"] + 1)
+    scaler_state = resumed.context.scalers[0].state_dict()
+    assert (scaler_state["scale"], scaler_state["_growth_tracker"]) == (kept["scale"], kept["_growth_tracker"] + 1)
 
 
 @pytest.mark.parametrize(

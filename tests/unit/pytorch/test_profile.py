@@ -43,8 +43,8 @@ def test_phase_inside_another_counts_for_itself_alone(monkeypatch: pytest.Monkey
 
 
 def test_means_over_ranks() -> None:
-    found = mean([{"samples_per_second": 10.0, "gpu_percent": 50.0}, {"samples_per_second": 20.0}])
-    assert found == {"gpu_percent": 50.0, "samples_per_second": 30.0}
+    means = mean([{"samples_per_second": 10.0, "gpu_percent": 50.0}, {"samples_per_second": 20.0}])
+    assert means == {"gpu_percent": 50.0, "samples_per_second": 30.0}
 
 
 @pytest.mark.parametrize(

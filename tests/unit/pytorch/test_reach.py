@@ -53,7 +53,7 @@ def test_update_of_each_parameter_by_itself_is_divided(make: Any, expected: Reac
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("optimizer_class", "reason"),
     [
         (Lamb, "Lamb updates a parameter differently when it holds other parameters too"),
         (Noisy, "Noisy updates a parameter differently when it holds other parameters too"),
@@ -62,9 +62,9 @@ def test_update_of_each_parameter_by_itself_is_divided(make: Any, expected: Reac
         (Failing, "(its step failed on small tensors: ValueError: no)"),
     ],
 )
-def test_other_optimizers_are_refused(kind: type[OwnOptimizer], reason: str) -> None:
+def test_other_optimizers_are_refused(optimizer_class: type[OwnOptimizer], reason: str) -> None:
     with pytest.raises(GanglineError) as caught:
-        check_reach("zero1", kind(_parameters()))
+        check_reach("zero1", optimizer_class(_parameters()))
     assert reason in caught.value.message
     assert caught.value.message.endswith("; use ddp")
     assert caught.value.code == "parallelism.optimizer"
@@ -82,7 +82,9 @@ def test_trial_of_an_optimizer_leaves_no_trace() -> None:
     assert torch.equal(torch.rand(3), expected)
     assert not calls
     assert not optimizer.state
-    assert all(torch.equal(one, torch.ones_like(one)) and one.grad is None for one in parameters)
+    assert all(
+        torch.equal(parameter, torch.ones_like(parameter)) and parameter.grad is None for parameter in parameters
+    )
     assert optimizer.param_groups[0]["lr"] == 0.05
 
 

@@ -112,10 +112,10 @@ def test_ranks_of_a_replica_train_on_the_same_records_and_draw_the_same_numbers(
         seen = [value for _ in range(2) for value in next(batches)[0][0].flatten().tolist()]
         return seen, loop._position.epoch_length, loop._position.records_per_batch
 
-    found = in_ranks(SIZE, work)
-    assert found[0] == found[1] != found[2] == found[3]
-    assert sorted(found[0][0] + found[2][0]) == sorted(DATA.tensors[0].flatten().tolist())
-    assert {(length, records) for _, length, records in found} == {(2, 6)}
+    by_rank = in_ranks(SIZE, work)
+    assert by_rank[0] == by_rank[1] != by_rank[2] == by_rank[3]
+    assert sorted(by_rank[0][0] + by_rank[2][0]) == sorted(DATA.tensors[0].flatten().tolist())
+    assert {(length, records) for _, length, records in by_rank} == {(2, 6)}
 
 
 def test_a_replica_seeds_its_ranks_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +135,11 @@ def test_a_validation_counts_every_record_once() -> None:
         metrics = Evaluation(trial, trial.context, {}, trial.build_validation_data_loader()).run()
         return metrics, trial.records
 
-    found = in_ranks(SIZE, work)
+    by_rank = in_ranks(SIZE, work)
     mean = float(DATA.tensors[0].mean())
-    for metrics, _ in found:
+    for metrics, _ in by_rank:
         assert metrics == {"mean": pytest.approx(mean, abs=1e-6), "count": 12.0, "batches": 3.0}
-    assert found[0][1] == found[1][1] != found[2][1] == found[3][1]
+    assert by_rank[0][1] == by_rank[1][1] != by_rank[2][1] == by_rank[3][1]
 
 
 def test_only_counted_ranks_make_the_mean_of_training_metrics() -> None:
@@ -151,11 +151,11 @@ def test_only_counted_ranks_make_the_mean_of_training_metrics() -> None:
 
     def work(distributed: DistributedContext) -> tuple[list[dict[str, float]], int]:
         averaging = Averaging(distributed, is_counted=distributed.rank % 2 == 1)
-        found, rounds = [], []
+        averaged, rounds = [], []
         for report in reports:
-            found.append(averaging.average_later(report[distributed.rank])())
+            averaged.append(averaging.average_later(report[distributed.rank])())
             rounds.append(distributed._transport._round)  # type: ignore[attr-defined]  # what it has exchanged
-        return found, rounds[1] - rounds[0]
+        return averaged, rounds[1] - rounds[0]
 
     means = [{"loss": 2.0}, {"loss": 3.0}, {"loss": 1.0, "error": 5.0}]
     # Uncounted ranks report other names, which must not cost a second exchange.
@@ -184,11 +184,11 @@ def test_profile_adds_the_records_of_counted_ranks() -> None:
 
     def work(distributed: DistributedContext) -> dict[str, float]:
         context = _context(distributed)
-        found: dict[str, float] = {}
-        keep: Any = lambda _group, _batches, metrics: found.update(metrics)  # noqa: E731  it replaces a method
+        reported: dict[str, float] = {}
+        keep: Any = lambda _group, _batches, metrics: reported.update(metrics)  # noqa: E731  it replaces a method
         context.core.train.report_metrics = keep  # type: ignore[method-assign]  # shows what is reported
-        reports = TrainingReports(context, {}, cast("Any", Profiled(distributed.rank)), lambda _found, _batches: None)
+        reports = TrainingReports(context, {}, cast("Any", Profiled(distributed.rank)), lambda _metrics, _batches: None)
         reports._report_profile()
-        return found
+        return reported
 
     assert in_ranks(SIZE, work)[0] == {SUMMED: 16.0, "step_seconds": 1.5}

@@ -47,25 +47,25 @@ def _in_rounds(monkeypatch: pytest.MonkeyPatch, rounds: int, make: Any = _Counte
 
 @pytest.mark.parametrize("rounds", [2, 3, 4, 6])
 def test_rounds_train_to_the_same_weights_in_the_same_steps(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
-    whole = _in_rounds(monkeypatch, 1)
+    undivided = _in_rounds(monkeypatch, 1)
     part = _in_rounds(monkeypatch, rounds)
-    assert (whole.num_calls, part.num_calls) == (7, 7 * rounds)
-    assert part.context.get_global_batch_size() == whole.context.get_global_batch_size() == 12
+    assert (undivided.num_calls, part.num_calls) == (7, 7 * rounds)
+    assert part.context.get_global_batch_size() == undivided.context.get_global_batch_size() == 12
     assert part.context.get_per_slot_batch_size() == 12 // rounds
-    assert part.context.position == whole.context.position
-    assert part.scheduler.last_epoch == whole.scheduler.last_epoch == 7
-    torch.testing.assert_close(part.model.weight, whole.model.weight, rtol=0, atol=1e-6)
-    torch.testing.assert_close(part.model.bias, whole.model.bias, rtol=0, atol=1e-6)
+    assert part.context.position == undivided.context.position
+    assert part.scheduler.last_epoch == undivided.scheduler.last_epoch == 7
+    torch.testing.assert_close(part.model.weight, undivided.model.weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(part.model.bias, undivided.model.bias, rtol=0, atol=1e-6)
 
 
 def test_rounds_and_aggregated_batches_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
     for averages in (True, False):
         config = {"optimizations": {"aggregation_frequency": 2, "average_aggregated_gradients": averages}}
         init = {**SETTING, "exp_conf": config}
-        whole = _in_rounds(monkeypatch, 1, init=init)
+        undivided = _in_rounds(monkeypatch, 1, init=init)
         part = _in_rounds(monkeypatch, 3, init=init)
-        assert (whole.num_calls, part.num_calls) == (7, 21)
-        torch.testing.assert_close(part.model.weight, whole.model.weight, rtol=0, atol=1e-6)
+        assert (undivided.num_calls, part.num_calls) == (7, 21)
+        torch.testing.assert_close(part.model.weight, undivided.model.weight, rtol=0, atol=1e-6)
 
 
 class _Reported(pytorch.PyTorchCallback):
@@ -98,15 +98,15 @@ def test_rounds_divide_the_last_step_of_an_epoch_as_the_full_gang_does(
 ) -> None:
     """The second step has 4 of 12 records: in four rounds two of them repeat records, which count nothing."""
     init = {"hparams": {"global_batch_size": 8}, "exp_conf": {"scheduling_unit": 1}}
-    whole = _in_rounds(monkeypatch, 1, _Told, init=init)
+    undivided = _in_rounds(monkeypatch, 1, _Told, init=init)
     part = _in_rounds(monkeypatch, rounds, _Told, init=init)
-    assert (whole.num_calls, part.num_calls) == (7, 7 * rounds)
-    assert part.context.position == whole.context.position
-    assert [one["records"] for one in part.reported.metrics] == [8, 4, 8, 4, 8, 4, 8]
-    losses, expected = ([one["loss"] for one in trial.reported.metrics] for trial in (part, whole))
+    assert (undivided.num_calls, part.num_calls) == (7, 7 * rounds)
+    assert part.context.position == undivided.context.position
+    assert [metrics["records"] for metrics in part.reported.metrics] == [8, 4, 8, 4, 8, 4, 8]
+    losses, expected = ([metrics["loss"] for metrics in trial.reported.metrics] for trial in (part, undivided))
     assert losses == pytest.approx(expected, abs=1e-6)
-    torch.testing.assert_close(part.model.weight, whole.model.weight, rtol=0, atol=1e-6)
-    torch.testing.assert_close(part.model.bias, whole.model.bias, rtol=0, atol=1e-6)
+    torch.testing.assert_close(part.model.weight, undivided.model.weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(part.model.bias, undivided.model.bias, rtol=0, atol=1e-6)
 
 
 def test_a_trial_that_clears_gradients_itself_may_not_be_one_that_shrinks() -> None:

@@ -104,15 +104,15 @@ def test_what_is_due_between_two_steps_comes_with_the_later_one(
 ) -> None:
     schedule = Schedule(Batch(40), Batch(100), period, period, aggregation_frequency=frequency)
     position = Position(epoch_length, records_per_batch=4)
-    expected, found = set(), set()
+    expected, due = set(), set()
     for _ in range(10 * frequency):
         position.advance()
         if period.is_due(position):
             expected.add(-(-position.batches // frequency) * frequency)
         if schedule.has_validation(position):
-            found.add(position.batches)
+            due.add(position.batches)
         assert schedule.has_checkpoint(position) == schedule.has_validation(position)
-    assert found == expected
+    assert due == expected
 
 
 def test_reports_do_not_wait_for_a_step() -> None:

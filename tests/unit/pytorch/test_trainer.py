@@ -115,7 +115,7 @@ def test_clipping_may_look_at_the_parameters_twice() -> None:
     class Clipped(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             self.context.backward((self.model(batch[0]) ** 2).mean())
-            before = [one.detach().clone() for one in self.model.parameters()]
+            before = [parameter.detach().clone() for parameter in self.model.parameters()]
             self.context.step_optimizer(self.optimizer, self.clip)
             assert all(map(torch.equal, before, self.model.parameters()))
             return {}
@@ -170,12 +170,12 @@ def test_the_rate_stays_until_the_optimizer_steps(make: type[_Rates], rates: lis
 def test_a_run_goes_on_from_between_two_steps_as_the_whole_one() -> None:
     """Nothing is saved there, as the gathered gradients would be missing."""
     arguments: dict[str, Any] = {"checkpoint_period": pytorch.Batch(6), "init": {"aggregation_frequency": 4}}
-    whole = fit(_Rates, max_length=pytorch.Batch(20), **arguments)
+    uninterrupted = fit(_Rates, max_length=pytorch.Batch(20), **arguments)
     assert _checkpoints() == [8, 12, 20]
     for folder in Path("checkpoints").iterdir():
         done = pytorch.load_checkpoint(folder)["progress"]["batches"]
-        rest = fit(_Rates, max_length=pytorch.Batch(20), latest_checkpoint=folder.name, init=arguments["init"])
-        assert rest.losses == pytest.approx(whole.losses[done:])
+        resumed = fit(_Rates, max_length=pytorch.Batch(20), latest_checkpoint=folder.name, init=arguments["init"])
+        assert resumed.losses == pytest.approx(uninterrupted.losses[done:])
 
 
 def test_a_validation_is_of_what_is_saved_with_it() -> None:
@@ -246,9 +246,13 @@ def test_the_checkpoint_of_an_early_end_has_its_validation() -> None:
 
     _fit(Stopping, max_length=pytorch.Batch(500), checkpoint_period=pytorch.Batch(1))
     saved = [json.loads(path.read_text()) for path in Path("checkpoints").glob("*/metadata.json")]
-    last = max(one["steps_completed"] for one in saved)
+    last = max(metadata["steps_completed"] for metadata in saved)
     assert 3 <= last < 500
-    assert [one for one in saved if one["steps_completed"] == last and "error" in one["validation_metrics"]]
+    assert [
+        metadata
+        for metadata in saved
+        if metadata["steps_completed"] == last and "error" in metadata["validation_metrics"]
+    ]
 
 
 def test_full_dataset_is_evaluated_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,7 +425,7 @@ def test_average_of_aggregated_gradients_may_be_an_optimizers_own() -> None:
         rate, options = 0.4, {}
 
     init = {"aggregation_frequency": 4}
-    summed, mean = (_fit(kind, max_length=pytorch.Batch(4), init=init) for kind in (Wrapping, Fast))
+    summed, mean = (_fit(trial_class, max_length=pytorch.Batch(4), init=init) for trial_class in (Wrapping, Fast))
     assert summed.model.state_dict()["weight"] == pytest.approx(mean.model.state_dict()["weight"])
 
 
@@ -476,8 +480,8 @@ class _SampledByFour(_NumbersByFour):
 
 
 def _newest() -> str:
-    found = {path.parent.name: json.loads(path.read_text()) for path in Path("checkpoints").glob("*/metadata.json")}
-    return max(found, key=lambda name: int(found[name]["steps_completed"]))
+    metadata = {path.parent.name: json.loads(path.read_text()) for path in Path("checkpoints").glob("*/metadata.json")}
+    return max(metadata, key=lambda name: int(metadata[name]["steps_completed"]))
 
 
 def test_an_epoch_goes_on_at_its_next_record_with_another_batch_size() -> None:

@@ -12,12 +12,12 @@ from gangline.pytorch.trial.unit import Batch, Epoch, Position, Record, TrainUni
 
 def _due_at(unit: TrainUnit, batches: int) -> list[int]:
     position = Position(epoch_length=4, records_per_batch=10)
-    found = []
+    due = []
     for _ in range(batches):
         position.advance()
         if unit.is_due(position):
-            found.append(position.batches)
-    return found
+            due.append(position.batches)
+    return due
 
 
 @pytest.mark.parametrize(

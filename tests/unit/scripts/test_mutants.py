@@ -84,8 +84,12 @@ def test_each_defect_in_our_own_files_is_another_program_with_the_same_signature
 def _signatures(tree: ast.Module) -> list[tuple[str | None, ...]]:
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [
-        (one.name, ast.get_docstring(one), *(ast.unparse(note) for arg in one.args.args if (note := arg.annotation)))
-        for one in functions
+        (
+            function.name,
+            ast.get_docstring(function),
+            *(ast.unparse(note) for arg in function.args.args if (note := arg.annotation)),
+        )
+        for function in functions
     ]
 
 
@@ -209,16 +213,16 @@ def test_a_defect_is_tried_with_the_tests_that_call_its_function(tmp_path: Path)
     for file, text in (("near.py", "from services.sum import add"), ("far.py", "")):
         _write(tmp_path / "tests" / file, text)
     calls = frozenset({"services/sum.py::add", "services/sum.py::Sum.total"})
-    quick, slow, far, other = (
+    quick, slow, far, unrelated = (
         MeasuredTest("tests/near.py::quick", 1.0, calls),
         MeasuredTest("tests/near.py::slow", 2.0, calls),
         MeasuredTest("tests/far.py::far", 0.1, calls),
         MeasuredTest("tests/far.py::other", 0.1, frozenset({"services/other.py::add"})),
     )
-    tests = [other, far, slow, quick]
+    tests = [unrelated, far, slow, quick]
     assert select("services/sum.py", "Sum.total", tests, tmp_path) == [quick, slow, far]
     assert select("services/sum.py", "Sum.mean", tests, tmp_path) == []
-    assert select("services/sum.py", "", tests, tmp_path) == [quick, slow, far, other]
+    assert select("services/sum.py", "", tests, tmp_path) == [quick, slow, far, unrelated]
 
 
 def test_a_defect_names_its_function() -> None:

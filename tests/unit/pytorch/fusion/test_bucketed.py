@@ -41,17 +41,17 @@ class Training:
 
     @property
     def bucketed(self) -> BucketedModel:
-        found = self.strategy.bucketed()
-        assert found is not None
-        return found
+        model = self.strategy.bucketed()
+        assert model is not None
+        return model
 
     def sizes(self, steps: int = 4) -> list[int]:
         """Bytes of the buckets after some steps, in the order in which they go out."""
         for _ in range(steps):
             self.net(torch.ones(1, 64)).sum().backward()
             self.net.zero_grad()
-        found = self.strategy._wrappers[0]._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # torch leaves it so
-        text = str(found.get("rebuilt_bucket_sizes") or found["bucket_sizes"])
+        logged = self.strategy._wrappers[0]._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # torch leaves it so
+        text = str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"])
         return [int(size) for size in text.split(",")]
 
 
@@ -143,8 +143,8 @@ def test_obstacles(hook: str | bool, layer: nn.Module, obstacle: str | None) -> 
     strategy.prepare_model(nn.Sequential(layer, nn.Linear(600, 4)))
     bucketed = strategy.bucketed()
     assert bucketed is not None
-    found = bucketed.obstacle()
-    assert found is None if obstacle is None else obstacle in str(found)
+    reported = bucketed.obstacle()
+    assert reported is None if obstacle is None else obstacle in str(reported)
 
 
 def test_no_bucketed_model_where_there_are_two_or_the_cap_is_fixed() -> None:

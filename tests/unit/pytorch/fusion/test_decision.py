@@ -49,8 +49,8 @@ def test_the_best_is_tried_with_a_small_last_bucket_too(link: LinkCost, last_buc
     """1 MiB where the link's time is not measurable, else the bytes that it sends in the fixed time of an exchange: 6
     MB.
     """
-    found = [tuple(len(bucket) for bucket in one.partition[-2:]) for one in propose(_model(link))]
-    assert last_buckets in found
+    tried = [tuple(len(bucket) for bucket in candidate.partition[-2:]) for candidate in propose(_model(link))]
+    assert last_buckets in tried
 
 
 def test_challengers_differ_by_half_or_more() -> None:
@@ -63,8 +63,8 @@ def test_challengers_differ_by_half_or_more() -> None:
 def test_optimum_sends_early_and_ends_small() -> None:
     gradients = Gradients((MIB,) * 10, tuple(0.01 * place for place in range(10)))
     link = LinkCost(0.001, 1e9)
-    found = find_optimum(gradients, link)
-    assert end_of_exchange(gradients, found, link, 1) == pytest.approx(0.09 + link.seconds(MIB))
+    optimum = find_optimum(gradients, link)
+    assert end_of_exchange(gradients, optimum, link, 1) == pytest.approx(0.09 + link.seconds(MIB))
 
 
 def test_link_of_nonsense_is_none() -> None:
@@ -129,21 +129,21 @@ def test_newest_of_several_records_is_recalled() -> None:
 
 
 def test_neighbours_of_a_class_share_a_family_but_not_a_key() -> None:
-    one, other = situation(link=LINK), situation(link=LinkCost(LINK.alpha_seconds * 8, LINK.bytes_per_second))
-    assert one.family == other.family == family_of(one.key)
-    assert one.key != other.key
-    assert is_fusion_key(one.key)
+    fast, slow = situation(link=LINK), situation(link=LinkCost(LINK.alpha_seconds * 8, LINK.bytes_per_second))
+    assert fast.family == slow.family == family_of(fast.key)
+    assert fast.key != slow.key
+    assert is_fusion_key(fast.key)
     assert not is_fusion_key("../election")
 
 
 def test_line_says_what_was_found() -> None:
-    found = record(default_step_seconds=1.24, tuned_step_seconds=1.0, steps=31, total_bytes=39 * MIB, trial_id="7.1")
-    assert line_of(found, 13, is_recalled=False) == "fusion: 13 buckets of ~3 MiB, 1.24x default, 31 steps"
+    tuned = record(default_step_seconds=1.24, tuned_step_seconds=1.0, steps=31, total_bytes=39 * MIB, trial_id="7.1")
+    assert line_of(tuned, 13, is_recalled=False) == "fusion: 13 buckets of ~3 MiB, 1.24x default, 31 steps"
     recalled = "fusion: 13 buckets of ~3 MiB, 1.24x default, recalled from trial 7.1, which took 31 steps"
-    assert line_of(found, 13, is_recalled=True) == recalled
+    assert line_of(tuned, 13, is_recalled=True) == recalled
     default = FusionRecord("a-b", steps=6, total_bytes=MIB)
     assert line_of(default, 1, is_recalled=False) == "fusion: the default of 1 bucket of ~1 MiB is kept, 6 steps"
-    assert metrics_of(found, 13, is_recalled=True)["gain_ratio"] == 1.24
+    assert metrics_of(tuned, 13, is_recalled=True)["gain_ratio"] == 1.24
 
 
 @pytest.mark.parametrize("compute", [0.5, 0.0])

@@ -33,16 +33,16 @@ def test_faster_buckets_are_found_within_forty_steps_and_remembered() -> None:
         trial.train_until_decided()
         return trial
 
-    chief, other = _on_two_ranks(play)
-    found = chief.tuner.record
-    assert found is not None
-    assert not found.is_default
-    assert chief.num_steps == other.num_steps <= 40
-    assert chief.model.applied == other.model.applied
-    assert chief.model.caps == found.bucket_bytes
-    assert found.gain_ratio == pytest.approx(2.0 / 1.5)
-    assert [kept.key for kept in chief.memory.kept] == [found.key]
-    assert other.memory.kept == []
+    chief, peer = _on_two_ranks(play)
+    tuned = chief.tuner.record
+    assert tuned is not None
+    assert not tuned.is_default
+    assert chief.num_steps == peer.num_steps <= 40
+    assert chief.model.applied == peer.model.applied
+    assert chief.model.caps == tuned.bucket_bytes
+    assert tuned.gain_ratio == pytest.approx(2.0 / 1.5)
+    assert [kept.key for kept in chief.memory.kept] == [tuned.key]
+    assert peer.memory.kept == []
     assert [recalled for _, _, recalled in chief.told] == [False]
 
 
@@ -50,10 +50,10 @@ def test_default_is_kept_when_nothing_is_faster_by_two_percent() -> None:
     def seconds(caps: tuple[int, ...]) -> float:
         return 2.0 if caps == DEFAULT_CAPS else 1.98
 
-    chief, other = _on_two_ranks(_decided, seconds_of=seconds)
+    chief, peer = _on_two_ranks(_decided, seconds_of=seconds)
     assert chief.tuner.record is not None
     assert chief.tuner.record.is_default
-    assert chief.model.caps == other.model.caps == DEFAULT_CAPS
+    assert chief.model.caps == peer.model.caps == DEFAULT_CAPS
     assert [kept.is_default for kept in chief.memory.kept] == [True]
 
 
@@ -78,10 +78,10 @@ def test_times_of_the_slowest_rank_decide() -> None:
         trial = ScriptedTrial(distributed, lambda caps: 2.0 if caps == DEFAULT_CAPS else fast)
         return _decided(trial)
 
-    chief, other = in_ranks(2, play)
+    chief, peer = in_ranks(2, play)
     assert chief.tuner.record is not None
     assert chief.tuner.record.is_default
-    assert chief.model.applied == other.model.applied
+    assert chief.model.applied == peer.model.applied
 
 
 def test_missing_times_of_one_rank_keep_the_default() -> None:
@@ -89,8 +89,8 @@ def test_missing_times_of_one_rank_keep_the_default() -> None:
         fast = 1.0 if distributed.is_chief else NEVER
         return _decided(ScriptedTrial(distributed, lambda caps: 2.0 if caps == DEFAULT_CAPS else fast))
 
-    chief, other = in_ranks(2, play)
-    assert chief.model.caps == other.model.caps == DEFAULT_CAPS
+    chief, peer = in_ranks(2, play)
+    assert chief.model.caps == peer.model.caps == DEFAULT_CAPS
 
 
 @pytest.mark.parametrize("order", [list(range(NUM_TENSORS)), [0] * NUM_TENSORS])
@@ -120,11 +120,11 @@ def _trained(trial: ScriptedTrial, steps: int) -> ScriptedTrial:
 
 
 def test_recalled_buckets_are_there_before_the_first_step_and_compared_once() -> None:
-    chief, other = _on_two_ranks(lambda trial: _trained(trial, 300), recall=Recall(record()))
+    chief, peer = _on_two_ranks(lambda trial: _trained(trial, 300), recall=Recall(record()))
     assert chief.model.applied[0] == _FOUR
     assert sorted(chief.model.applied[1:3]) == sorted([_FOUR, DEFAULT_CAPS])
     assert chief.model.applied[3:] == [_FOUR]
-    assert other.model.applied == chief.model.applied
+    assert peer.model.applied == chief.model.applied
     assert chief.told == [(record(), 4, True)]
     assert chief.memory.kept == []
 
@@ -137,9 +137,9 @@ def test_recalled_buckets_that_are_slower_here_are_forgotten_and_tuned_anew() ->
         trial.train(100)
         return trial
 
-    chief, other = _on_two_ranks(play, seconds_of=seconds, recall=Recall(record()))
+    chief, peer = _on_two_ranks(play, seconds_of=seconds, recall=Recall(record()))
     assert chief.memory.forgotten == [record().key]
-    assert other.memory.forgotten == []
+    assert peer.memory.forgotten == []
     assert len(chief.memory.kept) == 1
     assert chief.model.caps not in (_FOUR, DEFAULT_CAPS)
 
@@ -168,9 +168,9 @@ def test_lasting_change_of_the_exchange_tunes_again() -> None:
         trial.train(300)
         return trial
 
-    chief, other = _on_two_ranks(play)
+    chief, peer = _on_two_ranks(play)
     assert len(chief.memory.kept) == 2
-    assert chief.model.applied == other.model.applied
+    assert chief.model.applied == peer.model.applied
 
 
 def test_steps_that_rest_say_nothing_of_the_exchange() -> None:
@@ -239,9 +239,9 @@ def test_winner_that_nobody_expected_is_raced_against_a_neighbour() -> None:
     def seconds(caps: tuple[int, ...]) -> float:
         return 3.0 if caps == DEFAULT_CAPS else 1.0 + 0.05 * count(caps)
 
-    chief, other = _on_two_ranks(_decided, seconds_of=seconds)
+    chief, peer = _on_two_ranks(_decided, seconds_of=seconds)
     assert 24 < chief.num_steps <= 40
-    assert chief.model.applied == other.model.applied
+    assert chief.model.applied == peer.model.applied
     challengers = {caps for caps in chief.model.applied[:4] if caps != DEFAULT_CAPS}
     assert len(challengers) == 3
     assert count(chief.model.caps) < min(count(caps) for caps in challengers)
