@@ -109,18 +109,24 @@ def _wish(records: Records, wished: Experiment, rules: Rules, now: float) -> Sta
 
 
 def _bring_in_line(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
-    if experiment.state is not State.STOPPING:
+    # Invariant: what stops, what is created and what is given back are changes of their own, because a transaction holds
+    # only so many operations.
+    is_stopping = experiment.state in (State.STOPPING, State.PAUSED) and _stop_some(draft, experiment, rules, now)
+    if experiment.state is not State.STOPPING and not is_stopping:
         make_outstanding(draft, experiment, rules, now)
         follow_experiment(draft, experiment, rules)
-        # In a change of its own, since a transaction holds only so many operations.
         if not draft.change and experiment.state is not State.PAUSED:
             give_back(draft, experiment, rules, now)
-    if experiment.state in (State.STOPPING, State.PAUSED):
-        order = _order_of(experiment, rules, now)
-        behind = [trial for trial in draft.trials_of(experiment.id) if _is_behind(draft, trial, experiment, order)]
-        for trial in behind[:MAX_TRIALS]:
-            _stop_trial(draft, trial, order, now)
     settle_experiment(draft, experiment.id, now)
+
+
+def _stop_some(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> bool:
+    """Stops the next trials of an experiment that is paused or stopping. Returns whether there were any."""
+    order = _order_of(experiment, rules, now)
+    behind = [trial for trial in draft.trials_of(experiment.id) if _is_behind(draft, trial, experiment, order)]
+    for trial in behind[:MAX_TRIALS]:
+        _stop_trial(draft, trial, order, now)
+    return bool(behind)
 
 
 def _order_of(experiment: Experiment, rules: Rules, now: float) -> StopOrder:

@@ -259,6 +259,17 @@ def test_pause_takes_a_checkpoint_and_activate_goes_on() -> None:
     assert not activate_experiment(world.records, 1, RULES, world.now)
 
 
+def test_a_pause_just_after_the_first_starts_fits_into_transactions() -> None:
+    """The world refuses a change that is larger than a transaction of etcd."""
+    world = SearchWorld(config_of({**RANDOM, "max_trials": 80, "max_concurrent_trials": 0}))
+    started = world.place()
+    world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
+    world.continue_change()
+    assert len(started) == 32
+    assert {world.live(trial_id).state for trial_id in started} == {State.STOPPING}
+    assert len(world.trials) == 80
+
+
 def test_a_paused_experiment_whose_last_trial_completes_has_completed() -> None:
     world = SearchWorld(config_of({"name": "single"}))
     world.place()
