@@ -109,8 +109,8 @@ def _wish(records: Records, wished: Experiment, rules: Rules, now: float) -> Sta
 
 
 def _bring_in_line(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
-    # Invariant: what stops, what is created and what is given back are changes of their own, because a transaction holds
-    # only so many operations.
+    # Invariant: trials are stopped, created and made to give slots back in changes of their own, because a transaction
+    # holds only so many operations.
     is_stopping = experiment.state in (State.STOPPING, State.PAUSED) and _stop_some(draft, experiment, rules, now)
     if experiment.state is not State.STOPPING and not is_stopping:
         make_outstanding(draft, experiment, rules, now)
