@@ -86,7 +86,7 @@ SETTINGS = "".join(
     f'[[resource_pools]]\npool_name = "cohort-{cohort}"\nscheduler = {{ preemption = false }}\n'
     for cohort in range(COHORTS)
 )
-CLASS_BY_SLOTS = {one.slots: one for one in CLASSES}
+CLASS_BY_SLOTS = {request_class.slots: request_class for request_class in CLASSES}
 
 
 @dataclass(frozen=True)
@@ -107,23 +107,23 @@ def make_requests(scale: float) -> list[tuple[float, str, Class]]:
     part of each class."""
     requests = []
     for queue in range(COHORTS * QUEUES_PER_COHORT):
-        for kind in CLASSES:
-            for number in range(max(1, round(kind.count * scale))):
-                at = (number + 1) * kind.every_seconds
-                requests.append((at, f"queue-{queue}-{kind.name}-{number}", kind))
+        for request_class in CLASSES:
+            for number in range(max(1, round(request_class.count * scale))):
+                at = (number + 1) * request_class.every_seconds
+                requests.append((at, f"queue-{queue}-{request_class.name}-{number}", request_class))
     return sorted(requests, key=lambda request: request[0])
 
 
-def config_json(name: str, kind: Class) -> str:
+def config_json(name: str, request_class: Class) -> str:
     cohort = int(name.split("-")[1]) // QUEUES_PER_COHORT
     document = {
         "name": name,
         "entrypoint": ["true"],
         "searcher": {"name": "single", "metric": "loss"},
         "resources": {
-            "slots_per_trial": kind.slots,
+            "slots_per_trial": request_class.slots,
             "resource_pool": f"cohort-{cohort}",
-            "priority": kind.priority,
+            "priority": request_class.priority,
         },
     }
     return ExperimentConfig.model_validate(document).model_dump_json()
@@ -157,7 +157,7 @@ async def measure(plane: ControlPlane, scale: float, shorten: float) -> Measurem
     processor = {name: used - processor_before[name] for name, used in plane.processor_seconds().items()}
     await _check_records(plane, len(requests), book)
     last_at = max(book.started_at.values())
-    waits: dict[str, list[float]] = {one.name: [] for one in CLASSES}
+    waits: dict[str, list[float]] = {request_class.name: [] for request_class in CLASSES}
     for allocation_id, at in book.started_at.items():
         waits[class_by_trial[allocation_id.rpartition(".")[0]].name].append(at - submitted_at)
     return Measurement(
@@ -185,12 +185,12 @@ async def _submit_all(plane: ControlPlane, requests: Sequence[tuple[float, str, 
     coming = iter(requests)
 
     async def submit(stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub) -> None:
-        for _, name, kind in coming:
+        for _, name, request_class in coming:
             request = scheduler_pb2.SubmitExperimentRequest(
-                request_id=name, owner="benchmark", config_json=config_json(name, kind), code_sha256="0" * 64
+                request_id=name, owner="benchmark", config_json=config_json(name, request_class), code_sha256="0" * 64
             )
             answer = await stub.SubmitExperiment(request, metadata=rpc.token_metadata(plane.token), timeout=60)
-            class_by_trial[f"{answer.experiment.id}.1"] = kind
+            class_by_trial[f"{answer.experiment.id}.1"] = request_class
 
     async with (
         asyncio.timeout(RUN_DEADLINE_SECONDS),
@@ -251,7 +251,7 @@ async def _check_records(plane: ControlPlane, count: int, book: Book) -> None:
 
 def show(measurement: Measurement) -> None:
     used = ", ".join(f"{name} {milliseconds:.2f}" for name, milliseconds in measurement.processor_ms.items())
-    waits = ", ".join(f"{name} {fmean(found):.1f}" for name, found in measurement.waits.items())
+    waits = ", ".join(f"{name} {fmean(seconds):.1f}" for name, seconds in measurement.waits.items())
     print(
         f"  admitted {measurement.admissions_per_second:6.1f} a second; submitted before that "
         f"{measurement.submits_per_second:6.1f} a second; from submission to end {measurement.whole_per_second:6.1f}; "
@@ -270,24 +270,26 @@ def main() -> int:
     parser.add_argument("--shorten", type=float, default=10.0, help="by what Kueue's run times are divided")
     arguments = parser.parse_args()
     print(describe_machine())
-    began_at, found = time.monotonic(), list[Measurement]()
-    while len(found) < arguments.runs:
-        if found and (time.monotonic() - began_at) * (1 + 1 / len(found)) > arguments.seconds:
+    began_at, measurements = time.monotonic(), list[Measurement]()
+    while len(measurements) < arguments.runs:
+        if measurements and (time.monotonic() - began_at) * (1 + 1 / len(measurements)) > arguments.seconds:
             break
         with running_control_plane(SETTINGS) as plane:
-            found.append(asyncio.run(measure(plane, arguments.scale, arguments.shorten)))
-        show(found[-1])
+            measurements.append(asyncio.run(measure(plane, arguments.scale, arguments.shorten)))
+        show(measurements[-1])
     num_requests = len(make_requests(arguments.scale))
-    print(f"{num_requests:,} requests, {len(found)} of {arguments.runs} runs, a second:")
-    admitted = summarise([one.admissions_per_second for one in found])
-    whole = summarise([one.whole_per_second for one in found])
-    for name, rates in (("admissions alone", admitted), ("from the first submission to the last end", whole)):
+    print(f"{num_requests:,} requests, {len(measurements)} of {arguments.runs} runs, a second:")
+    admitted = summarise([measurement.admissions_per_second for measurement in measurements])
+    end_to_end = summarise([measurement.whole_per_second for measurement in measurements])
+    for name, rates in (("admissions alone", admitted), ("from the first submission to the last end", end_to_end)):
         print(f"  {name:42} median {rates.p50:6.1f} ({rates.minimum:.1f} to {rates.maximum:.1f})")
     print(
         f"  {'Kueue, published, not run here':42} {KUEUE_PER_SECOND:13.1f}, from the first submission to the last end: "
-        f"1/{whole.p50 / KUEUE_PER_SECOND:.1f}"
+        f"1/{end_to_end.p50 / KUEUE_PER_SECOND:.1f}"
     )
-    return 0 if whole.p50 >= TARGET_PER_SECOND and not any(one.faults for one in found) else 1
+    return (
+        0 if end_to_end.p50 >= TARGET_PER_SECOND and not any(measurement.faults for measurement in measurements) else 1
+    )
 
 
 if __name__ == "__main__":

@@ -48,14 +48,14 @@ def measure(strategy: str, state_mb: int, runs: int, steps: int) -> None:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-    found: dict[str, list[dict[str, Any]]] = {}
+    entries_by_way: dict[str, list[dict[str, Any]]] = {}
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             entry = json.loads(line)
-            found.setdefault(entry["way"], []).append(entry)
-    step = summarise([entry["step"] for entries in found.values() for entry in entries])
+            entries_by_way.setdefault(entry["way"], []).append(entry)
+    step = summarise([entry["step"] for entries in entries_by_way.values() for entry in entries])
     print(f"{strategy}, {state_mb} MB of state, {runs} saves each; a step without a save takes p50 {step.p50:.3f} s")
-    for way, entries in found.items():
+    for way, entries in entries_by_way.items():
         cells = []
         for title, key in (("call", "call"), ("training longer by", "slower"), ("complete after", "complete")):
             summary = summarise([entry[key] for entry in entries])

@@ -62,11 +62,11 @@ class Contest:
     def fastest(self) -> str:
         return fastest({name: _flat(samples.wall) for name, samples in self.samples.items()})
 
-    def wall_ratio(self, name: str, other: str) -> Ratio:
-        return _ratio(self.samples[name].wall, self.samples[other].wall)
+    def wall_ratio(self, name: str, baseline: str) -> Ratio:
+        return _ratio(self.samples[name].wall, self.samples[baseline].wall)
 
-    def cpu_ratio(self, name: str, other: str) -> Ratio:
-        return _ratio(self.samples[name].cpu, self.samples[other].cpu)
+    def cpu_ratio(self, name: str, baseline: str) -> Ratio:
+        return _ratio(self.samples[name].cpu, self.samples[baseline].cpu)
 
     def print_steps(self) -> None:
         """Prints the step time of each program, and the number of runs and rounds."""
@@ -79,15 +79,15 @@ class Contest:
         runs = next(iter(self.samples.values())).wall
         print(f"{len(runs)} runs of {len(runs[0])} rounds of {self._steps_per_block} steps each")
 
-    def print_runs(self, name: str, other: str) -> None:
+    def print_runs(self, name: str, baseline: str) -> None:
         """Prints the ratio of each run."""
-        pairs = zip(self.samples[name].wall, self.samples[other].wall, strict=True)
-        ratios = [paired_ratio(own, others).mean for own, others in pairs]
-        print(f"{name} / {other}, run by run: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+        pairs = zip(self.samples[name].wall, self.samples[baseline].wall, strict=True)
+        ratios = [paired_ratio(own_rounds, baseline_rounds).mean for own_rounds, baseline_rounds in pairs]
+        print(f"{name} / {baseline}, run by run: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
 
 
-def _ratio(own: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> Ratio:
-    return mean_of_runs([paired_ratio(mine, theirs).mean for mine, theirs in zip(own, others, strict=True)])
+def _ratio(own_runs: Sequence[Sequence[float]], baseline_runs: Sequence[Sequence[float]]) -> Ratio:
+    return mean_of_runs([paired_ratio(mine, theirs).mean for mine, theirs in zip(own_runs, baseline_runs, strict=True)])
 
 
 def _flat(runs: Sequence[Sequence[float]]) -> list[float]:

@@ -98,7 +98,7 @@ class Cluster:
 
     def times(self, name: str, event: str, since: float) -> list[float]:
         """Returns the seconds from `since` to each such event after it."""
-        return [at - since for at, found in self.events(name) if found == event and at >= since]
+        return [at - since for at, event_name in self.events(name) if event_name == event and at >= since]
 
 
 def main() -> None:
@@ -129,17 +129,17 @@ def _fail_over(cluster: Cluster, client: Client, number: signal.Signals, standin
     time.sleep(standing_seconds)
     signalled_at = time.time()
     cluster.processes[leader].send_signal(number)
-    found = _measure(cluster, client, standby, signalled_at)
+    takeover = _measure(cluster, client, standby, signalled_at)
     _end(cluster, leader)
     cluster.start(leader)
-    return found
+    return takeover
 
 
 def _restart(cluster: Cluster, client: Client) -> FailOver:
     leader = _leader(cluster, client)
-    other = SCHEDULERS[1 - SCHEDULERS.index(leader)]
-    if other in cluster.processes:
-        _end(cluster, other)
+    standby = SCHEDULERS[1 - SCHEDULERS.index(leader)]
+    if standby in cluster.processes:
+        _end(cluster, standby)
     killed_at = time.time()
     _end(cluster, leader)
     cluster.spawn(leader)
@@ -202,11 +202,11 @@ def _make_cluster(layout: Layout, num_agents: int) -> Cluster:
     plan = ClusterPlan(num_agents, "1")
     ports = find_free_ports(len(plan.port_names) + 2, [])
     plan = replace(plan, port_by_name=dict(zip(plan.port_names, ports, strict=False)))
-    made = make_programs(layout, plan, sys.executable, find_etcd_binary())
-    programs = {program.name: program for program in made}
+    cluster_programs = make_programs(layout, plan, sys.executable, find_etcd_binary())
+    programs = {program.name: program for program in cluster_programs}
     first, (grpc_port, metrics_port) = programs["scheduler"], ports[-2:]
     addresses = {"grpc": f"{HOST}:{grpc_port}", "metrics": f"{HOST}:{metrics_port}"}
-    changed = {first.addresses[kind]: address for kind, address in addresses.items()}
+    changed = {first.addresses[address_name]: address for address_name, address in addresses.items()}
     changed[str(layout.ready("scheduler"))] = str(layout.ready("scheduler-2"))
     words = tuple(changed.get(word, word) for word in first.arguments)
     programs["scheduler-2"] = replace(first, name="scheduler-2", arguments=words, addresses=addresses)
@@ -214,8 +214,8 @@ def _make_cluster(layout: Layout, num_agents: int) -> Cluster:
     both = f"{first.addresses['grpc']},{addresses['grpc']}"
     for name in agents:
         words = programs[name].arguments
-        told = tuple(both if word == first.addresses["grpc"] else word for word in words)
-        programs[name] = replace(programs[name], arguments=(*told, "--no-warm"))
+        agent_words = tuple(both if word == first.addresses["grpc"] else word for word in words)
+        programs[name] = replace(programs[name], arguments=(*agent_words, "--no-warm"))
     return Cluster(layout, agents, programs)
 
 

@@ -158,7 +158,9 @@ def _measure_difference() -> tuple[float, int]:
         num_changes = int(_run_ranks(_FAST, "unchanged.py", ["--tune", "--file", str(tuned)])["num_changes"])
         _run_ranks(_FAST, "unchanged.py", ["--file", str(untuned)])
         pairs = zip(torch.load(tuned), torch.load(untuned), strict=True)
-        return max(float((one - other).abs().max()) for one, other in pairs), num_changes
+        return max(
+            float((tuned_values - untuned_values).abs().max()) for tuned_values, untuned_values in pairs
+        ), num_changes
 
 
 def _run_ranks(link: Link, program: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -203,10 +203,12 @@ def print_duel(job: Job, backend: str | None, duel: Duel) -> None:
     ours, theirs = (units / summarise(seconds).p50 for seconds in (duel.ours, duel.theirs))
     ratio = duel.ratio
     rates = f"gangline {ours:11,.0f} {job.unit}/s  bare {theirs:11,.0f}"
-    found = f"gangline / bare {ratio}"
+    ratio_text = f"gangline / bare {ratio}"
     blocks = f"{ratio.pairs} pairs of {job.steps_per_block} steps"
     verdict = f"at least {BAR}: {'yes' if ratio.mean >= BAR else 'NO'}"
-    print(f"{job.name:10} compile {'on ' if backend else 'off'}  {rates}   {found}, {blocks}; {verdict}", flush=True)
+    print(
+        f"{job.name:10} compile {'on ' if backend else 'off'}  {rates}   {ratio_text}, {blocks}; {verdict}", flush=True
+    )
 
 
 def _make_model(job: Job, device: torch.device, backend: str | None) -> nn.Module:

@@ -66,7 +66,7 @@ def main() -> None:
         print("quoted, not run here: Slurm notices a lost host after 300 s, Kubernetes after about 390 s (defaults)")
         alarms = _count_false_alarms(client, arguments.busy, arguments.seconds)
     seconds = [run.seconds for run in runs]
-    is_held = all(one is not None and one <= BAR_SECONDS for one in seconds)
+    is_held = all(run_seconds is not None and run_seconds <= BAR_SECONDS for run_seconds in seconds)
     print(f"every run within {BAR_SECONDS:g} s: {'yes' if is_held else 'NO'}")
     print(f"agents lost and attempts ended beside {arguments.busy} busy processes: {alarms}")
 
@@ -135,7 +135,7 @@ def _agent_of(client: Client, experiment_id: int) -> str:
     return next(
         view.agent.id
         for view in client.list_agents()
-        if any(held.startswith(prefix) for held in view.allocation_id_by_slot_id.values())
+        if any(allocation_id.startswith(prefix) for allocation_id in view.allocation_id_by_slot_id.values())
     )
 
 
@@ -157,8 +157,10 @@ def _kill_host(layout: Layout, agent: str) -> None:
     assert table is not None
     pid = next(entry.pid for entry in table.services if entry.name == agent)
     below = [identify(child.pid) for child in psutil.Process(pid).children(recursive=True)]
-    inside = [one for one in find_cluster_processes(layout) if _works_in(one, layout.root / "agents" / agent)]
-    victims = {one for one in [identify(pid), *below, *inside] if one is not None}
+    inside = [
+        process for process in find_cluster_processes(layout) if _works_in(process, layout.root / "agents" / agent)
+    ]
+    victims = {process for process in [identify(pid), *below, *inside] if process is not None}
     for victim in victims:
         victim.send(signal.SIGKILL)
     wait_gone(victims, 10.0)

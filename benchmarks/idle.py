@@ -50,16 +50,16 @@ def main() -> None:
 
 def _find_processes(data: Path) -> dict[str, psutil.Process]:
     """Returns every process that `gangline up` started, by name, and the processes below each."""
-    found: dict[str, psutil.Process] = {}
+    process_by_name: dict[str, psutil.Process] = {}
     table = load_table(Layout(data).processes)
     assert table is not None
-    found["supervisor"] = psutil.Process(table.supervisor.pid)
+    process_by_name["supervisor"] = psutil.Process(table.supervisor.pid)
     for service in table.services:
         process = psutil.Process(service.pid)
-        found[service.name] = process
+        process_by_name[service.name] = process
         for child in process.children(recursive=True):
-            found[f"{service.name}, {_warmth(child)}"] = child
-    return found
+            process_by_name[f"{service.name}, {_warmth(child)}"] = child
+    return process_by_name
 
 
 def _warmth(child: psutil.Process) -> str:

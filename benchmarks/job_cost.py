@@ -64,18 +64,18 @@ def main() -> None:
 
 def _used_seconds(data: Path) -> dict[str, float]:
     """By kind of process, since it was started."""
-    found: dict[str, float] = {}
+    seconds_by_kind: dict[str, float] = {}
     table = load_table(Layout(data).processes)
     assert table is not None
     for service in table.services:
         process = psutil.Process(service.pid)
-        found[service.kind] = found.get(service.kind, 0.0) + sum(process.cpu_times()[:2])
+        seconds_by_kind[service.kind] = seconds_by_kind.get(service.kind, 0.0) + sum(process.cpu_times()[:2])
         for child in process.children():
             kind = "ranks" if any("rank-template" in word for word in child.cmdline()) else "runners"
-            found[kind] = found.get(kind, 0.0) + _of_family(child)
+            seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + _of_family(child)
     clients = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
-    found["clients"] = sum(_of_family(child) for child in clients)
-    return found
+    seconds_by_kind["clients"] = sum(_of_family(child) for child in clients)
+    return seconds_by_kind
 
 
 def _of_family(process: psutil.Process) -> float:

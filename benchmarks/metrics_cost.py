@@ -78,9 +78,9 @@ def _collect(path: Path, most_pairs: int) -> list[dict[str, Any]]:
     deadline = time.monotonic() + BLOCK_DEADLINE_SECONDS
     while True:
         text = path.read_text() if path.exists() else ""
-        found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        if len(found) > len(blocks):
-            blocks, deadline = found, time.monotonic() + BLOCK_DEADLINE_SECONDS
+        written_blocks = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        if len(written_blocks) > len(blocks):
+            blocks, deadline = written_blocks, time.monotonic() + BLOCK_DEADLINE_SECONDS
             pairs = len(blocks) // 2 - WARM_UP_PAIRS
             if pairs >= most_pairs or (pairs >= FEWEST_PAIRS and _ratio(blocks).half_width <= HALF_WIDTH):
                 return blocks[: len(blocks) // 2 * 2]
@@ -91,8 +91,8 @@ def _collect(path: Path, most_pairs: int) -> list[dict[str, Any]]:
 
 def _seconds(blocks: list[dict[str, Any]], has_reports: bool) -> list[float]:
     """Returns the seconds of a step in each block of this kind, one for each whole pair after the warm-up."""
-    whole = blocks[2 * WARM_UP_PAIRS : len(blocks) // 2 * 2]
-    return [block["seconds_per_step"] for block in whole if block["has_reports"] == has_reports]
+    counted_blocks = blocks[2 * WARM_UP_PAIRS : len(blocks) // 2 * 2]
+    return [block["seconds_per_step"] for block in counted_blocks if block["has_reports"] == has_reports]
 
 
 def _ratio(blocks: list[dict[str, Any]]) -> Ratio:
@@ -118,9 +118,9 @@ def _print_history(client: Client, experiment_id: int, blocks: list[dict[str, An
     block = LEAD_STEPS + TIMED_STEPS
     wanted = {
         batches
-        for one in blocks
-        if one["has_reports"]
-        for batches in range(one["batches"] - block + REPORT_EVERY, one["batches"] + 1, REPORT_EVERY)
+        for timed_block in blocks
+        if timed_block["has_reports"]
+        for batches in range(timed_block["batches"] - block + REPORT_EVERY, timed_block["batches"] + 1, REPORT_EVERY)
     }
     print(f"reports in the gateway's history: {len(wanted & stored)} of {len(wanted)}")
     if not wanted <= stored:

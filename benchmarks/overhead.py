@@ -73,10 +73,10 @@ def main() -> None:
     print(f"step time, gangline / torchrun: {wall}")
     print(f"processor time of the ranks:    {contest.cpu_ratio('gangline', 'torchrun')}")
     for name, seconds in beside.items():
-        found = summarise([one * 1000 for one in seconds])
+        summary = summarise([sample * 1000 for sample in seconds])
         print(
-            f"{name}'s other processes: processor time a step p50 {found.p50:.3f} ms ({found.minimum:.3f} to "
-            f"{found.maximum:.3f})"
+            f"{name}'s other processes: processor time a step p50 {summary.p50:.3f} ms ({summary.minimum:.3f} to "
+            f"{summary.maximum:.3f})"
         )
     if wall.half_width > HALF_WIDTH:
         print(f"the interval of the step time is wider than ± {HALF_WIDTH:.0%}; give more --runs")
@@ -85,8 +85,8 @@ def main() -> None:
 def _seconds_beside(root: int, ranks: Collection[int]) -> float:
     """Returns the processor time so far of this process and all living processes below it, without the ranks."""
     process = psutil.Process(root)
-    others = [one for one in (process, *process.children(recursive=True)) if one.pid not in ranks]
-    return sum(map(processor_seconds, others))
+    other_processes = [member for member in (process, *process.children(recursive=True)) if member.pid not in ranks]
+    return sum(map(processor_seconds, other_processes))
 
 
 @contextmanager

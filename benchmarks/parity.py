@@ -61,11 +61,11 @@ def compare(folder: Path, seeds: range) -> bool:
     is_right = True
     print(f"{STEPS} steps against one process, worst of {len(seeds)} seeds: losses / parameters")
     for size in (2, 4):
-        found = iter(run(folder, size, cases(STRATEGIES[size])))
+        outcomes = iter(run(folder, size, cases(STRATEGIES[size])))
         for strategy in STRATEGIES[size]:
             worst: dict[tuple[str, int], tuple[float, float]] = {}
             for optimizer, bits, seed in kinds:
-                reference, outcome = alone[optimizer, bits, seed], next(found)
+                reference, outcome = alone[optimizer, bits, seed], next(outcomes)
                 before = worst.get((optimizer, bits), (0.0, 0.0))
                 worst[optimizer, bits] = tuple(map(max, before, _differences(outcome, reference)))  # type: ignore[assignment]  # pairs
             is_right &= all(_is_right(*kind, *differences) for kind, differences in worst.items())
@@ -78,13 +78,17 @@ def resume(folder: Path) -> bool:
     """Prints how far trainings that continue from each checkpoint are from an uninterrupted one. Returns whether all
     are within the bound."""
     base = {"optimizer": "adamw", "bits": 32, "seed": 0}
-    (whole,) = run(folder, 1, [{**base, "strategy": "none", "batches": ALL}])
+    (uninterrupted,) = run(folder, 1, [{**base, "strategy": "none", "batches": ALL}])
     saved = {
         (size, strategy): outcome["checkpoint"]
         for size, strategies in STRATEGIES.items()
         for strategy, outcome in zip(
             strategies,
-            run(folder, size, [{**base, "strategy": one, "batches": SAVED} for one in strategies]),
+            run(
+                folder,
+                size,
+                [{**base, "strategy": saving_strategy, "batches": SAVED} for saving_strategy in strategies],
+            ),
             strict=True,
         )
     }
@@ -98,10 +102,10 @@ def resume(folder: Path) -> bool:
             for strategy in strategies
             for checkpoint in saved.values()
         ]
-        found = iter(run(folder, size, runs))
+        outcomes = iter(run(folder, size, runs))
         for _ in strategies:
             for place in saved:
-                worst[place].append(_largest(next(found)["losses"], whole["losses"][SAVED:]))
+                worst[place].append(_largest(next(outcomes)["losses"], uninterrupted["losses"][SAVED:]))
     for name, row in zip(names, worst.values(), strict=True):
         print(f"  {name:18}" + "".join(f"{value:10.1e}" for value in row), flush=True)
     return all(value <= RESUME_BOUND for row in worst.values() for value in row)
@@ -112,8 +116,8 @@ def run(folder: Path, size: int, cases: list[dict[str, Any]]) -> list[dict[str, 
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(size), "--standalone"]
     command = [sys.executable, *(torchrun if size > 1 else []), str(WORKLOAD), str(folder), json.dumps(cases)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    found: list[dict[str, Any]] = torch.load(folder / "found.pt", weights_only=True)
-    return found
+    results: list[dict[str, Any]] = torch.load(folder / "found.pt", weights_only=True)
+    return results
 
 
 def _differences(outcome: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float]:

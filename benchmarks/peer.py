@@ -38,6 +38,6 @@ def peer_python(packages: Sequence[str]) -> Iterator[Path]:
         except subprocess.TimeoutExpired as error:
             raise PeersMissing(f"pip was not done with {', '.join(packages)} in {INSTALL_SECONDS:g} s") from error
         except subprocess.CalledProcessError as error:
-            said = [line for line in error.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
-            raise PeersMissing(f"{', '.join(packages)}: {said[-1]}") from error
+            error_lines = [line for line in error.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+            raise PeersMissing(f"{', '.join(packages)}: {error_lines[-1]}") from error
         yield python

@@ -104,9 +104,9 @@ def one_ended(num_agents: int, num_pending: int) -> Snapshot:
     settled, queue = full(num_agents, num_pending), Queue()
     for request in settled.requests:
         queue.add(request)
-    first, *rest = settled.agents
+    first, *other_agents = settled.agents
     settled = replace(settled, requests=queue.requests())
-    return replace(settled, agents=(replace(first, used=SLOTS - 2), *rest), running=settled.running[1:])
+    return replace(settled, agents=(replace(first, used=SLOTS - 2), *other_agents), running=settled.running[1:])
 
 
 def avoiding(num_agents: int, num_pending: int, share: float) -> Snapshot:
@@ -123,8 +123,8 @@ def on_call(num_agents: int, num_pending: int) -> Snapshot:
     passed it. One of these has ended."""
     settled = one_ended(num_agents, num_pending)
     gang = PendingRequest("0.1", "g", POOL, num_agents * SLOTS)
-    first, *others = settled.running
-    passed = (replace(work, is_on_call=True, submitted_at=work.started_at) for work in others)
+    first, *other_allocations = settled.running
+    passed = (replace(work, is_on_call=True, submitted_at=work.started_at) for work in other_allocations)
     config = PoolConfig(POOL, is_preemption_on=True, backfill="on_call")
     return replace(settled, pools=(config,), requests=(gang, *settled.requests), running=(first, *passed))
 
@@ -230,11 +230,11 @@ def main() -> int:
     is_within = True
     for case in (case for case in cases() if chosen in case.name):
         processor, wall, reasons, decided = measure(case)
-        cpu, clock, told = summarise(processor), summarise(wall), summarise(reasons)
+        cpu, clock, reason_seconds = summarise(processor), summarise(wall), summarise(reasons)
         counts = f"{len(decided.assignments)}/{len(decided.preemptions)}/{len(decided.reasons)}"
         budget = "" if case.budget_seconds is None else f"{case.budget_seconds * 1e3:.0f}"
         numbers = f"{cpu.p50 * 1e3:>8.1f}{cpu.minimum * 1e3:>8.1f}{cpu.maximum * 1e3:>8.1f}{clock.p50 * 1e3:>8.1f}"
-        print(f"{case.name:<62}{numbers}{budget:>8}{told.p50 * 1e3:>8.1f}  {counts}", flush=True)
+        print(f"{case.name:<62}{numbers}{budget:>8}{reason_seconds.p50 * 1e3:>8.1f}  {counts}", flush=True)
         is_within &= case.budget_seconds is None or cpu.p50 <= case.budget_seconds
     if not chosen:
         print_growth()

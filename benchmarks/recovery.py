@@ -85,7 +85,7 @@ def main() -> None:
     print_row("gangline", ours)
     print_row("torchrun --max-restarts", theirs)
     print("Ray Train, not run here (two ranks on two cores, torch 2.13 CPU, median of 5): 10.9 s, notices after 1.7 s")
-    seconds = [one.seconds for one in ours if one.seconds is not None]
+    seconds = [run.seconds for run in ours if run.seconds is not None]
     is_held = len(seconds) == len(ours) and summarise(seconds).p50 <= BAR_SECONDS
     print(f"median at most {BAR_SECONDS:g} s: {'yes' if is_held else 'NO'}")
 

@@ -87,10 +87,10 @@ class Slurm:
         stranded: set[str] = set()
         deadline = time.monotonic() + seconds
         while jobs := self.jobs():
-            held = [job for job, reason in jobs if "held" in reason.lower() and job not in stranded]
-            if held:
-                stranded.update(held)
-                self.run("scancel", *held)
+            held_jobs = [job for job, reason in jobs if "held" in reason.lower() and job not in stranded]
+            if held_jobs:
+                stranded.update(held_jobs)
+                self.run("scancel", *held_jobs)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Slurm still has {len(jobs)} jobs after {seconds:g} s")
             time.sleep(0.2)

@@ -91,8 +91,10 @@ def _running(commands: dict[str, list[str]], options: list[str]) -> Iterator[dic
         with ExitStack() as stack:
             stack.callback(turnstile.close)
             for name, command in commands.items():
-                said = stack.enter_context(Path(folder, f"{name}.txt").open("wb"))
-                process = subprocess.Popen([*command, *options], cwd=folder, env=environment, stdout=said, stderr=said)
+                output = stack.enter_context(Path(folder, f"{name}.txt").open("wb"))
+                process = subprocess.Popen(
+                    [*command, *options], cwd=folder, env=environment, stdout=output, stderr=output
+                )
                 stack.callback(end_process, process)
             try:
                 admitted = dict(turnstile.admit() for _ in commands)

@@ -214,10 +214,10 @@ def _measure_size(load: Load, num_runs: int, has_slurm: bool) -> bool:
         peer = _try_slurm(load, HIGH_THROUGHPUT, f"for high throughput, {size}") if has_slurm else None
         has_slurm = peer is not None
         theirs += [peer] if peer else []
-    found = _summarise(f"{size}: gangline", ours)
+    figures = _summarise(f"{size}: gangline", ours)
     submits = _summarise(f"{size}: slurm, tuned", theirs).submits_per_second if theirs else SUBMITS_PER_SECOND
     print(f"wanted: {JOBS_PER_SECOND:g} jobs a second, none stranded, and {submits:.1f} submits a second", flush=True)
-    return found.jobs_per_second >= JOBS_PER_SECOND and found.submits_per_second >= submits and not found.stranded
+    return figures.jobs_per_second >= JOBS_PER_SECOND and figures.submits_per_second >= submits and not figures.stranded
 
 
 if __name__ == "__main__":

@@ -46,46 +46,46 @@ Measure = Callable[[Figures], float | None]
 def measures() -> dict[str, Measure]:
     sizes: dict[str, Measure] = {f"p95 wait, {name} slots (s)": _p95(name) for name in ("1", "2-8", "9-64", "65+")}
     return {
-        "mean wait (s)": lambda one: one.waits.mean,
+        "mean wait (s)": lambda figures: figures.waits.mean,
         **sizes,
-        "makespan (h)": lambda one: one.makespan_seconds / 3600,
-        "utilisation (%)": lambda one: 100 * one.utilisation,
-        "preemptions": lambda one: one.preemptions,
-        "heads": lambda one: one.head.count if one.head else None,
-        "heads moved by backfill": lambda one: one.head.moved if one.head else None,
-        "heads late on their first promise": lambda one: one.head.late if one.head else None,
-        "requests asked for their ETA": lambda one: one.eta_errors[0].count if one.eta_errors else None,
+        "makespan (h)": lambda figures: figures.makespan_seconds / 3600,
+        "utilisation (%)": lambda figures: 100 * figures.utilisation,
+        "preemptions": lambda figures: figures.preemptions,
+        "heads": lambda figures: figures.head.count if figures.head else None,
+        "heads moved by backfill": lambda figures: figures.head.moved if figures.head else None,
+        "heads late on their first promise": lambda figures: figures.head.late if figures.head else None,
+        "requests asked for their ETA": lambda figures: figures.eta_errors[0].count if figures.eta_errors else None,
         "ETA error (% of the wait)": _eta_error,
     }
 
 
 def _p95(size: str) -> Measure:
-    return lambda one: one.waits_by_size[size].p95 if size in one.waits_by_size else None
+    return lambda figures: figures.waits_by_size[size].p95 if size in figures.waits_by_size else None
 
 
-def _eta_error(one: Figures) -> float | None:
+def _eta_error(figures: Figures) -> float | None:
     """Returns the ETA error of requests when they first wait."""
-    error = one.eta_errors[0].median if one.eta_errors else None
+    error = figures.eta_errors[0].median if figures.eta_errors else None
     return None if error is None else 100 * error
 
 
 def play_all(load: str, seed: int, days: float) -> list[Figures]:
     submissions = draw_load(LOADS[load], random.Random(seed), sum(AGENTS), days, intensity=INTENSITY[load])
-    found = []
+    rows = []
     for name, estimates in ROWS:
         (strategy,) = choose_strategies([name])
         played = play(submissions, AGENTS, strategy, EngineContext(estimates))
-        found.append(figures_of(name, played, strategy.has_head))
-    return found
+        rows.append(figures_of(name, played, strategy.has_head))
+    return rows
 
 
 def describe(samples: Sequence[float | None]) -> str:
     """Summarises the seeds that have a value: not in every trace does a request wait."""
-    known = [sample for sample in samples if sample is not None]
-    if not known:
+    present = [sample for sample in samples if sample is not None]
+    if not present:
         return "-"
-    found = summarise(known)
-    return f"{found.p50:.0f} ({found.minimum:.0f} to {found.maximum:.0f})"
+    summary = summarise(present)
+    return f"{summary.p50:.0f} ({summary.minimum:.0f} to {summary.maximum:.0f})"
 
 
 def main() -> int:
@@ -97,10 +97,10 @@ def main() -> int:
     num_moved = 0
     for load, intensity in INTENSITY.items():
         played = [play_all(load, seed, days) for seed in SEEDS]
-        num_moved += sum(one.head.moved for row in played for one in row if one.head)
+        num_moved += sum(figures.head.moved for row in played for figures in row if figures.head)
         counts = summarise([row[0].submissions for row in played])
         print(f"\n{load}, {intensity:g} times its arrivals, {days:g} days, {counts.p50:.0f} submissions")
-        print(f"{'':<34}" + "".join(f"{f'{name}, {known}':>32}" for name, known in ROWS))
+        print(f"{'':<34}" + "".join(f"{f'{name}, {estimates}':>32}" for name, estimates in ROWS))
         for name, measure in measures().items():
             columns = [describe([measure(row[number]) for row in played]) for number in range(len(ROWS))]
             print(f"{name:<34}" + "".join(f"{column:>32}" for column in columns), flush=True)

@@ -37,7 +37,7 @@ class Lacking(metaclass=_LackingClass):
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raises the error; Python calls it only where ordinary lookup found nothing."""
-        kind = type(self).__name__
+        class_name = type(self).__name__
         if name in type(self).lacks:
-            raise NotInGangline(explain(f"{kind}.{name}"))
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            raise NotInGangline(explain(f"{class_name}.{name}"))
+        raise AttributeError(f"{class_name!r} object has no attribute {name!r}")

@@ -34,8 +34,8 @@ def to_line(text: str) -> str:
 
 def find_unprintable(name: str) -> str | None:
     """Returns the first character that a name must not have, as an escape; None where there is none."""
-    found = _UNSAFE_IN_LINE.search(name)
-    return _escape(found) if found else None
+    match = _UNSAFE_IN_LINE.search(name)
+    return _escape(match) if match else None
 
 
 def _escape(match: re.Match[str]) -> str:

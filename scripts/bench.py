@@ -13,13 +13,13 @@ ROOT = Path(__file__).parent.parent
 
 
 def main(names: list[str]) -> int:
-    known = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text())
-    unknown = [name for name in names if name not in known]
+    available = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text())
+    unknown = [name for name in names if name not in available]
     if unknown:
-        print(f"bench: there is no {', '.join(unknown)}; there are {', '.join(known)}")
+        print(f"bench: there is no {', '.join(unknown)}; there are {', '.join(available)}")
         return 2
     failed = []
-    for name in names or known:
+    for name in names or available:
         print(f"== {name}", flush=True)
         done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, check=False)
         failed += [name] if done.returncode else []

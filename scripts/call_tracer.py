@@ -29,7 +29,7 @@ class Tracer:
 
     def __init__(self, folder: Path, watched: list[str]) -> None:
         self._current = str(folder / CURRENT)
-        self._watched = tuple(f"{one}/" for one in watched)
+        self._watched = tuple(f"{folder_path}/" for folder_path in watched)
         self._seen_by_file: dict[str, set[str] | None] = {}
         os.register_at_fork(after_in_child=self.forget)
 

@@ -38,9 +38,9 @@ def main() -> int:
 def _compare_with_protos() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([ROOT / "scripts/generate_protos", folder], check=True)
-        made, kept = Path(folder, "gangline/v1"), ROOT / "gangline/v1"
-        names = {path.name for parent in (made, kept) for path in parent.glob("*.py*")}
-        _, different, missing = filecmp.cmpfiles(made, kept, names, shallow=False)
+        generated, kept = Path(folder, "gangline/v1"), ROOT / "gangline/v1"
+        names = {path.name for parent in (generated, kept) for path in parent.glob("*.py*")}
+        _, different, missing = filecmp.cmpfiles(generated, kept, names, shallow=False)
     return [f"gangline/v1/{name} is not what protos/ says; run: make protos" for name in sorted(different + missing)]
 
 

@@ -67,18 +67,18 @@ class Mutant:
 def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     sources = {path: (ROOT / path).read_text() for folder in options.only for path in _list_files(folder)}
-    known = [Mutant(path, mutation) for path, source in sources.items() for mutation in find_mutations(source)]
-    if not known:
+    mutants = [Mutant(path, mutation) for path, source in sources.items() for mutation in find_mutations(source)]
+    if not mutants:
         print(f"mutants: {', '.join(options.only)}: there is nothing to change", file=sys.stderr)
         return 2
-    chosen = random.Random(options.seed).sample(known, min(options.count, len(known)))  # noqa: S311 - a seeded sample
-    print(f"mutants: {len(chosen)} of {len(known)} in {len(sources)} files, seed {options.seed}", flush=True)
+    chosen = random.Random(options.seed).sample(mutants, min(options.count, len(mutants)))  # noqa: S311 - a seeded sample
+    print(f"mutants: {len(chosen)} of {len(mutants)} in {len(sources)} files, seed {options.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with contextlib.ExitStack() as stack:
         trees = [stack.enter_context(_copied_tree()) for _ in range(min(options.jobs, len(chosen)))]
         results = Results(options.results, trees[0])
-        found = {mutant: results.outcome_of(mutant.path, mutant.mutation) for mutant in chosen}
-        outcomes = {mutant: outcome for mutant, outcome in found.items() if outcome is not None}
+        kept_outcomes = {mutant: results.outcome_of(mutant.path, mutant.mutation) for mutant in chosen}
+        outcomes = {mutant: outcome for mutant, outcome in kept_outcomes.items() if outcome is not None}
         if outcomes:
             print(f"mutants: {len(outcomes)} are known from {options.results}", flush=True)
         for mutant, outcome in outcomes.items():
@@ -134,8 +134,8 @@ def _suite_of(path: str) -> str:
 
 
 def _list_files(path: str) -> list[str]:
-    found = ROOT / path
-    files = [found] if found.is_file() else sorted(found.rglob("*.py"))
+    location = ROOT / path
+    files = [location] if location.is_file() else sorted(location.rglob("*.py"))
     return [str(file.relative_to(ROOT)) for file in files]
 
 
@@ -190,8 +190,8 @@ def _measure(pool: _TreePool, suites: set[str], results: Results) -> dict[str, l
     files = {suite: list_test_files(ROOT, suite) for suite in suites}
     unknown: dict[str, list[str]] = {}
     for suite in sorted(suites):
-        others = {file for known in unknown.values() for file in known}
-        stale = [file for file in files[suite] if file not in others and results.calls_of(file) is None]
+        claimed = {file for suite_files in unknown.values() for file in suite_files}
+        stale = [file for file in files[suite] if file not in claimed and results.calls_of(file) is None]
         if stale:
             unknown[suite] = stale
     futures = {pool.submit(partial(measure, test_files=stale)): suite for suite, stale in unknown.items()}

@@ -70,7 +70,7 @@ def find_mutations(source: str) -> list[Mutation]:
     tree = ast.parse(source)
     starts = _starts_of_lines(source)
     functions = list(_functions_below(tree, ""))
-    found = {}
+    mutation_by_key = {}
     for node, text in _changes_below(tree):
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
@@ -82,8 +82,8 @@ def find_mutations(source: str) -> list[Mutation]:
             next((name for lines, name in functions if node.lineno in lines), ""),
         )
         if ast.dump(_parse_as(node, text)) != ast.dump(node):
-            found[mutation.start, mutation.end, text] = mutation
-    return [found[key] for key in sorted(found)]
+            mutation_by_key[mutation.start, mutation.end, text] = mutation
+    return [mutation_by_key[key] for key in sorted(mutation_by_key)]
 
 
 def _functions_below(node: ast.AST, prefix: str) -> Iterator[tuple[range, str]]:
@@ -92,7 +92,7 @@ def _functions_below(node: ast.AST, prefix: str) -> Iterator[tuple[range, str]]:
         match child:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield from _functions_below(child, f"{prefix}{name}.<locals>.")
-                is_cached = any("cache" in ast.unparse(one) for one in child.decorator_list)
+                is_cached = any("cache" in ast.unparse(decorator) for decorator in child.decorator_list)
                 yield range(child.lineno, (child.end_lineno or child.lineno) + 1), "" if is_cached else prefix + name
             case ast.ClassDef(name=name):
                 yield from _functions_below(child, f"{prefix}{name}.")
@@ -130,32 +130,36 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
     """Returns conditions without an operator of their own; where there is an operator, changing it tests more."""
     match node:
         case ast.If() | ast.IfExp():
-            found = [node.test]
+            conditions = [node.test]
         case ast.comprehension():
-            found = node.ifs
+            conditions = node.ifs
         case _:
-            found = []
-    return [test for test in found if isinstance(test, ast.Name | ast.Attribute | ast.Call | ast.Subscript)]
+            conditions = []
+    return [test for test in conditions if isinstance(test, ast.Name | ast.Attribute | ast.Call | ast.Subscript)]
 
 
 def _children(node: ast.AST) -> Iterable[ast.AST]:
     """Returns the child nodes in which a change may have an effect."""
-    found: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
     match node:
         # Before Python 3.12 the parser does not know where the parts of an f-string are.
         case ast.JoinedStr() | ast.Assert() | ast.Raise() | ast.Import() | ast.ImportFrom():
-            found = []
+            children = []
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            found = [*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None), *node.body]
+            children = [
+                *node.args.defaults,
+                *(default for default in node.args.kw_defaults if default is not None),
+                *node.body,
+            ]
         case ast.ClassDef():
-            found = node.body
+            children = node.body
         case ast.AnnAssign():
-            found = [] if node.value is None else [node.value]
+            children = [] if node.value is None else [node.value]
         case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
-            found = []
+            children = []
         case ast.Call() if _name_of(node.func) in _SILENT:
-            found = []
-    return found
+            children = []
+    return children
 
 
 def _name_of(node: ast.expr) -> str:
@@ -166,9 +170,9 @@ def _name_of(node: ast.expr) -> str:
 
 
 def _changes_of(node: ast.expr | ast.stmt) -> Iterator[Change]:
-    for other in _others(node):
-        is_atom = isinstance(other, ast.Constant | ast.Call | ast.stmt)
-        yield node, ast.unparse(other) if is_atom else f"({ast.unparse(other)})"
+    for replacement in _others(node):
+        is_atom = isinstance(replacement, ast.Constant | ast.Call | ast.stmt)
+        yield node, ast.unparse(replacement) if is_atom else f"({ast.unparse(replacement)})"
 
 
 def _others(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:

@@ -63,7 +63,9 @@ class Results:
             self._kept["calls"][file] = {
                 "key": self._key_of_calls(file),
                 "functions": functions,
-                "tests": [[test.name, test.seconds, sorted(numbers[one] for one in test.calls)] for test in tests],
+                "tests": [
+                    [test.name, test.seconds, sorted(numbers[function] for function in test.calls)] for test in tests
+                ],
             }
         self._write()
 

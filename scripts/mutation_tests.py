@@ -73,8 +73,8 @@ class SuiteFailed(Exception):
 
 
 def list_test_files(tree: Path, suite: str) -> list[str]:
-    found = [tree / one for one in SUITES[suite]]
-    files = [file for one in found for file in ([one] if one.is_file() else sorted(one.rglob("test_*.py")))]
+    roots = [tree / name for name in SUITES[suite]]
+    files = [file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob("test_*.py")))]
     return [str(file.relative_to(tree)) for file in files]
 
 
@@ -84,7 +84,7 @@ def measure(tree: Path, test_files: Sequence[str]) -> list[MeasuredTest]:
         folder = Path(name)
         (folder / CURRENT).symlink_to(_BEFORE_TESTS)
         (tree / "sitecustomize.py").write_text(_SITE.format(CALLS_VARIABLE))
-        watched = "\n".join(str(tree / one) for one in SUITES)
+        watched = "\n".join(str(tree / suite) for suite in SUITES)
         environment = {CALLS_VARIABLE: name, WATCHED_VARIABLE: watched}
         code, output = _run(tree, test_files, _LONGEST_SECONDS, environment)
         if code != 0:
@@ -106,13 +106,13 @@ def _read_calls(folder: Path, tree: Path) -> list[MeasuredTest]:
 
 
 def _read_files(folder: Path, names: Sequence[str], tree: Path) -> set[str]:
-    found = set()
+    called = set()
     for name in names:
         if (folder / name).exists():
             for line in (folder / name).read_text().splitlines():
                 file, function = line.split("\t")
-                found.add(f"{Path(file).relative_to(tree)}::{function}")
-    return found
+                called.add(f"{Path(file).relative_to(tree)}::{function}")
+    return called
 
 
 def select(path: str, function: str, measured: Collection[MeasuredTest], tree: Path) -> list[MeasuredTest]:
@@ -123,7 +123,7 @@ def select(path: str, function: str, measured: Collection[MeasuredTest], tree: P
     chosen = [test for test in measured if not function or f"{path}::{function}" in test.calls]
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     near = {file for file in {test.file for test in chosen} if module in (tree / file).read_text()}
-    touching = {test.name for test in chosen if any(one.startswith(f"{path}::") for one in test.calls)}
+    touching = {test.name for test in chosen if any(call.startswith(f"{path}::") for call in test.calls)}
     return sorted(chosen, key=lambda test: (test.name not in touching, test.file not in near, test.seconds))
 
 

@@ -29,5 +29,5 @@ class Records(TensorDataset):
 def make_dataset(length: int, by_record: bool = False) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(length, 1, 14, 14, generator=generator)
-    kind = Records if by_record else TensorDataset
-    return kind(images, torch.randint(0, 10, (length,), generator=generator))
+    dataset_class = Records if by_record else TensorDataset
+    return dataset_class(images, torch.randint(0, 10, (length,), generator=generator))

@@ -65,10 +65,10 @@ class LayeredTrial(pytorch.PyTorchTrial):
         self.model = context.wrap_model(model)
         parameters = self.model.parameters()
         is_sgd = context.get_hparam("optimizer") == "sgd"
-        made: torch.optim.Optimizer = (
+        optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(parameters, lr=0.1, momentum=0.9) if is_sgd else torch.optim.AdamW(parameters, lr=0.001)
         )
-        self.optimizer = context.wrap_optimizer(made)
+        self.optimizer = context.wrap_optimizer(optimizer)
         self.recorder = Recorder()
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
@@ -134,9 +134,9 @@ def main() -> None:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1:
         dist.init_process_group("gloo")
-    found = [train(case) for case in json.loads(sys.argv[2])]
+    results = [train(case) for case in json.loads(sys.argv[2])]
     if rank == 0:
-        torch.save(found, Path("found.pt"))
+        torch.save(results, Path("found.pt"))
     if size > 1:
         dist.destroy_process_group()
 

@@ -108,10 +108,10 @@ def main() -> None:
             bench.step()
         for run in range(wanted["runs"] + 1):
             for way, save in ways.items():
-                found = measure(bench, save, wanted["steps"])
+                measurement = measure(bench, save, wanted["steps"])
                 # The first round creates files, buffers and groups that later rounds reuse.
                 if dist.get_rank() == 0 and run:
-                    print(json.dumps({"way": way, **found}), flush=True)
+                    print(json.dumps({"way": way, **measurement}), flush=True)
     dist.destroy_process_group()
 
 

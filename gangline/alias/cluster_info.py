@@ -56,26 +56,26 @@ class ClusterInfo(Lacking):
 
 def get_cluster_info() -> ClusterInfo | None:
     """Returns None when no trial runner started this process."""
-    found = gangline.cluster_info.get_cluster_info()
-    if found is None:
+    info = gangline.cluster_info.get_cluster_info()
+    if info is None:
         return None
-    experiment_id, _, number = found.trial.trial_id.partition(".")
+    experiment_id, _, number = info.trial.trial_id.partition(".")
     trial = TrialInfo(
         trial_id=int(experiment_id) * _TRIALS_OF_EXPERIMENT + int(number or 0),
-        experiment_id=found.trial.experiment_id,
-        trial_seed=found.trial.trial_seed,
-        hparams=found.trial.hparams,
-        _config=found.trial.config,
+        experiment_id=info.trial.experiment_id,
+        trial_seed=info.trial.trial_seed,
+        hparams=info.trial.hparams,
+        _config=info.trial.config,
     )
     return ClusterInfo(
-        cluster_id=found.cluster_id,
-        agent_id=found.agent_id,
-        slot_ids=list(range(len(found.slot_ids))),
-        task_id=found.trial.trial_id,
-        allocation_id=found.allocation_id,
+        cluster_id=info.cluster_id,
+        agent_id=info.agent_id,
+        slot_ids=list(range(len(info.slot_ids))),
+        task_id=info.trial.trial_id,
+        allocation_id=info.allocation_id,
         task_type="TRIAL",
-        container_rank=found.node_rank,
-        container_addrs=found.addresses,
-        latest_checkpoint=found.latest_checkpoint.id if found.latest_checkpoint else None,
+        container_rank=info.node_rank,
+        container_addrs=info.addresses,
+        latest_checkpoint=info.latest_checkpoint.id if info.latest_checkpoint else None,
         trial=trial,
     )

@@ -169,7 +169,7 @@ def _local_lines(table: ProcessTable, layout: Layout) -> list[str]:
             entry.name,
             entry.state,
             entry.pid or "-",
-            " ".join(f"{kind} {address}" for kind, address in entry.addresses.items()),
+            " ".join(f"{name} {address}" for name, address in entry.addresses.items()),
             f"{entry.restarts} ({entry.last_exit})" if entry.restarts else 0,
         )
         for entry in table.services
@@ -182,8 +182,8 @@ def _local_lines(table: ProcessTable, layout: Layout) -> list[str]:
 
 
 def _cluster_lines(cluster: ClusterView) -> list[str]:
-    found = cluster.leader
-    leader = f"{found.id} at {found.grpc_address}" if found else "none, so nothing new starts"
+    instance = cluster.leader
+    leader = f"{instance.id} at {instance.grpc_address}" if instance else "none, so nothing new starts"
     return [
         *([f"etcd:    {_etcd_text(cluster.etcd)}"] if cluster.etcd else []),
         f"leader:  {leader}",

@@ -51,7 +51,7 @@ def forget(
         raise invalid("fusion.which", "name one key, or say --all; gangline fusion list shows the keys")
     with connect() as client:
         keys = [record.key for record in client.list_fusion()] if is_all else [key]
-        forgotten = [one for one in keys if client.forget_fusion(one)]
+        forgotten = [record_key for record_key in keys if client.forget_fusion(record_key)]
     if key and not forgotten:
         raise not_found("fusion.not_found", f"nothing is remembered under {key}; list it with: gangline fusion list")
     show({"forgotten": forgotten}, is_json, lambda: [f"forgotten: {', '.join(forgotten) or 'nothing was remembered'}"])

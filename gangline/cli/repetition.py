@@ -54,9 +54,9 @@ def age_of(entry: Entry, clock: Clock) -> float:
 def living(entries: Iterable[Entry], clock: Clock) -> list[Entry]:
     """Returns the entries that are not too old, oldest first. An entry from the future counts from now on, so that it
     will expire."""
-    found = [replace(entry, wall=min(entry.wall, clock.wall)) for entry in entries]
-    limits = [CREATED_SECONDS if entry.experiment_id else OPEN_SECONDS for entry in found]
-    kept = [entry for entry, limit in zip(found, limits, strict=True) if age_of(entry, clock) <= limit]
+    clamped = [replace(entry, wall=min(entry.wall, clock.wall)) for entry in entries]
+    limits = [CREATED_SECONDS if entry.experiment_id else OPEN_SECONDS for entry in clamped]
+    kept = [entry for entry, limit in zip(clamped, limits, strict=True) if age_of(entry, clock) <= limit]
     return kept[-MAX_ENTRIES:]
 
 
@@ -68,7 +68,7 @@ def find_earlier(entries: Iterable[Entry], digest: str, cluster: str) -> Entry |
 
 def begun(entries: Iterable[Entry], entry: Entry) -> list[Entry]:
     """Returns the entries with this one as the newest, in place of its own earlier state."""
-    return [*(other for other in entries if other.request_id != entry.request_id), entry]
+    return [*(earlier for earlier in entries if earlier.request_id != entry.request_id), entry]
 
 
 def created(entries: Iterable[Entry], request_id: str, experiment_id: int, clock: Clock) -> list[Entry]:

@@ -65,7 +65,7 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
@@ -99,11 +99,11 @@ class Client:
         made none so far, and one of kind UNAVAILABLE or TIMEOUT while that cannot be known."""
         request = pb.ListExperimentsRequest(request_id=request_id)
         answer = self._connection.call(self._stub.ListExperiments, request)
-        found = [message for message in answer.experiments if message.request_id == request_id]
-        if not found:
+        matches = [message for message in answer.experiments if message.request_id == request_id]
+        if not matches:
             text = "this gateway is too old to find requests; look with: gangline experiment list"
             raise GanglineError("request.unanswered", text, ErrorKind.UNAVAILABLE)
-        return from_proto(Experiment, found[0])
+        return from_proto(Experiment, matches[0])
 
     def upload_code(self, archive: CodeArchive) -> None:
         def chunks() -> Iterator[pb.UploadCodeRequest]:
@@ -135,9 +135,9 @@ class Client:
         """
         request = pb.WatchExperimentRequest(experiment_id=experiment_id)
         for message in self._connection.stream(self._stub.WatchExperiment, lambda: request, seconds):
-            found = from_proto(ExperimentView, message.view)
-            yield found
-            if found.experiment.state is State.TERMINAL:
+            view = from_proto(ExperimentView, message.view)
+            yield view
+            if view.experiment.state is State.TERMINAL:
                 return
 
     def wait_experiment(self, experiment_id: int, seconds: float | None = None) -> ExperimentView:

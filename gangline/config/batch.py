@@ -55,10 +55,10 @@ def find_bad_batch_size(hyperparameters: Mapping[str, Any]) -> Complaint | None:
             place = _PLACE if value is only else (*_PLACE, "val")
             return None if _is_whole(only) else _no_whole_number(only, place)
         case Categorical(vals=candidates):
-            odd = next((position for position, one in enumerate(candidates) if not _is_whole(one)), None)
+            odd = next((position for position, candidate in enumerate(candidates) if not _is_whole(candidate)), None)
             return None if odd is None else _no_whole_number(candidates[odd], (*_PLACE, "vals", odd))
-        case other:
-            text = f"a range of type {other.type} draws fractions, but records are counted; use type: int"
+        case fraction_range:
+            text = f"a range of type {fraction_range.type} draws fractions, but records are counted; use type: int"
             return Complaint("wrong_type", (*_PLACE, "type"), text)
 
 

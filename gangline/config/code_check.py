@@ -33,16 +33,16 @@ def _check_trial(folder: Path, module: str, name: str) -> None:
         wanted = module.replace(".", "/") + ".py"
         raise invalid("code.no_module", f"entrypoint {module}:{name} needs the file {wanted}, but {_has(folder)}")
     place = path.relative_to(folder)
-    found = _definition(_parse(path, place), name)
-    if found is None:
+    definition = _definition(_parse(path, place), name)
+    if definition is None:
         classes = ", ".join(_class_names(_parse(path, place))) or "none"
         raise invalid("code.no_class", f"{place} defines no {name}; the classes in it are: {classes}")
-    if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
-        raise invalid("code.no_trial", f"{name} in {place} line {found.lineno} is a function; a trial is a class")
-    if isinstance(found, ast.ClassDef) and not found.bases:
+    if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        raise invalid("code.no_trial", f"{name} in {place} line {definition.lineno} is a function; a trial is a class")
+    if isinstance(definition, ast.ClassDef) and not definition.bases:
         raise invalid(
             "code.no_trial",
-            f"{name} in {place} line {found.lineno} inherits from nothing; a trial inherits from "
+            f"{name} in {place} line {definition.lineno} inherits from nothing; a trial inherits from "
             "gangline.pytorch.PyTorchTrial",
         )
 

@@ -59,17 +59,17 @@ def join_path(path: Path) -> str:
 
 def _complaint(entry: dict[str, Any], document: Any) -> Complaint:
     path, context = _real_path(entry["loc"], document), entry.get("ctx", {})
-    kind, value = entry["type"], entry["input"]
-    if kind == FAULT:
+    error_type, value = entry["type"], entry["input"]
+    if error_type == FAULT:
         return Complaint(context["code"], (*path, *context["path"]), context["text"])
-    if kind == "missing":
+    if error_type == "missing":
         return Complaint("missing_key", path, "required, but missing")
-    if kind in _EXPECTED_BY_ERROR:
-        return Complaint("wrong_type", path, f"expected {_EXPECTED_BY_ERROR[kind]}, found {describe(value)}")
-    if kind in _LIMIT_BY_ERROR:
-        words, key = _LIMIT_BY_ERROR[kind]
+    if error_type in _EXPECTED_BY_ERROR:
+        return Complaint("wrong_type", path, f"expected {_EXPECTED_BY_ERROR[error_type]}, found {describe(value)}")
+    if error_type in _LIMIT_BY_ERROR:
+        words, key = _LIMIT_BY_ERROR[error_type]
         return Complaint("invalid_value", path, f"must be {words} {context[key]:g}, found {clip(str(value))}")
-    if kind == "literal_error":
+    if error_type == "literal_error":
         return Complaint("invalid_value", path, _no_choice(context["expected"], value))
     return Complaint("invalid_value", path, f"{entry['msg']}, found {describe(value)}")
 
@@ -85,13 +85,13 @@ def _real_path(location: Sequence[str | int], document: Any) -> Path:
     """Returns the location without the parts that pydantic adds for the branch of a union. A missing key occurs only at
     the end."""
     path: list[str | int] = []
-    found = document
+    node = document
     for position, part in enumerate(location):
         is_last = position == len(location) - 1
-        if isinstance(found, Mapping) and (part in found or is_last):
+        if isinstance(node, Mapping) and (part in node or is_last):
             path.append(part)
-            found = found.get(part)
-        elif isinstance(found, Sequence) and not isinstance(found, str) and isinstance(part, int):
+            node = node.get(part)
+        elif isinstance(node, Sequence) and not isinstance(node, str) and isinstance(part, int):
             path.append(part)
-            found = found[part] if part < len(found) else None
+            node = node[part] if part < len(node) else None
     return tuple(path)

@@ -92,8 +92,10 @@ def _find_source(searcher: Searcher) -> Complaint | None:
 
 
 def _find_undrawable(config: ExperimentConfig) -> Complaint | None:
-    found = find_undrawable(config.hyperparameters)
-    return None if found is None else Complaint("invalid_value", ("hyperparameters", *found[0]), found[1])
+    undrawable = find_undrawable(config.hyperparameters)
+    return (
+        None if undrawable is None else Complaint("invalid_value", ("hyperparameters", *undrawable[0]), undrawable[1])
+    )
 
 
 def _find_impossible(resources: Resources) -> Complaint | None:

@@ -149,10 +149,12 @@ _RANGE_BY_TYPE: dict[str, type[Range]] = {
 
 
 def _validate_range(value: Mapping[str, Any]) -> Range:
-    kind = value["type"]
-    if not isinstance(kind, str) or kind not in _RANGE_BY_TYPE:
-        raise fault("invalid_value", f"must be one of {', '.join(_RANGE_BY_TYPE)}, found {describe(kind)}", "type")
-    return _RANGE_BY_TYPE[kind].model_validate(value, context=WRITTEN)
+    range_type = value["type"]
+    if not isinstance(range_type, str) or range_type not in _RANGE_BY_TYPE:
+        raise fault(
+            "invalid_value", f"must be one of {', '.join(_RANGE_BY_TYPE)}, found {describe(range_type)}", "type"
+        )
+    return _RANGE_BY_TYPE[range_type].model_validate(value, context=WRITTEN)
 
 
 _ANY_RANGE: TypeAdapter[Range] = TypeAdapter(Annotated[Any, PlainValidator(_validate_range)])
@@ -199,17 +201,17 @@ def find_undrawable(values: Mapping[str, Any]) -> tuple[tuple[str, ...], str] | 
     """Returns the path of the first range that no sampler can draw from, and the reason. Too many ranges are a reason
     as well."""
     num_ranges = 0
-    for path, found in ranges_of(values):
-        num_ranges += not isinstance(found, Const)
+    for path, value_range in ranges_of(values):
+        num_ranges += not isinstance(value_range, Const)
         if num_ranges > MAX_RANGES:
             return path, f"is one range too many; a search has at most {MAX_RANGES}, write the others as constants"
-        if isinstance(found, Double) and not math.isfinite(found.maxval - found.minval):
+        if isinstance(value_range, Double) and not math.isfinite(value_range.maxval - value_range.minval):
             return (*path, "maxval"), "the width of the range is beyond a float; move minval and maxval closer together"
-        if isinstance(found, Log) and not found.is_finite:
+        if isinstance(value_range, Log) and not value_range.is_finite:
             return (
                 *path,
                 "maxval",
-            ), f"{found.base:g} to this power is beyond a float; move minval and maxval closer to 0"
+            ), f"{value_range.base:g} to this power is beyond a float; move minval and maxval closer to 0"
     return None
 
 
@@ -218,14 +220,14 @@ def possible_values(value: Any) -> list[int] | None:
     range."""
     if is_nested(value):
         return None
-    found = parse_range(value)
-    match found:
+    value_range = parse_range(value)
+    match value_range:
         case Int():
-            return [found.minval, found.maxval]
+            return [value_range.minval, value_range.maxval]
         case Categorical():
-            candidates = list(found.vals)
+            candidates = list(value_range.vals)
         case Const():
-            candidates = [found.val]
+            candidates = [value_range.val]
         case _:
             return None
     return candidates if all(isinstance(entry, int) and not isinstance(entry, bool) for entry in candidates) else None
@@ -254,8 +256,8 @@ def _check_range(value: Any, path: tuple[str | int, ...]) -> None:
 
 def find_uncounted(values: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Returns the path of the first range without a `count`. A grid cannot list its points without one."""
-    for path, found in ranges_of(values):
-        if not isinstance(found, Const | Categorical) and found.count is None:
+    for path, value_range in ranges_of(values):
+        if not isinstance(value_range, Const | Categorical) and value_range.count is None:
             return path
     return None
 

@@ -41,8 +41,10 @@ def read_config(values: Any) -> tuple[ExperimentConfig, list[str]]:
 
 def _read(document: Document) -> tuple[ExperimentConfig, list[str]]:
     if not isinstance(document.values, dict):
-        found = describe(document.values)
-        raise invalid("config.wrong_type", f"the configuration: expected a mapping such as name: ..., found {found}")
+        description = describe(document.values)
+        raise invalid(
+            "config.wrong_type", f"the configuration: expected a mapping such as name: ..., found {description}"
+        )
     unusable = find_unusable(document.values)
     if unusable is not None:
         raise _error([unusable], document)

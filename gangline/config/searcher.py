@@ -32,9 +32,9 @@ class Length(Section):
 
     @model_validator(mode="after")
     def _has_one_unit(self) -> Self:
-        found = [unit for unit in UNITS if getattr(self, unit) is not None]
-        if len(found) != 1:
-            what = " and ".join(found) if found else "none of them"
+        units = [unit for unit in UNITS if getattr(self, unit) is not None]
+        if len(units) != 1:
+            what = " and ".join(units) if units else "none of them"
             raise fault("invalid_value", f"expected one of batches, records and epochs, found {what}")
         return self
 

@@ -41,11 +41,11 @@ def fault(code: str, text: str, *path: str | int) -> PydanticCustomError:
     return PydanticCustomError(FAULT, "{text}", {"text": text, "code": code, "path": tuple(path)})
 
 
-def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
+def unknown_key(key: str, keys: Iterable[str]) -> PydanticCustomError:
     """Makes the error for a key that does not exist here; it names the nearest existing key."""
-    known = sorted(known)
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    listed = ", ".join(known[:_MOST_KEYS_LISTED]) + (" and more" if len(known) > _MOST_KEYS_LISTED else "")
+    keys = sorted(keys)
+    nearest = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    listed = ", ".join(keys[:_MOST_KEYS_LISTED]) + (" and more" if len(keys) > _MOST_KEYS_LISTED else "")
     advice = f"did you mean {nearest[0]}?" if nearest else f"known here are {listed}"
     return fault("unknown_key", f"unknown key; {advice}", key)
 
@@ -54,8 +54,8 @@ def describe(value: Any) -> str:
     """Describes a value of a YAML file for a sentence: the string 'two', the integer 2, a list."""
     if isinstance(value, bool):
         return f"the boolean {str(value).lower()}"
-    for kind, words in _WORDS_BY_TYPE:
-        if isinstance(value, kind):
+    for value_type, words in _WORDS_BY_TYPE:
+        if isinstance(value, value_type):
             return words.format(clip(value) if isinstance(value, str) else value)
     return f"a {type(value).__name__}"
 

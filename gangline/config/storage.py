@@ -47,10 +47,10 @@ class CheckpointStorage(Section):
     def _belongs_to_type(cls, value: Any, info: ValidationInfo) -> Any:
         if info.context is not WRITTEN or not isinstance(value, dict) or value.get("type") not in KEYS_BY_TYPE:
             return value
-        kind, allowed = value["type"], KEYS_BY_TYPE[value["type"]]
+        storage_type, allowed = value["type"], KEYS_BY_TYPE[value["type"]]
         for key in value:
             if key in cls.model_fields and key not in allowed and not cls.is_default(key, value[key]):
-                raise fault("unknown_key", f"has no meaning for storage of type {kind!r}; remove it", key)
+                raise fault("unknown_key", f"has no meaning for storage of type {storage_type!r}; remove it", key)
             if key not in cls.model_fields:
                 raise unknown_key(str(key), allowed)
         return value

@@ -267,14 +267,14 @@ class FileBeat:
             self._counting.start()
 
     def _count_for_ever(self) -> None:
-        known, pause = Collectives(), threading.Event()
+        last_counts, pause = Collectives(), threading.Event()
         while not pause.wait(COUNT_SECONDS):
-            found = count_collectives()
-            if found == known:
+            counts = count_collectives()
+            if counts == last_counts:
                 continue
-            self._cells[WORLD], self._cells[OTHERS] = found.world, found.others
-            self._cells[BACKGROUND] = found.background
-            known = found
+            self._cells[WORLD], self._cells[OTHERS] = counts.world, counts.others
+            self._cells[BACKGROUND] = counts.background
+            last_counts = counts
 
 
 _current: Beat | None = None

@@ -225,8 +225,8 @@ class CheckpointContext:
             try:
                 work()
             except GanglineError as error:
-                told = self._told_for(storage_id, error)
-                failure = (told.code, told.message, told.kind)
+                explained = self._told_for(storage_id, error)
+                failure = (explained.code, explained.message, explained.kind)
             except OSError as error:
                 unreadable = self._unreadable(storage_id, error)
                 failure = (unreadable.code, unreadable.message, unreadable.kind)

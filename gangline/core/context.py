@@ -63,7 +63,7 @@ class Context(Lacking):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
@@ -165,8 +165,8 @@ def _url_of(storage: str | Mapping[str, Any] | None) -> str | None:
             return str(Path(storage.get("host_path", "/")) / (storage.get("storage_path") or ""))
         case "directory":
             return str(storage.get("container_path"))
-        case kind:
+        case storage_type:
             raise invalid(
                 "core.storage",
-                f"checkpoint_storage of type {kind!r}: give an fsspec URL instead, as in s3://bucket/prefix",
+                f"checkpoint_storage of type {storage_type!r}: give an fsspec URL instead, as in s3://bucket/prefix",
             )

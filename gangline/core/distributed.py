@@ -293,7 +293,7 @@ def _number_of(group: Any) -> int:
     """Sums the sequence numbers over all backends of the group, because one may carry tensors of CPUs and another those
     of GPUs."""
     try:
-        backends = {id(found): found for found in map(group._get_backend, group._device_types)}
-        return sum(int(found._get_sequence_number_for_group()) for found in backends.values())
+        backends = {id(backend): backend for backend in map(group._get_backend, group._device_types)}
+        return sum(int(backend._get_sequence_number_for_group()) for backend in backends.values())
     except (AttributeError, RuntimeError):
         return 0

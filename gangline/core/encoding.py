@@ -81,13 +81,13 @@ class _Writer:
 
     def tree(self, value: Any) -> Any:
         """Returns the value as a tree of JSON."""
-        kind = type(value)
-        if kind in _LEAVES:
+        value_type = type(value)
+        if value_type in _LEAVES:
             return value
-        write = _WRITERS.get(kind)
+        write = _WRITERS.get(value_type)
         if write is not None:
             return write(self, value)
-        if kind.__name__ in _records and _records[kind.__name__] is kind:
+        if value_type.__name__ in _records and _records[value_type.__name__] is value_type:
             return self._record(value)
         if isinstance(value, PurePath):
             return {"path": str(value)}
@@ -123,13 +123,13 @@ class _Writer:
         if torch is not None and isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return {"torch": str(value).removeprefix("torch.")}
         if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
-            whole = numpy.asarray(value)
+            array = numpy.asarray(value)
             if type(value) is not numpy.ndarray and not isinstance(value, numpy.generic):
                 raise _cannot_travel(f"a {_name_of(value)}")
-            if whole.dtype.hasobject:
-                raise _cannot_travel(f"a numpy array of dtype {whole.dtype}")
+            if array.dtype.hasobject:
+                raise _cannot_travel(f"a numpy array of dtype {array.dtype}")
             buffer = io.BytesIO()
-            numpy.save(buffer, whole, allow_pickle=False)
+            numpy.save(buffer, array, allow_pickle=False)
             return {"array" if isinstance(value, numpy.ndarray) else "scalar": self._blob(buffer.getvalue())}
         raise _cannot_travel(f"a {_name_of(value)}")
 
@@ -137,9 +137,11 @@ class _Writer:
         is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
         if not is_plain or value.is_quantized or value.is_meta:
             raise _cannot_travel(f"a {_name_of(value)} that is no plain dense tensor")
-        whole = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        content = whole.reshape(-1).view(torch.uint8).numpy().tobytes()
-        return {"tensor": [str(whole.dtype).removeprefix("torch."), list(whole.shape), *self._blob(content)]}
+        dense_tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        content = dense_tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return {
+            "tensor": [str(dense_tensor.dtype).removeprefix("torch."), list(dense_tensor.shape), *self._blob(content)]
+        }
 
 
 _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
@@ -222,10 +224,10 @@ def _to_record(parts: list[Any]) -> Any:
 
 def _to_enum(parts: list[str]) -> Any:
     name, member = parts
-    found = _records[name]
-    if not issubclass(found, Enum):
+    enum_type = _records[name]
+    if not issubclass(enum_type, Enum):
         raise ValueError(f"{name} is no enum")
-    return found[member]
+    return enum_type[member]
 
 
 def _to_size(sizes: list[int]) -> Any:
@@ -238,10 +240,10 @@ def _to_torch(name: str) -> Any:
     """Returns a dtype, a layout or a memory format. The type check refuses other names of torch in foreign bytes."""
     import torch  # noqa: PLC0415  only where a value needs it
 
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype | torch.layout | torch.memory_format):
+    constant = getattr(torch, name)
+    if not isinstance(constant, torch.dtype | torch.layout | torch.memory_format):
         raise TypeError(f"torch.{name} is no dtype")
-    return found
+    return constant
 
 
 def _default_of(value: defaultdict[Any, Any]) -> str:
@@ -253,8 +255,12 @@ def _default_of(value: defaultdict[Any, Any]) -> str:
 
 
 def _name_of(value: Any) -> str:
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    value_type = type(value)
+    return (
+        value_type.__qualname__
+        if value_type.__module__ == "builtins"
+        else f"{value_type.__module__}.{value_type.__qualname__}"
+    )
 
 
 def _cannot_travel(what: str) -> GanglineError:

@@ -195,8 +195,8 @@ class RunnerLink:
 
     def take_trace(self) -> int:
         with self._lock:
-            found, self._trace = self._trace, 0
-        return found
+            batches, self._trace = self._trace, 0
+        return batches
 
     def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
         self.batches_completed = max(self.batches_completed, batches_completed)

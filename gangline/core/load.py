@@ -47,9 +47,9 @@ class LoadSampler:
     def take(self) -> dict[str, float]:
         """Returns the means since the last call; empty when no sample was taken."""
         with self._lock:
-            found = {name: total / count for name, (total, count) in self._sums.items()}
+            means = {name: total / count for name, (total, count) in self._sums.items()}
             self._sums = {}
-        return found
+        return means
 
     def _serve(self) -> None:
         self._read()  # the first sample only starts the counters
@@ -73,11 +73,11 @@ class _Reading:
     def read(self) -> dict[str, float]:
         used, memory = self._family()
         now = time.monotonic()
-        found = {"memory_bytes": float(memory), "machine_cpu_percent": psutil.cpu_percent()}
+        sample = {"memory_bytes": float(memory), "machine_cpu_percent": psutil.cpu_percent()}
         if self._last is not None and now > self._last[0]:
-            found["cpu_percent"] = max(0.0, 100 * (used - self._last[1]) / (now - self._last[0]))
+            sample["cpu_percent"] = max(0.0, 100 * (used - self._last[1]) / (now - self._last[0]))
         self._last = (now, used)
-        return {**found, **self._gpu()}
+        return {**sample, **self._gpu()}
 
     def _family(self) -> tuple[float, int]:
         """Returns the CPU seconds and resident bytes of this process and its descendants, such as loader workers."""

@@ -61,8 +61,8 @@ def read_document(content: bytes, place: str) -> dict[str, Any]:
     if digest is not None and digest != _digest_of(document):
         raise _corrupt(place, "differs from what was saved")
     _check_entries(manifest, place)
-    found: dict[str, Any] = document
-    return found
+    checked_document: dict[str, Any] = document
+    return checked_document
 
 
 def files_of(document: Mapping[str, Any]) -> dict[str, StoredFile]:
@@ -94,11 +94,13 @@ def _digest_of(document: Mapping[str, Any]) -> str:
 
 
 def _check_format(manifest: Mapping[str, Any], place: str) -> None:
-    found = manifest.get(_FORMAT)
-    if type(found) is not int:
+    format_number = manifest.get(_FORMAT)
+    if type(format_number) is not int:
         raise _corrupt(place, "has a manifest without a format")
-    if found > MANIFEST_FORMAT:
-        raise _newer(f"the checkpoint has format {found}, this version of Gangline reads up to {MANIFEST_FORMAT}")
+    if format_number > MANIFEST_FORMAT:
+        raise _newer(
+            f"the checkpoint has format {format_number}, this version of Gangline reads up to {MANIFEST_FORMAT}"
+        )
 
 
 def _check_entries(manifest: Mapping[str, Any], place: str) -> None:
@@ -117,7 +119,7 @@ def _check_entries(manifest: Mapping[str, Any], place: str) -> None:
         if unknown:
             text = f"{place} describes {path} by {unknown[0]!r}, which this version of Gangline does not know"
             raise _newer(text)
-        if any(type(entry.get(key)) is not kind for key, kind in _FILE_TYPES.items()):
+        if any(type(entry.get(key)) is not value_type for key, value_type in _FILE_TYPES.items()):
             raise _corrupt(place, f"does not describe {path}")
 
 

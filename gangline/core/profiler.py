@@ -61,6 +61,6 @@ class ProfilerContext:
                 self._report(self._sampler)
 
     def _report(self, sampler: LoadSampler) -> None:
-        found = sampler.take()
-        if found:
-            self._link.send_metrics(GROUP, self._link.batches_completed, found)
+        means = sampler.take()
+        if means:
+            self._link.send_metrics(GROUP, self._link.batches_completed, means)

@@ -28,12 +28,12 @@ class RefusalHook:
         self._before = before
         self._link = link
 
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        found = describe(error)
-        self._link.send_worker_failure(found.kind, found.message, found.traceback)
+    def __call__(self, error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        failure = describe(error)
+        self._link.send_worker_failure(failure.kind, failure.message, failure.traceback)
         self._link.flush()
         if not isinstance(error, GanglineError):
-            self._before(kind, error, trace)
+            self._before(error_type, error, trace)
             return
         # The cluster's log already marks each line with its rank.
         rank = None if ENVIRONMENT_KEY in os.environ else os.environ.get("RANK")

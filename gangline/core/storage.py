@@ -41,8 +41,8 @@ def describe_files(directory: Path, paths: Iterable[str] | None = None) -> dict[
 
 def list_files(directory: Path) -> list[str]:
     """Returns all files below a folder, as sorted paths inside it. The manifest of an earlier upload is left out."""
-    found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    return sorted(path for path in found if path != METADATA_FILE)
+    paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return sorted(path for path in paths if path != METADATA_FILE)
 
 
 def digest_of(path: Path) -> str:

@@ -100,8 +100,8 @@ class TrainContext(Lacking):
     def find_validation(self, steps_completed: int) -> Mapping[str, float]:
         """Returns the newest validation metrics that this process has reported up to these steps; empty before the
         first."""
-        known = (metrics for steps, metrics in reversed(self._validations) if steps <= steps_completed)
-        return next(known, {})
+        candidates = (metrics for steps, metrics in reversed(self._validations) if steps <= steps_completed)
+        return next(candidates, {})
 
     def report_progress(self, progress: float) -> None:
         """Reports the progress of the trial. progress: from 0 to 1."""
@@ -151,16 +151,16 @@ class TrainContext(Lacking):
             )
 
     def _check_finite(self, group: str, steps_completed: int, numbers: Mapping[str, float]) -> None:
-        found = {name: value for name, value in numbers.items() if not math.isfinite(value)}
-        if group == VALIDATION and self._decisive in found:
+        nonfinite = {name: value for name, value in numbers.items() if not math.isfinite(value)}
+        if group == VALIDATION and self._decisive in nonfinite:
             raise invalid(
                 "training.nonfinite_metric",
-                f"searcher.metric {self._decisive} is {found[self._decisive]} at batch {steps_completed}, by which "
+                f"searcher.metric {self._decisive} is {nonfinite[self._decisive]} at batch {steps_completed}, by which "
                 "nothing can be chosen; optimizations.nonfinite_loss: ignore trains on",
             )
-        for name in found.keys() - self._nonfinite:
+        for name in nonfinite.keys() - self._nonfinite:
             self._nonfinite.add(name)
-            _log.warning("metric %s is %s at batch %d", name, found[name], steps_completed)
+            _log.warning("metric %s is %s at batch %d", name, nonfinite[name], steps_completed)
 
     def _numbers_of(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         numbers: dict[str, float] = {}

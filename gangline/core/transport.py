@@ -127,9 +127,9 @@ class TorchTransport:
         import torch  # noqa: PLC0415  gangline.core is usable without torch
         import torch.distributed as dist  # noqa: PLC0415  see above
 
-        found = [torch.zeros(1, dtype=torch.int64) for _ in self._ranks]
-        dist.all_gather(found, torch.tensor([own]), group=self._group)
-        return [int(length) for length in found]
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in self._ranks]
+        dist.all_gather(lengths, torch.tensor([own]), group=self._group)
+        return [int(length) for length in lengths]
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
         return self.maximum_later(numbers)()
@@ -190,8 +190,8 @@ class StoreTransport:
         return self.allgather(value if self._member == 0 else None)[0]
 
     def gather(self, value: Any) -> list[Any] | None:
-        found = self.allgather(value)
-        return found if self._member == 0 else None
+        gathered = self.allgather(value)
+        return gathered if self._member == 0 else None
 
     def scatter(self, values: Sequence[Any] | None) -> Any:
         return self.broadcast(values)[self._member]
@@ -207,8 +207,8 @@ class StoreTransport:
 
     def _reduce_later(self, numbers: Sequence[Any], reduce: Callable[[Any], Any]) -> Callable[[], list[Any]]:
         # A store cannot start a round without waiting, so the round is complete before this function returns.
-        found = [reduce(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
-        return lambda: found
+        reduced = [reduce(column) for column in zip(*self.allgather(list(numbers)), strict=True)]
+        return lambda: reduced
 
     def _key(self, number: int, member: int) -> str:
         return f"{self._number}/{number}/{member}"

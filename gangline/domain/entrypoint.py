@@ -89,11 +89,11 @@ def _parse_command(words: tuple[str, ...]) -> Entrypoint:
     return _parse_python(_without_switches(words[1:])) or Command(words)
 
 
-def _parse_python(rest: tuple[str, ...]) -> Entrypoint | None:
+def _parse_python(arguments: tuple[str, ...]) -> Entrypoint | None:
     """Returns the script or module among python3's arguments, else None. rest: these arguments."""
-    if len(rest) > 1 and rest[0] == "-m":
-        return Module(rest[1], rest[2:])
-    return Script(rest[0], rest[1:]) if rest and rest[0].endswith(".py") else None
+    if len(arguments) > 1 and arguments[0] == "-m":
+        return Module(arguments[1], arguments[2:])
+    return Script(arguments[0], arguments[1:]) if arguments and arguments[0].endswith(".py") else None
 
 
 def _without_launcher(words: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -101,10 +101,10 @@ def _without_launcher(words: tuple[str, ...]) -> tuple[str, ...] | None:
     is_python = bool(words) and _PYTHON.match(words[0]) is not None
     if not is_python or words[1:2] != ("-m",) or words[2:3] == () or words[2] not in LAUNCHERS:
         return None
-    rest = words[3:]
-    if rest[:2] == ("--trial", rest[1] if len(rest) > 1 else ""):
-        rest = rest[1:]
-    return rest[1:] if rest[:1] == ("--",) else rest
+    launched = words[3:]
+    if launched[:2] == ("--trial", launched[1] if len(launched) > 1 else ""):
+        launched = launched[1:]
+    return launched[1:] if launched[:1] == ("--",) else launched
 
 
 def _without_switches(words: tuple[str, ...]) -> tuple[str, ...]:

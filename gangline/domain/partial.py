@@ -46,10 +46,10 @@ def removed_name(partial: Partial) -> str:
 
 def parse_partial(name: str) -> Partial | None:
     """Returns the unfinished checkpoint of a name; None for a name that no attempt of a cluster wrote."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    return Partial(Writer(found["cluster_id"], found["allocation_id"]), found["storage_id"])
+    return Partial(Writer(match["cluster_id"], match["allocation_id"]), match["storage_id"])
 
 
 def _suffix(writer: Writer | None, storage_id: str) -> str:

@@ -51,7 +51,8 @@ def check_same_protocol(url: str, cluster_url: str) -> None:
 
 
 def _refused(url: str, protocol: str, allowed: object) -> GanglineError:
-    known = ", ".join(map(str, allowed))  # type: ignore[call-overload]  # an iterable of names
+    allowed_names = ", ".join(map(str, allowed))  # type: ignore[call-overload]  # an iterable of names
     return invalid(
-        "storage.protocol", f"{url!r} has the protocol {protocol!r}, which is no checkpoint storage; use one of {known}"
+        "storage.protocol",
+        f"{url!r} has the protocol {protocol!r}, which is no checkpoint storage; use one of {allowed_names}",
     )

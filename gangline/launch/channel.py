@@ -29,15 +29,15 @@ class ChannelError(OSError):
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     """Sends one message. Returns when the kernel has all of it, also on a non-blocking socket."""
-    rest = memoryview(pack(message))
+    unsent = memoryview(pack(message))
     rights = _rights(fds)
-    while rest:
+    while unsent:
         try:
-            sent = sock.sendmsg([rest], rights)
+            sent = sock.sendmsg([unsent], rights)
         except BlockingIOError:
             select.select([], [sock], [])
             continue
-        rest, rights = rest[sent:], []
+        unsent, rights = unsent[sent:], []
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -88,8 +88,8 @@ def _receive_length(sock: socket.socket) -> tuple[bytes, list[int]]:
     room = socket.CMSG_SPACE(MAX_FDS * fds.itemsize)
     # Reads no more than the length, so that the descriptors of a further message stay in the socket.
     header, ancillary, _, _ = sock.recvmsg(frame.HEADER_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    for level, kind, payload in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+    for level, message_type, payload in ancillary:
+        if (level, message_type) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     if header and len(header) < frame.HEADER_BYTES:
         header += _receive_exactly(sock, frame.HEADER_BYTES - len(header))

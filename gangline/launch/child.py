@@ -240,10 +240,10 @@ def _wait_for_end(child: int, seconds: float) -> None:
 
 def descendants(pid: int) -> list[int]:
     """Returns all processes below pid, children before grandchildren."""
-    found = _children(pid)
-    for child in found:
-        found.extend(_children(child))
-    return found
+    descendant_pids = _children(pid)
+    for child in descendant_pids:
+        descendant_pids.extend(_children(child))
+    return descendant_pids
 
 
 def _children(pid: int) -> list[int]:

@@ -48,10 +48,10 @@ def describe(error: BaseException) -> Failure:
 
 def import_failure(error: Exception, what: str) -> Failure:
     """Describes an exception at the import of the user's module. A retry cannot help there."""
-    found = describe(error)
-    is_import = not isinstance(error, GanglineError) and found.kind is not ExitKind.OUT_OF_MEMORY
-    kind = ExitKind.IMPORT_ERROR if is_import and isinstance(error, ImportError | SyntaxError) else found.kind
-    return Failure(kind, f"cannot import {what}: {found.message}", found.traceback)
+    failure = describe(error)
+    is_import = not isinstance(error, GanglineError) and failure.kind is not ExitKind.OUT_OF_MEMORY
+    kind = ExitKind.IMPORT_ERROR if is_import and isinstance(error, ImportError | SyntaxError) else failure.kind
+    return Failure(kind, f"cannot import {what}: {failure.message}", failure.traceback)
 
 
 def _kind_of_own(error: GanglineError) -> ExitKind:

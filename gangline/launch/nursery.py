@@ -116,14 +116,14 @@ class Nursery:
         channel.send(self._control, {"event": "cleared", "is_empty": not child.descendants(os.getpid())})
 
     def _on_store_answer(self) -> None:
-        word, _, rest = os.read(self._store_fd, 4096).decode(errors="replace").partition(" ")
+        word, _, detail = os.read(self._store_fd, 4096).decode(errors="replace").partition(" ")
         self._poll.unregister(self._store_fd)
         os.close(self._store_fd)
         self._store_fd = -1
         if word == "port":
-            channel.send(self._control, {"event": "store", "port": int(rest)})
+            channel.send(self._control, {"event": "store", "port": int(detail)})
         else:
-            channel.send(self._control, {"event": "store", "error": rest or "the store's process died"})
+            channel.send(self._control, {"event": "store", "error": detail or "the store's process died"})
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
         try:

@@ -62,9 +62,9 @@ def _run_torchrun(words: list[str], num_ranks: int | None) -> int:
     from torch.distributed import run  # noqa: PLC0415  only off the cluster
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415  as above
 
-    rest = _torchrun_words(words)
+    script_words = _torchrun_words(words)
     try:
-        run.main(["--standalone", f"--nproc-per-node={num_ranks or _count_gpus()}", *rest])
+        run.main(["--standalone", f"--nproc-per-node={num_ranks or _count_gpus()}", *script_words])
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _tell_end(rank, failure.exitcode)
@@ -73,12 +73,12 @@ def _run_torchrun(words: list[str], num_ranks: int | None) -> int:
 
 def _torchrun_words(words: list[str]) -> list[str]:
     match parse_launched(words):
-        case Script(path=path, arguments=rest):
+        case Script(path=path, arguments=arguments):
             if not Path(path).is_file():
                 raise invalid("launch.no_file", f"there is no file {path} in {Path.cwd()}")
-            return [path, *rest]
-        case Module(name=name, arguments=rest):
-            return ["-m", name, *rest]
+            return [path, *arguments]
+        case Module(name=name, arguments=arguments):
+            return ["-m", name, *arguments]
         case TrialClass():
             raise invalid(
                 "launch.trial",

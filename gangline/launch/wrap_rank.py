@@ -49,8 +49,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _rank_of(word: str) -> int:
     value = word if word.isdigit() else os.environ.get(word, "")
     if not value.isdigit():
-        found = f"the variable holds {value!r}" if word in os.environ else "there is no such variable"
-        raise invalid("launch.rank", f"wrap_rank {word}: expected a number or a variable that holds one; {found}")
+        problem = f"the variable holds {value!r}" if word in os.environ else "there is no such variable"
+        raise invalid("launch.rank", f"wrap_rank {word}: expected a number or a variable that holds one; {problem}")
     return int(value)
 
 

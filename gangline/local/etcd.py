@@ -72,14 +72,14 @@ def find_etcd_binary() -> Path:
         return Path(named)
     on_path = shutil.which("etcd")
     packaged = find_packaged_binary()
-    found = Path(on_path) if on_path else packaged
-    if found is None:
+    binary = Path(on_path) if on_path else packaged
+    if binary is None:
         raise invalid(
             "etcd.no_binary",
             "found no etcd; install one (on Debian: apt-get install etcd-server), install gangline[cluster] on x86-64 "
             f"Linux, which brings one, or set {BINARY_VARIABLE}",
         )
-    return found
+    return binary
 
 
 def find_packaged_binary() -> Path | None:

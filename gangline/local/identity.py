@@ -26,8 +26,8 @@ class Identity:
 
     def is_alive(self) -> bool:
         """Returns whether the process runs. A zombie counts as ended: it runs nothing and waits only for its parent."""
-        found = _stat(self.pid)
-        return found is not None and found[1] == self.start_ticks and found[0] not in "ZX"
+        state_and_start = _stat(self.pid)
+        return state_and_start is not None and state_and_start[1] == self.start_ticks and state_and_start[0] not in "ZX"
 
     def send(self, signal_number: int) -> None:
         """Sends a signal. Does nothing when the process is gone."""
@@ -43,22 +43,22 @@ class Identity:
 
 def identify(pid: int) -> Identity | None:
     """Returns the identity of a pid; None when there is no such process."""
-    found = _stat(pid)
-    return None if found is None else Identity(pid, found[1])
+    state_and_start = _stat(pid)
+    return None if state_and_start is None else Identity(pid, state_and_start[1])
 
 
 def find_marked(name: str, value: str) -> list[Identity]:
     """Returns every process of this user that was started with the environment variable name=value, except this
     process."""
     wanted = f"{name}={value}".encode()
-    found = []
+    marked = []
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(identify(int(entry.name)))
-    return [process for process in found if process is not None and process.is_alive()]
+                marked.append(identify(int(entry.name)))
+    return [process for process in marked if process is not None and process.is_alive()]
 
 
 def find_openers(processes: Iterable[Identity], paths: Iterable[Path]) -> list[Identity]:
@@ -103,12 +103,12 @@ def _wait_one(process: Identity, seconds: float) -> None:
 
 
 def _open_files(pid: int) -> set[str]:
-    found = set()
+    open_files = set()
     with suppress(OSError):
         for entry in (_PROC / str(pid) / "fd").iterdir():
             with suppress(OSError):
-                found.add(str(entry.readlink()))
-    return found
+                open_files.add(str(entry.readlink()))
+    return open_files
 
 
 def _stat(pid: int) -> tuple[str, int] | None:

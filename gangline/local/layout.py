@@ -123,8 +123,8 @@ def _make_private(directory: Path) -> None:
 
 
 def _owner_and_mode(directory: Path) -> tuple[int, int]:
-    found = directory.stat()
-    return found.st_uid, stat.S_IMODE(found.st_mode)
+    status = directory.stat()
+    return status.st_uid, stat.S_IMODE(status.st_mode)
 
 
 def _name_of(uid: int) -> str:

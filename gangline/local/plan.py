@@ -58,5 +58,5 @@ def make_plan(num_agents: int | None, slots: str, http_port: int = 0, grpc_port:
         raise invalid("local.agents", f"--agents takes a number from 1 to 64, not {num_agents}")
     if slots == "auto" and num_agents > 1:
         raise invalid("local.agents", f"--slots auto gives this machine's GPUs to one agent, not to {num_agents}")
-    asked = {"gateway.http": http_port, "gateway.grpc": grpc_port}
-    return ClusterPlan(num_agents, slots, {name: port for name, port in asked.items() if port})
+    wanted_ports = {"gateway.http": http_port, "gateway.grpc": grpc_port}
+    return ClusterPlan(num_agents, slots, {name: port for name, port in wanted_ports.items() if port})

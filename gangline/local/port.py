@@ -21,14 +21,16 @@ _TRIES = 2000
 def find_free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
     """Returns distinct ports on which no process listens now. Raises GanglineError `local.no_port`."""
     last = max(_ephemeral_start(), _FIRST + 1000)
-    found: set[int] = set()
+    free_ports: set[int] = set()
     for _ in range(_TRIES):
-        if len(found) == count:
-            return list(found)
+        if len(free_ports) == count:
+            return list(free_ports)
         port = random.randrange(_FIRST, last)  # noqa: S311 - a choice among free ports is no secret
-        if port not in taken and port not in found and is_free(port):
-            found.add(port)
-    raise unavailable("local.no_port", f"found only {len(found)} of {count} free ports between {_FIRST} and {last}")
+        if port not in taken and port not in free_ports and is_free(port):
+            free_ports.add(port)
+    raise unavailable(
+        "local.no_port", f"found only {len(free_ports)} of {count} free ports between {_FIRST} and {last}"
+    )
 
 
 def is_free(port: int) -> bool:

@@ -120,8 +120,8 @@ class Supervisor:
         return False
 
     def _report_failure(self, service: Service, what: str) -> None:
-        said = service.last_line() or "it printed nothing"
-        message = f"{service.program.name} {what}: {said} (log: {service.entry.log})"
+        last_line = service.last_line() or "it printed nothing"
+        message = f"{service.program.name} {what}: {last_line} (log: {service.entry.log})"
         self._reporter.send("failed", code="local.service_failed", message=message)
 
     def _look_for_ready(self, elapsed_seconds: float) -> None:

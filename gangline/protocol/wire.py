@@ -102,9 +102,9 @@ def _message_of(record_type: type) -> type[Message]:
 def _message(record_type: type) -> type[Message]:
     name = _MESSAGE_NAMES.get(record_type.__name__, record_type.__name__)
     for module in _MODULES:
-        found = getattr(import_module(f"gangline.v1.{module}"), name, None)
-        if found is not None:
-            return cast("type[Message]", found)
+        message_type = getattr(import_module(f"gangline.v1.{module}"), name, None)
+        if message_type is not None:
+            return cast("type[Message]", message_type)
     raise LookupError(f"no message is called {name}")
 
 
@@ -117,14 +117,14 @@ def _plan(record_type: type) -> tuple[FieldPlan, ...]:
     """Returns name, setter, getter, and whether its message tells an empty value from an absent one."""
     described = _message_of(record_type).DESCRIPTOR.fields_by_name
     hints = typing.get_type_hints(record_type)
-    found: list[Field[Any]] = list(fields(record_type))
+    record_fields: list[Field[Any]] = list(fields(record_type))
     return tuple(
         (
             field.name,
             *_field_plan(field.name, hints[field.name], field.default),
             described[field.name].has_presence,
         )
-        for field in found
+        for field in record_fields
     )
 
 

@@ -90,10 +90,10 @@ def load_trial(module: str, name: str) -> Any:
         raise _ImportFailed(module, error) from error
     except Exception as error:
         raise _ImportFailed(module, error) from error
-    found = getattr(loaded, name, None)
-    if found is None:
+    trial_class = getattr(loaded, name, None)
+    if trial_class is None:
         raise invalid("entrypoint.no_class", f"entrypoint {module}:{name}: {loaded.__file__} defines no {name}")
-    return _check_trial(found, f"{module}:{name}")
+    return _check_trial(trial_class, f"{module}:{name}")
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
@@ -129,14 +129,14 @@ def _on_system_exit(error: SystemExit, link: Link) -> int:
     if error.code is None or error.code == 0:
         link.send_finished()
         return 0
-    found = describe(error)
+    failure = describe(error)
     if isinstance(error.code, int) and (number := signal_passed_on(error.code)):
-        return _fail(Failure(ExitKind.SIGNAL, describe_signal(number, CHILD), found.traceback), link, error.code)
+        return _fail(Failure(ExitKind.SIGNAL, describe_signal(number, CHILD), failure.traceback), link, error.code)
     if isinstance(error.code, int):
         # The code may pass on the exit of a worker of the script's own launcher. The runner has more evidence, so it
         # classifies the failure.
-        return _fail(Failure(None, f"the code called sys.exit({error.code})", found.traceback), link, error.code)
-    return _fail(Failure(found.kind, str(error.code).splitlines()[0], found.traceback), link)
+        return _fail(Failure(None, f"the code called sys.exit({error.code})", failure.traceback), link, error.code)
+    return _fail(Failure(failure.kind, str(error.code).splitlines()[0], failure.traceback), link)
 
 
 def _fail(failure: Failure, link: Link, code: int = EXIT_FAILED) -> int:
@@ -148,15 +148,17 @@ def _fail(failure: Failure, link: Link, code: int = EXIT_FAILED) -> int:
     return code & 0xFF or EXIT_FAILED
 
 
-def _check_trial(found: Any, where: str) -> Any:
+def _check_trial(trial_class: Any, where: str) -> Any:
     from gangline.pytorch import PyTorchTrial  # noqa: PLC0415  a script need not pay for it
 
-    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
-        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):
+        what = (
+            f"the class {trial_class.__name__}" if isinstance(trial_class, type) else f"a {type(trial_class).__name__}"
+        )
         raise invalid(
             "entrypoint.no_trial", f"entrypoint {where} is {what}, which is no trial; inherit from PyTorchTrial"
         )
-    return found
+    return trial_class
 
 
 def _python_files() -> str:

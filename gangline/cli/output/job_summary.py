@@ -40,8 +40,10 @@ def explanation_lines(explanation: Explanation, now: float, tell_instant: Callab
     """Returns the lines of an explanation. tell_instant: returns Unix seconds as a clock time."""
     experiment, reason = explanation.experiment, explanation.reason
     lines = [f"experiment {experiment.id} {experiment.name}: {experiment.outcome or experiment.state}"]
-    told = {explained.task.reason.code for explained in explanation.tasks if explained.task.reason is not None}
-    if reason is not None and reason.code not in told:
+    task_reason_codes = {
+        explained.task.reason.code for explained in explanation.tasks if explained.task.reason is not None
+    }
+    if reason is not None and reason.code not in task_reason_codes:
         lines += [f"  {reason.code}: {reason.message}", f"  goes on if: {reason.would_start_if}"]
     elif reason is None and experiment.reason:
         lines.append(f"  reason: {experiment.reason}")

@@ -224,7 +224,7 @@ def trial_lines(view: TrialView) -> list[str]:
     lines += size_lines(view)
     lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
     if trial.state is not State.TERMINAL:
-        lines += [f"  not on {one.agent_id}: {describe_exclusion(one)}" for one in trial.exclusions]
+        lines += [f"  not on {exclusion.agent_id}: {describe_exclusion(exclusion)}" for exclusion in trial.exclusions]
     if trial.state is not State.TERMINAL and trial.restarts and trial.last_failure is not None:
         lines.append(f"  {restart_line(view)}")
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:

@@ -103,7 +103,7 @@ def _capture_optimizers(
                     tensors[state_path(number, order[position], key)] = value
                 else:
                     values.setdefault(number, {}).setdefault(order[position], {})[key] = value
-        named = [{**group, "params": [order[one] for one in group["params"]]} for group in saved["param_groups"]]
+        named = [{**group, "params": [order[index] for index in group["params"]]} for group in saved["param_groups"]]
         groups.append({**{key: value for key, value in saved.items() if key != STATE}, "param_groups": named})
     return tensors, groups, values
 

@@ -36,7 +36,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     directory = Path(path)
     verify(directory)
     source = open_source(directory)
-    tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in source.tensors.items()}
+    tensors = {name: torch.empty(described.shape, dtype=described.dtype) for name, described in source.tensors.items()}
     source.load(tensors)
     trainer = {key: value for key, value in source.trainer.items() if key not in _INTERNAL}
     numbers = range(source.trainer["num_models"])

@@ -71,9 +71,9 @@ class Keeper:
     def describe_newest(self) -> str:
         """Returns the checkpoint that training can continue from, as a clause of a message."""
         newest = max(self._restored, self._saver.newest)
-        found = f"the newest checkpoint is of batch {newest}" if newest >= 0 else "there is no checkpoint yet"
+        description = f"the newest checkpoint is of batch {newest}" if newest >= 0 else "there is no checkpoint yet"
         batches = self._saver.under_way
-        return found if batches is None else f"{found}, one of batch {batches} is being saved"
+        return description if batches is None else f"{description}, one of batch {batches} is being saved"
 
     def settle_and_describe(self) -> str:
         """Settles the save under way and describes the newest checkpoint, for the message of a rank that fails."""

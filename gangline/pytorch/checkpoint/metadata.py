@@ -38,14 +38,14 @@ def read_metadata(folder: Path) -> Metadata:
     path = folder / ".metadata"
     try:
         with path.open("rb") as file:
-            found = _Unpickler(file).load()
+            metadata = _Unpickler(file).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError) as error:
         raise invalid("checkpoint.corrupt", f"{path} does not describe tensors: {error}; use another checkpoint") from (
             error
         )
-    if not isinstance(found, Metadata):
-        raise invalid("checkpoint.corrupt", f"{path} holds a {type(found).__name__}; use another checkpoint")
-    return found
+    if not isinstance(metadata, Metadata):
+        raise invalid("checkpoint.corrupt", f"{path} holds a {type(metadata).__name__}; use another checkpoint")
+    return metadata
 
 
 class _Unpickler(pickle.Unpickler):
@@ -55,13 +55,13 @@ class _Unpickler(pickle.Unpickler):
             return _member
         if (module, name) in _MORE or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
-        found = super().find_class(module, name) if module in _MODULES and "." not in name else None
-        if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
-            return found
+        named_class = super().find_class(module, name) if module in _MODULES and "." not in name else None
+        if isinstance(named_class, type) and (is_dataclass(named_class) or issubclass(named_class, Enum)):
+            return named_class
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def _member(kind: object, name: str) -> Enum:
-    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
-        return kind.__members__[name]
-    raise pickle.UnpicklingError(f"it takes {name!r} of {kind!r}")
+def _member(enum_type: object, name: str) -> Enum:
+    if isinstance(enum_type, type) and issubclass(enum_type, Enum) and name in enum_type.__members__:
+        return enum_type.__members__[name]
+    raise pickle.UnpicklingError(f"it takes {name!r} of {enum_type!r}")

@@ -171,7 +171,7 @@ def _keys_by_parameter(
     number: int, optimizer: Optimizer, saved_groups: list[dict[str, Any]], names: Mapping[int, str]
 ) -> list[str]:
     """Returns each parameter's name in the checkpoint, in the optimizer's order."""
-    groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+    groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     saved = [group["params"] for group in saved_groups]
     here, there = [len(group) for group in groups], [len(group) for group in saved]
     if here != there:
@@ -194,10 +194,10 @@ def _room_for(described: Mapping[str, Described], parameter: nn.Parameter, is_wh
     """Returns tensors to fill with a parameter's state. A tensor of the parameter's shape is divided as the parameter,
     unless the state is whole."""
     return {
-        name: torch.empty_like(parameter, dtype=one.dtype, requires_grad=False)
-        if one.shape == parameter.shape and not is_whole
-        else torch.empty(one.shape, dtype=one.dtype)
-        for name, one in described.items()
+        name: torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False)
+        if entry.shape == parameter.shape and not is_whole
+        else torch.empty(entry.shape, dtype=entry.dtype)
+        for name, entry in described.items()
     }
 
 
@@ -208,8 +208,8 @@ def _load_scalers(context: PyTorchTrialContext, states: Sequence[Mapping[str, An
     if len(scalers) == len(states) and all(bool(state) for state in states):
         for scaler, state in zip(scalers, states, strict=True):
             scaler.load_state_dict(state)
-    elif context.distributed.is_chief and (any(map(bool, states)) or any(one.is_enabled() for one in scalers)):
-        used, here = sum(map(bool, states)), sum(one.is_enabled() for one in scalers)
+    elif context.distributed.is_chief and (any(map(bool, states)) or any(scaler.is_enabled() for scaler in scalers)):
+        used, here = sum(map(bool, states)), sum(scaler.is_enabled() for scaler in scalers)
         what = "it starts with a fresh scale" if here else "its scale is left out"
         _log.warning("scalers of gradients: the checkpoint holds %d, this trial has %d; %s", used, here, what)
 

@@ -61,33 +61,33 @@ class Source(ABC):
 
     def optimizer_values(self, number: int) -> dict[str, dict[str, Any]]:
         """Returns an optimizer's values beside tensors, by parameter, from all ranks that kept some."""
-        found: dict[str, dict[str, Any]] = {}
+        values_by_parameter: dict[str, dict[str, Any]] = {}
         for rank in self.ranks:
-            found |= rank.get(OPTIMIZER_VALUES, {}).get(number, {})
-        return found
+            values_by_parameter |= rank.get(OPTIMIZER_VALUES, {}).get(number, {})
+        return values_by_parameter
 
     def state_tensors(self, number: int) -> dict[str, dict[str, Described]]:
         """Returns the tensors of an optimizer's state: parameter -> name in its state -> tensor."""
         prefix = join((OPTIMIZERS, number, STATE, ""))
-        found: dict[str, dict[str, Described]] = {}
+        tensors_by_parameter: dict[str, dict[str, Described]] = {}
         for path, described in self.tensors.items():
             if path.startswith(prefix):
                 parameter, _, name = path.removeprefix(prefix).rpartition(".")
-                found.setdefault(parameter, {})[name] = described
-        return found
+                tensors_by_parameter.setdefault(parameter, {})[name] = described
+        return tensors_by_parameter
 
 
 def open_source(directory: Path) -> Source:
     """Opens a checkpoint's folder. Raises GanglineError `checkpoint.newer_format`."""
     manifest = read_manifest(directory)
-    found = manifest.get(STATE_FORMAT_KEY, 1)
-    if type(found) is not int or found > STATE_FORMAT:
+    state_format = manifest.get(STATE_FORMAT_KEY, 1)
+    if type(state_format) is not int or state_format > STATE_FORMAT:
         raise invalid(
             "checkpoint.newer_format",
-            f"the checkpoint holds a trial's state in format {found}, this version of Gangline reads up to "
+            f"the checkpoint holds a trial's state in format {state_format}, this version of Gangline reads up to "
             f"{STATE_FORMAT}; use a newer one",
         )
-    source = _DividedSource(directory) if found == STATE_FORMAT else _WholeSource(directory)
+    source = _DividedSource(directory) if state_format == STATE_FORMAT else _WholeSource(directory)
     source.trial_id = manifest.get(TRIAL_ID, "")
     return source
 
@@ -119,39 +119,44 @@ class _WholeSource(Source):
     def __init__(self, directory: Path) -> None:
         state = _load(directory / _FIRST_FILE)
         models, optimizers = state.pop(MODELS), state.pop(OPTIMIZERS)
-        everything = {model_path(index, name): value for index, one in enumerate(models) for name, value in one.items()}
+        everything = {
+            model_path(index, name): value for index, model in enumerate(models) for name, value in model.items()
+        }
         values: OptimizerValues = {}
-        for number, one in enumerate(optimizers):
-            for position, entries in one[STATE].items():
+        for number, optimizer in enumerate(optimizers):
+            for position, entries in optimizer[STATE].items():
                 everything |= {state_path(number, str(position), key): value for key, value in entries.items()}
                 plain = {key: value for key, value in entries.items() if not isinstance(value, torch.Tensor)}
                 values.setdefault(number, {})[str(position)] = plain
         self._content = {join(path): value for path, value in everything.items() if isinstance(value, torch.Tensor)}
         self.tensors = {path: Described(value.shape, value.dtype) for path, value in self._content.items()}
-        own = [{"rng_state": one} for one in state.pop("rng_state")]
+        own = [{"rng_state": rng_state} for rng_state in state.pop("rng_state")]
         for rank, entry in enumerate(state.pop("rank_state", None) or []):
             own[rank]["rank_state"] = entry
-        self.ranks = [{**one, OPTIMIZER_VALUES: values if rank == 0 else {}} for rank, one in enumerate(own)]
+        self.ranks = [
+            {**rank_entry, OPTIMIZER_VALUES: values if rank == 0 else {}} for rank, rank_entry in enumerate(own)
+        ]
         self.trainer = {
             **state,
             "num_models": len(models),
             MODEL_VALUES: [
-                {name: value for name, value in one.items() if not isinstance(value, torch.Tensor)} for one in models
+                {name: value for name, value in model.items() if not isinstance(value, torch.Tensor)}
+                for model in models
             ],
-            OPTIMIZERS: [{key: value for key, value in one.items() if key != STATE} for one in optimizers],
+            OPTIMIZERS: [{key: value for key, value in optimizer.items() if key != STATE} for optimizer in optimizers],
         }
 
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         for path, target in targets.items():
             content = self._content[path]
             if isinstance(target, DTensor):
-                whole = content.to(target.device_mesh.device_type)
-                part = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+                moved = content.to(target.device_mesh.device_type)
+                part = distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
                 target.to_local().copy_(part.to_local())
             else:
                 target.copy_(content)
 
 
 def _load(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-    return found
+    content: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    return content

@@ -45,9 +45,9 @@ def through_first(
     if everyone is not None:
         failure = _first_failure(everyone)
         if failure is None:
-            made, own = attempt(lambda: combine([result for result, _ in everyone]))
+            combined, own = attempt(lambda: combine([result for result, _ in everyone]))
             failure = None if own is None else (0, own)
-        answers = [(None, failure)] * size if failure else [(answer, None) for answer in made]
+        answers = [(None, failure)] * size if failure else [(answer, None) for answer in combined]
     answer, failure = transport.scatter(answers)
     if failure is not None:
         _raise(*failure)
@@ -64,9 +64,9 @@ def attempt(work: Callable[[], Any]) -> Told:
 
 
 def raise_first(everyone: Iterable[Told]) -> None:
-    found = _first_failure(everyone)
-    if found is not None:
-        _raise(*found)
+    first_failure = _first_failure(everyone)
+    if first_failure is not None:
+        _raise(*first_failure)
 
 
 def _first_failure(everyone: Iterable[Told]) -> tuple[int, Any] | None:

@@ -51,7 +51,7 @@ def write_tensors(
     first rank's error, GanglineError or RankError.
     """
     planner, writer = DefaultSavePlanner(), _DraftWriter(draft)
-    known: list[Metadata] = []
+    plan_metadata: list[Metadata] = []
 
     def plan_own() -> SavePlan:
         planner.set_up_planner(_nest(tensors), writer.storage_meta(), is_coordinator=rank == 0)
@@ -59,8 +59,8 @@ def write_tensors(
         return writer.prepare_local_plan(planner.create_local_plan())
 
     def plan_all(plans: list[SavePlan]) -> list[SavePlan]:
-        plans, found = planner.create_global_plan(plans)
-        known.append(found)
+        plans, metadata = planner.create_global_plan(plans)
+        plan_metadata.append(metadata)
         return writer.prepare_global_plan(plans)
 
     def write_own() -> list[WriteResult]:
@@ -69,7 +69,7 @@ def write_tensors(
         return writing.value()
 
     def finish(results: list[list[WriteResult]]) -> list[None]:
-        writer.finish(known[0], results)
+        writer.finish(plan_metadata[0], results)
         return [None] * size
 
     plan = through_first(transport, size, plan_own, plan_all)
@@ -80,13 +80,13 @@ def _nest(tensors: Mapping[Path, torch.Tensor]) -> dict[str, Any]:
     """Returns dictionaries of dictionaries; a number in a path becomes a place in a list, as readers expect it."""
     nested: dict[str, Any] = {}
     lists: dict[str, dict[int, dict[str, Any]]] = {}
-    for (kind, number, *rest), tensor in tensors.items():
-        place = lists.setdefault(str(kind), {}).setdefault(int(number), {})
-        for key in rest[:-1]:
+    for (list_name, number, *keys), tensor in tensors.items():
+        place = lists.setdefault(str(list_name), {}).setdefault(int(number), {})
+        for key in keys[:-1]:
             place = place.setdefault(str(key), {})
-        place[str(rest[-1])] = tensor
-    for kind, by_number in lists.items():
-        nested[kind] = [by_number.get(number, {}) for number in range(max(by_number) + 1)]
+        place[str(keys[-1])] = tensor
+    for list_name, by_number in lists.items():
+        nested[list_name] = [by_number.get(number, {}) for number in range(max(by_number) + 1)]
     return nested
 
 

@@ -13,6 +13,6 @@ def sum_of_bits(values: torch.Tensor) -> torch.Tensor:
     add up to zero."""
     if values.is_complex():
         values = torch.view_as_real(values)
-    kind = _INTEGERS[values.element_size()]
+    integer_type = _INTEGERS[values.element_size()]
     # In the integer's own type, which may overflow: a wider one takes seventy times as long.
-    return values.view(kind).sum(dtype=kind)
+    return values.view(integer_type).sum(dtype=integer_type)

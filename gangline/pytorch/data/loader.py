@@ -37,8 +37,8 @@ def batched(dataset: data.Dataset[Any]) -> data.Dataset[Any] | None:
         return TensorBatches(*dataset.tensors)
     # A subclass of Subset may read its records in another way.
     if type(dataset) is data.Subset:
-        whole = batched(dataset.dataset)
-        return None if whole is None else data.Subset(whole, dataset.indices)
+        batched_data = batched(dataset.dataset)
+        return None if batched_data is None else data.Subset(batched_data, dataset.indices)
     return None
 
 
@@ -107,15 +107,15 @@ class _SampledOrder:
         def read(first: int, last: int) -> list[Any]:
             nonlocal num_drawn
             with streams:
-                found = list(itertools.islice(entries, first - num_drawn, last - num_drawn))
+                drawn = list(itertools.islice(entries, first - num_drawn, last - num_drawn))
             num_drawn = last
-            if len(found) < last - first:
+            if len(drawn) < last - first:
                 name = type(self._sampler).__name__
                 raise invalid(
                     "pytorch.loader_length",
                     f"{name} ended after fewer than {last} entries, but its len() is {len(self)}; correct its __len__",
                 )
-            return found
+            return drawn
 
         return read
 
@@ -162,8 +162,8 @@ class _ShardSampler(data.Sampler[Any]):
         row, read = self._row(), self._order.open(0, self._seed)
         for position in self._shard.validation_positions(row.num_batches):
             entries = row.batch(position)
-            found = read(entries.start, entries.stop)
-            yield found[0] if self._has_batches else found
+            drawn = read(entries.start, entries.stop)
+            yield drawn[0] if self._has_batches else drawn
 
     def _train(self, first_step: int) -> Iterator[Any]:
         shift = self._shift
@@ -273,9 +273,9 @@ class DataLoader:
         # Workers draw their seeds from this generator. After a resume no rank may repeat the draws of a rank at the
         # start, also with more or fewer ranks now.
         options: dict[str, Any] = {"generator": _generator(seed, rank, num_replicas, skip), **self._options}
-        whole = batched(self.dataset) if self._may_be_batched else None
-        if whole is not None:
-            return data.DataLoader(whole, batch_sampler=sampler, **{**options, "collate_fn": keep})
+        batched_data = batched(self.dataset) if self._may_be_batched else None
+        if batched_data is not None:
+            return data.DataLoader(batched_data, batch_sampler=sampler, **{**options, "collate_fn": keep})
         return data.DataLoader(self.dataset, batch_sampler=sampler, **options)
 
     def training_batches(
@@ -309,15 +309,15 @@ class DataLoader:
     def describe_last_step(self, num_replicas: int) -> str | None:
         """Describes the last step of each epoch on so many slots; None where it is like all others."""
         row, shard = self._row(), Shard(0, num_replicas)
-        whole = row.batch_size * num_replicas
-        left = row.length % whole
+        full_step = row.batch_size * num_replicas
+        left = row.length % full_step
         if num_replicas == 1 or left == 0 or row.drop_last:
             return None
         what, num_spare = "batches" if self._has_batches else "records", num_replicas - shard.num_holders(row, left)
         spare = f"; {num_spare} slots get none, repeat other slots' {what} and count nothing" if num_spare else ""
         return (
-            f"the last step of each epoch has {left} of {whole} {what} for {num_replicas} slots; gradients and metrics "
-            f"of a slot count by its number of records{spare}"
+            f"the last step of each epoch has {left} of {full_step} {what} for {num_replicas} slots; gradients and "
+            f"metrics of a slot count by its number of records{spare}"
         )
 
     def _row(self) -> Row:
@@ -329,14 +329,14 @@ def _generator(seed: int, *numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(seeds.number_of(seed, *numbers))
 
 
-def _parts_of(sampler: Any, found: list[Any] | None = None) -> list[Any]:
+def _parts_of(sampler: Any, parts: list[Any] | None = None) -> list[Any]:
     """Returns the sampler, and samplers among its attributes and theirs."""
-    found = [] if found is None else found
-    found.append(sampler)
+    parts = [] if parts is None else parts
+    parts.append(sampler)
     for value in getattr(sampler, "__dict__", {}).values():
-        if isinstance(value, data.Sampler) and not any(value is known for known in found):
-            _parts_of(value, found)
-    return found
+        if isinstance(value, data.Sampler) and not any(value is part for part in parts):
+            _parts_of(value, parts)
+    return parts
 
 
 def _check_dataset(dataset: Any) -> None:

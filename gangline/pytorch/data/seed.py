@@ -38,10 +38,10 @@ def seed_training(trial_seed: int, replica: int) -> None:
 def capture() -> dict[str, Any]:
     """Returns the state of all generators of this process, in types that torch.load reads with weights_only."""
     version, keys, gauss = random.getstate()
-    name, numbers, *rest = np.random.get_state(legacy=True)
+    name, numbers, *position_and_gauss = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": [version, list(keys), gauss],
-        "numpy": [name, torch.from_numpy(np.asarray(numbers).astype(np.int64)), *rest],
+        "numpy": [name, torch.from_numpy(np.asarray(numbers).astype(np.int64)), *position_and_gauss],
         "cpu": torch.get_rng_state(),
     }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -52,8 +52,8 @@ def capture() -> dict[str, Any]:
 def restore(state: dict[str, Any]) -> None:
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
-    name, numbers, *rest = state["numpy"]
-    np.random.set_state((name, numbers.numpy().astype(np.uint32), *rest))
+    name, numbers, *position_and_gauss = state["numpy"]
+    np.random.set_state((name, numbers.numpy().astype(np.uint32), *position_and_gauss))
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
@@ -81,7 +81,7 @@ class SharedStreams:
         self._states = own
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         shared = _states()
         _set_states(self._states)
@@ -98,8 +98,8 @@ def seed_generators(content: dict[str, Any], number: int) -> None:
         elif isinstance(value, np.random.RandomState):
             value.seed(number % _LIMIT)
         elif isinstance(value, np.random.Generator):
-            kind: Any = type(value.bit_generator)
-            value.bit_generator.state = kind(number).state
+            generator_type: Any = type(value.bit_generator)
+            value.bit_generator.state = generator_type(number).state
 
 
 def _states() -> list[Any]:

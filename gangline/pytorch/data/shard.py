@@ -68,9 +68,9 @@ class Shard:
 
     def part(self, row: Row, step: int, shift: int = 0) -> Part:
         """Returns this rank's part of a step of an epoch."""
-        whole = row.batch_size * self.size
-        first = step * whole + shift
-        entries = range(first, min(first + whole, row.length))
+        full_step = row.batch_size * self.size
+        first = step * full_step + shift
+        entries = range(first, min(first + full_step, row.length))
         num_holders = self.num_holders(row, len(entries))
         rank = self.rank if self.rank < num_holders else 0
         each, more = divmod(len(entries), num_holders)

@@ -26,17 +26,17 @@ def partition_by_caps(num_bytes: Sequence[int], caps: Sequence[int], kinds: Sequ
     kinds = kinds or [0] * len(num_bytes)
     closed: list[tuple[int, ...]] = []
     open_by_kind: dict[int, list[int]] = {}
-    held_by_kind: dict[int, int] = {}
+    open_bytes_by_kind: dict[int, int] = {}
     count_by_kind: dict[int, int] = {}
     for place, (size, kind) in enumerate(zip(num_bytes, kinds, strict=True)):
         bucket = open_by_kind.setdefault(kind, [])
         bucket.append(place)
-        held = held_by_kind.get(kind, 0) + size
+        open_bytes = open_bytes_by_kind.get(kind, 0) + size
         count = count_by_kind.get(kind, 0)
-        is_full = held >= caps[min(count, len(caps) - 1)]
+        is_full = open_bytes >= caps[min(count, len(caps) - 1)]
         if is_full:
             closed.append(tuple(open_by_kind.pop(kind)))
-        held_by_kind[kind] = 0 if is_full else held
+        open_bytes_by_kind[kind] = 0 if is_full else open_bytes
         count_by_kind[kind] = count + is_full
     return tuple(closed + [tuple(bucket) for bucket in open_by_kind.values()])
 
@@ -58,10 +58,10 @@ def split_last(num_bytes: Sequence[int], partition: Partition, tail_bytes: int) 
     when the last bucket is no larger anyway. Backward hides no part of the last exchange, so the last bucket should be
     small.
     """
-    last, held = partition[-1], 0
+    last, moved_bytes = partition[-1], 0
     for index in range(len(last) - 1, 0, -1):
-        held += num_bytes[last[index]]
-        if held >= tail_bytes:
+        moved_bytes += num_bytes[last[index]]
+        if moved_bytes >= tail_bytes:
             return (*partition[:-1], last[:index], last[index:])
     return partition
 

@@ -116,15 +116,15 @@ def choose(model: Model, proposals: Sequence[Candidate], count: int) -> list[Can
     or more from one another, a known one first; of both kinds where there are both. No challenger is expected to be far
     slower.
     """
-    bearable = [one for one in proposals if one.expected_seconds <= _WORST * model.default_seconds]
+    bearable = [candidate for candidate in proposals if candidate.expected_seconds <= _WORST * model.default_seconds]
     if not bearable or count < 1:
         return []
-    chosen = bearable[:1] + [one for one in bearable[1:] if one.kind == "known"][: count - 1]
-    for one in bearable:
-        if len(chosen) < count and all(_differ(one, other) for other in chosen):
-            chosen.append(one)
-    other_kind = [one for one in bearable if one.kind != chosen[0].kind]
-    if count > 1 and other_kind and all(one.kind == chosen[0].kind for one in chosen):
+    chosen = bearable[:1] + [candidate for candidate in bearable[1:] if candidate.kind == "known"][: count - 1]
+    for candidate in bearable:
+        if len(chosen) < count and all(_differ(candidate, picked) for picked in chosen):
+            chosen.append(candidate)
+    other_kind = [candidate for candidate in bearable if candidate.kind != chosen[0].kind]
+    if count > 1 and other_kind and all(candidate.kind == chosen[0].kind for candidate in chosen):
         chosen[count - 1 :] = other_kind[:1]
     return chosen
 
@@ -154,8 +154,8 @@ def _optima(model: Model) -> list[Candidate]:
     """
     overlapped = SHARED_RATIO + (1 - SHARED_RATIO) / model.channels
     alphas = {model.link.alpha_seconds, model.link.alpha_seconds * overlapped}
-    found = [find_optimum(model.gradients, replace(model.link, alpha_seconds=alpha)) for alpha in sorted(alphas)]
-    return [model.candidate(caps_of(model.gradients.num_bytes, partition), "optimum") for partition in found]
+    partitions = [find_optimum(model.gradients, replace(model.link, alpha_seconds=alpha)) for alpha in sorted(alphas)]
+    return [model.candidate(caps_of(model.gradients.num_bytes, partition), "optimum") for partition in partitions]
 
 
 def _caps(total_bytes: int) -> list[tuple[int, ...]]:
@@ -176,8 +176,8 @@ def _distinct(candidates: Iterable[Candidate], seen: set[Partition]) -> list[Can
     return kept
 
 
-def _differ(one: Candidate, other: Candidate) -> bool:
-    few, many = sorted((one.num_buckets, other.num_buckets))
+def _differ(first: Candidate, second: Candidate) -> bool:
+    few, many = sorted((first.num_buckets, second.num_buckets))
     return many >= _DIFFERENT * few
 
 

@@ -17,9 +17,11 @@ def describe_interface() -> str:
     if not name:
         return ""
     folder = Path("/sys/class/net") / name
-    kind = "loopback" if name.startswith("lo") else "infiniband" if _read(folder / "type") == "32" else "ethernet"
+    interface_type = (
+        "loopback" if name.startswith("lo") else "infiniband" if _read(folder / "type") == "32" else "ethernet"
+    )
     speed = _read(folder / "speed")
-    return f"{kind} {speed} Mbit" if speed.isdigit() else kind
+    return f"{interface_type} {speed} Mbit" if speed.isdigit() else interface_type
 
 
 def describe_accelerator(device: torch.device) -> str:

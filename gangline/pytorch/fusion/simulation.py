@@ -101,10 +101,10 @@ def _atoms(num_bytes: Sequence[int]) -> list[int]:
     if len(num_bytes) <= _MOST_ATOMS:
         return list(range(len(num_bytes) + 1))
     least = sum(num_bytes) / _MOST_ATOMS
-    cuts, held = [0], 0
+    cuts, atom_bytes = [0], 0
     for place, size in enumerate(num_bytes, start=1):
-        held += size
-        if held >= least:
+        atom_bytes += size
+        if atom_bytes >= least:
             cuts.append(place)
-            held = 0
+            atom_bytes = 0
     return cuts if cuts[-1] == len(num_bytes) else [*cuts, len(num_bytes)]

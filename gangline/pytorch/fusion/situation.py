@@ -89,11 +89,11 @@ def _fits(situation: Situation, record: FusionRecord) -> bool:
     return is_like_batch and _is_like_link(record, link_of(record), link)
 
 
-def _is_like_link(record: FusionRecord, known: LinkCost, felt: LinkCost) -> bool:
-    before, now = known.seconds(record.total_bytes), felt.seconds(record.total_bytes)
+def _is_like_link(record: FusionRecord, recorded: LinkCost, felt: LinkCost) -> bool:
+    before, now = recorded.seconds(record.total_bytes), felt.seconds(record.total_bytes)
     if max(before, now) < _UNFELT_RATIO * record.default_step_seconds:
         return True
-    is_like_small = _is_near(known.seconds(_SMALL_BYTES), felt.seconds(_SMALL_BYTES), _SMALL_RATIO)
+    is_like_small = _is_near(recorded.seconds(_SMALL_BYTES), felt.seconds(_SMALL_BYTES), _SMALL_RATIO)
     return is_like_small and _is_near(before, now, _LARGE_RATIO)
 
 
@@ -101,10 +101,10 @@ def link_of(record: FusionRecord) -> LinkCost:
     return LinkCost(record.alpha_seconds, record.bytes_per_second or math.inf)
 
 
-def _is_near(one: float, other: float, ratio: float) -> bool:
-    if one == other:
+def _is_near(first: float, second: float, ratio: float) -> bool:
+    if first == second:
         return True
-    return one > 0 and other > 0 and 1 / ratio <= one / other <= ratio
+    return first > 0 and second > 0 and 1 / ratio <= first / second <= ratio
 
 
 def _class(value: float, base: float) -> int | None:

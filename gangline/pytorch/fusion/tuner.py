@@ -65,14 +65,14 @@ class Tuner:
     """Tunes on one rank. record: the source of the buckets in place; None until tuning has decided."""
 
     def __init__(
-        self, course: Course, situation: Situation, recall: Recall, memory: FusionMemory, terms: TunerContext
+        self, course: Course, situation: Situation, recall: Recall, memory: FusionMemory, context: TunerContext
     ) -> None:
         self.record: FusionRecord | None = None
         self._course = course
         self._situation = situation
         self._recall = recall
         self._memory = memory
-        self._terms = terms
+        self._context = context
         self._steps_to_rest = 0
         self._phases: Iterator[None] = self._run()
         self._go_on()
@@ -112,7 +112,7 @@ class Tuner:
     # The phases of tuning. Invariant: one yield is one optimizer step, on every rank alike.
 
     def _run(self) -> Iterator[None]:
-        budget = budget_of(self._terms.steps_left)
+        budget = budget_of(self._context.steps_left)
         is_kept = False
         if self._recall.exact is not None:
             self._apply(self._recall.exact)
@@ -124,7 +124,7 @@ class Tuner:
             yield from self._tune(budget)
         while self.record is not None:
             yield from self._watch()
-            budget = budget_of(self._terms.steps_left - self._course.num_steps)
+            budget = budget_of(self._context.steps_left - self._course.num_steps)
             if not budget.is_open:
                 return
             self._course.model.rewrap(DEFAULT_CAPS)
@@ -135,7 +135,7 @@ class Tuner:
         if not record.is_default:
             self._course.model.rewrap(record.bucket_bytes)
         self.record = record
-        self._terms.tell(record, self._num_buckets(record), True)
+        self._context.tell(record, self._num_buckets(record), True)
 
     def _guard(self, record: FusionRecord) -> Generator[None, None, bool]:
         """Compares a recalled partition once with the default. Returns False, and forgets the record, where it is
@@ -196,10 +196,10 @@ class Tuner:
         neighbour = refine(model, arms[winner], arms[expected]) if is_model_off else None
         if neighbour is None:
             return arms[winner], race
-        around = [arms[DEFAULT], arms[winner], neighbour]
-        second = yield from self._race(around, steps_left)
+        second_arms = [arms[DEFAULT], arms[winner], neighbour]
+        second = yield from self._race(second_arms, steps_left)
         proven = agree_on_choice(self._course.distributed, second.winner())
-        return (arms[winner], race) if proven == DEFAULT else (around[proven], second)
+        return (arms[winner], race) if proven == DEFAULT else (second_arms[proven], second)
 
     def _race(self, arms: Sequence[Candidate], steps: int) -> Generator[None, None, Race]:
         race = Race([arm.num_buckets for arm in arms], TURN_STEPS, steps)
@@ -234,7 +234,7 @@ class Tuner:
         return Model(
             gradients=profile.gradients,
             link=link,
-            channels=self._terms.channels,
+            channels=self._context.channels,
             default_seconds=profile.default_seconds,
             keeps_first_buckets=course.model.keeps_first_buckets,
             has_cap_list=HAS_CAP_LIST,
@@ -245,8 +245,10 @@ class Tuner:
         default = model.default()
         busy = busy_seconds(model.gradients, default.partition, model.link)
         proposals = propose(model, [record.bucket_bytes for record in self._recall.related])
-        gain = model.default_seconds - min((one.expected_seconds for one in proposals), default=model.default_seconds)
-        least_gain = least_gain_ratio(self._terms.aggregation_frequency) * model.default_seconds
+        gain = model.default_seconds - min(
+            (candidate.expected_seconds for candidate in proposals), default=model.default_seconds
+        )
+        least_gain = least_gain_ratio(self._context.aggregation_frequency) * model.default_seconds
         if busy < LEAST_COMMUNICATION_RATIO * model.default_seconds or gain < least_gain:
             return [default]
         return [default, *choose(model, proposals, budget.num_challengers)]
@@ -270,12 +272,12 @@ class Tuner:
             batch_size=situation.batch_size,
             flags=situation.flags,
             total_bytes=model.gradients.total_bytes,
-            trial_id=self._terms.trial_id,
+            trial_id=self._context.trial_id,
             created_at=time.time(),
         )
         if self._course.distributed.is_chief:
             self._memory.keep(self.record)
-        self._terms.tell(self.record, chosen.num_buckets, False)
+        self._context.tell(self.record, chosen.num_buckets, False)
 
     def _give_up(self, why: str) -> None:
         self.record = None

@@ -49,11 +49,11 @@ class MetricSums:
             # Not multiplied by 0, because infinity and NaN would not become 0.
             result = {name: weight * value if weight else 0.0 for name, value in check_metrics(result, method).items()}
         for name, value in result.items():
-            known = sums.get(name)
-            if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
+            total = sums.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(total, torch.Tensor):
                 # Runs after every batch, so a value that fits is not checked: only a single number fits into a sum.
                 try:
-                    known.add_(value.detach())
+                    total.add_(value.detach())
                 except RuntimeError:
                     self._add_other(name, value, method)
             else:
@@ -76,9 +76,9 @@ class MetricSums:
 
     def take(self) -> dict[str, tuple[float, float]]:
         """Returns name -> sum and count since the last call."""
-        found = {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
+        sums_and_counts = {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
-        return found
+        return sums_and_counts
 
 
 def _start_of_sum(number: Any) -> Any:
@@ -95,8 +95,8 @@ def average(by_rank: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, f
     sums: dict[str, tuple[float, float]] = {}
     for metrics in by_rank:
         for name, (total, count) in metrics.items():
-            known = sums.get(name, (0.0, 0))
-            sums[name] = (known[0] + total, known[1] + count)
+            sum_and_count = sums.get(name, (0.0, 0))
+            sums[name] = (sum_and_count[0] + total, sum_and_count[1] + count)
     return {name: total / count for name, (total, count) in sums.items() if count}
 
 
@@ -153,8 +153,8 @@ class ValidationMetrics:
             number = value.detach() if isinstance(value, torch.Tensor) else value
             reducer = self.reducer_of(name)
             entry = (_first_value(reducer, number, records), records)
-            known = self._totals.get(name)
-            self._totals[name] = entry if known is None else _join(reducer, known, entry)
+            earlier = self._totals.get(name)
+            self._totals[name] = entry if earlier is None else _join(reducer, earlier, entry)
 
     def totals(self) -> dict[str, tuple[Any, int]]:
         """Returns plain numbers, or lists of them where a function reduces."""
@@ -172,8 +172,8 @@ class ValidationMetrics:
         return self._reducer.get(name, Reducer.AVG) if isinstance(self._reducer, Mapping) else self._reducer
 
 
-def _other_names(batch: int, metrics: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    name = min(metrics.keys() ^ known.keys())
+def _other_names(batch: int, metrics: Mapping[str, Any], earlier_metrics: Mapping[str, Any]) -> str:
+    name = min(metrics.keys() ^ earlier_metrics.keys())
     has, before = ("has", "do not") if name in metrics else ("lacks", "do")
     return (
         f"evaluate_batch: batch {batch} of this rank {has} the metric {name!r}, the batches before it {before}; return "
@@ -182,12 +182,12 @@ def _other_names(batch: int, metrics: Mapping[str, Any], known: Mapping[str, Any
 
 
 def _check_reducer(reducer: Any) -> None:
-    for one in reducer.values() if isinstance(reducer, Mapping) else (reducer,):
-        if not isinstance(one, Reducer) and not callable(one):
+    for metric_reducer in reducer.values() if isinstance(reducer, Mapping) else (reducer,):
+        if not isinstance(metric_reducer, Reducer) and not callable(metric_reducer):
             raise invalid(
                 "pytorch.evaluation_reducer",
-                f"evaluation_reducer returned {one!r}; use Reducer.AVG, SUM, MAX or MIN, a function of a list of "
-                "values, or a dictionary of these by metric",
+                f"evaluation_reducer returned {metric_reducer!r}; use Reducer.AVG, SUM, MAX or MIN, a function of a "
+                "list of values, or a dictionary of these by metric",
             )
 
 
@@ -260,8 +260,8 @@ class Averaging:
 
     def _agree(self, own: Totals) -> dict[str, float]:
         gathered = self._distributed.allgather(own if self._is_counted else None)
-        counted = [found for found in gathered if found is not None]
-        is_same = all(found.keys() == counted[0].keys() for found in counted)
+        counted = [totals for totals in gathered if totals is not None]
+        is_same = all(totals.keys() == counted[0].keys() for totals in counted)
         # The order of the first counted rank, in which all ranks pack their numbers.
         self._names = tuple(counted[0]) if is_same else ()
         return average(counted)

@@ -85,7 +85,7 @@ class Reducers:
     def wrap(
         self, reducer: MetricReducer | Callable[[list[Any]], Any], name: str | None, training: bool, validation: bool
     ) -> MetricReducer:
-        if name is not None and any(known.name == name for known in self._wrapped):
+        if name is not None and any(wrapped.name == name for wrapped in self._wrapped):
             raise invalid("pytorch.reducer", f"wrap_reducer: there is a reducer named {name!r} already")
         if not isinstance(reducer, MetricReducer):
             if not callable(reducer):
@@ -121,11 +121,11 @@ class Reducers:
         if by_rank is not None:
             counted = [values for values in by_rank if values is not None]
             for position, wrapped in enumerate(chosen):
-                found = wrapped.reducer.cross_slot_reduce([values[position] for values in counted])
-                metrics.update(_named(found, wrapped))
+                result = wrapped.reducer.cross_slot_reduce([values[position] for values in counted])
+                metrics.update(_named(result, wrapped))
         self.reset(is_training)
-        known: dict[str, float] = self._distributed.broadcast(metrics)
-        return known
+        shared_metrics: dict[str, float] = self._distributed.broadcast(metrics)
+        return shared_metrics
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -160,17 +160,17 @@ def _copy(value: Any) -> Any:
     return copied
 
 
-def _named(found: Any, wrapped: _Wrapped) -> dict[str, float]:
-    kind = type(wrapped.reducer).__name__
+def _named(result: Any, wrapped: _Wrapped) -> dict[str, float]:
+    reducer_name = type(wrapped.reducer).__name__
     if wrapped.name is not None:
-        found = {wrapped.name: found}
-    elif not isinstance(found, Mapping):
+        result = {wrapped.name: result}
+    elif not isinstance(result, Mapping):
         raise invalid(
             "pytorch.reducer",
-            f"{kind} was wrapped without a name, so it must return a dictionary of metrics, but it returned a "
-            f"{type(found).__name__}; pass name= to wrap_reducer",
+            f"{reducer_name} was wrapped without a name, so it must return a dictionary of metrics, but it returned a "
+            f"{type(result).__name__}; pass name= to wrap_reducer",
         )
-    return {name: float(value) for name, value in check_metrics(found, f"{kind}.cross_slot_reduce").items()}
+    return {name: float(value) for name, value in check_metrics(result, f"{reducer_name}.cross_slot_reduce").items()}
 
 
 def join(metrics: dict[str, float], more: Mapping[str, float], method: str) -> dict[str, float]:

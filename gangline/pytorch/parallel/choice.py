@@ -99,9 +99,9 @@ def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, A
     name = options.pop("strategy", "ddp")
     if name not in BUILT:
         raise invalid("parallelism.unknown", f"parallelism: {unknown_strategy(str(name))}")
-    known = (*STRATEGIES[name].options, *STRATEGIES[name].script_options)
-    unknown = set(options) - set(known)
+    option_names = (*STRATEGIES[name].options, *STRATEGIES[name].script_options)
+    unknown = set(options) - set(option_names)
     if unknown:
-        words = f"knows {', '.join(known)}" if known else "has no options"
+        words = f"knows {', '.join(option_names)}" if option_names else "has no options"
         raise invalid("parallelism.option", f"parallelism.{min(unknown)}: {name} {words}")
     return name, options

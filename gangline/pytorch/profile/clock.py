@@ -43,9 +43,9 @@ class StepClock:
 
     def take(self) -> tuple[int, dict[str, float]]:
         """Returns the steps and the total seconds of each phase since the last call."""
-        found = self._steps, self._seconds
+        steps_and_seconds = self._steps, self._seconds
         self._steps, self._seconds = 0, {}
-        return found
+        return steps_and_seconds
 
     def start(self, name: str) -> None:
         now = self._now()
@@ -79,6 +79,6 @@ class _Phase(AbstractContextManager[None]):
         self._clock.start(self._name)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._clock.stop()

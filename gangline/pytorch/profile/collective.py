@@ -106,9 +106,9 @@ class CollectiveTimer:
         self._clock.settle()
         for marks in self._ended:
             self._count(marks)
-        found = self._seconds, self._hidden_seconds
+        total_and_hidden = self._seconds, self._hidden_seconds
         self._ended, self._seconds, self._hidden_seconds = [], 0.0, 0.0
-        return found
+        return total_and_hidden
 
     def _runs_in_computation(self) -> bool:
         return self._stream is None or torch.cuda.current_stream(self._device) == self._stream
@@ -143,8 +143,8 @@ def watched_waits(stream: torch.cuda.Stream, wait: Callable[[Callable[[], None]]
     torch has no hook for such a wait, so its method is replaced meanwhile, in the whole process; other streams wait as
     before. Contexts of this kind must end in the opposite order of their beginnings.
     """
-    kind: Any = torch.cuda.Stream
-    original = kind.wait_event
+    stream_class: Any = torch.cuda.Stream
+    original = stream_class.wait_event
 
     def wait_event(waiting: torch.cuda.Stream, event: Any) -> None:
         if waiting == stream and torch.cuda.current_stream(stream.device) == stream:
@@ -152,8 +152,8 @@ def watched_waits(stream: torch.cuda.Stream, wait: Callable[[Callable[[], None]]
         else:
             original(waiting, event)
 
-    kind.wait_event = wait_event
+    stream_class.wait_event = wait_event
     try:
         yield
     finally:
-        kind.wait_event = original
+        stream_class.wait_event = original

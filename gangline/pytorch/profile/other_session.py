@@ -30,36 +30,40 @@ def is_open() -> bool:
     if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # there, but not in torch's own list
         return True
     # torch has no list of them, but each instance refers to its class.
-    sessions = (one for one in gc.get_referrers(profiler.profile) if isinstance(one, profiler.profile))
-    if any(getattr(one, "entered", False) and one.kineto_results is None for one in sessions):
+    sessions = (session for session in gc.get_referrers(profiler.profile) if isinstance(session, profiler.profile))
+    if any(getattr(session, "entered", False) and session.kineto_results is None for session in sessions):
         return True
-    return any(_warms_up_again(one) for one in gc.get_referrers(torch.profiler.profile))
+    return any(_warms_up_again(referrer) for referrer in gc.get_referrers(torch.profiler.profile))
 
 
 def watch(on_begin: Callable[[], None]) -> Callable[[], None]:
     """Calls `on_begin` before another session begins in this thread, from now on. Returns a function that ends the
     watch. A version of torch that begins sessions in another way is not watched."""
-    restore = [_wrap(kind, name, on_begin, threading.get_ident()) for kind, name in _BEGINNINGS if name in vars(kind)]
+    restore = [
+        _wrap(profiler_class, name, on_begin, threading.get_ident())
+        for profiler_class, name in _BEGINNINGS
+        if name in vars(profiler_class)
+    ]
 
     def end() -> None:
-        for one in restore:
-            one()
+        for put_back in restore:
+            put_back()
 
     return end
 
 
-def _warms_up_again(one: Any) -> bool:
+def _warms_up_again(referrer: Any) -> bool:
     """Returns whether a profiler warms up in a later cycle. It keeps one session for all cycles, which has results from
     the second cycle on."""
     return (
-        isinstance(one, torch.profiler.profile)
-        and getattr(one, "acc_events", False)
-        and one.current_action is torch.profiler.ProfilerAction.WARMUP
+        isinstance(referrer, torch.profiler.profile)
+        and getattr(referrer, "acc_events", False)
+        and referrer.current_action is torch.profiler.ProfilerAction.WARMUP
     )
 
 
-def _wrap(kind: type, name: str, on_begin: Callable[[], None], thread: int) -> Callable[[], None]:
-    original = vars(kind)[name]
+def _wrap(profiler_class: type, name: str, on_begin: Callable[[], None], thread: int) -> Callable[[], None]:
+    original = vars(profiler_class)[name]
     is_over = False
 
     @functools.wraps(original)
@@ -73,8 +77,8 @@ def _wrap(kind: type, name: str, on_begin: Callable[[], None], thread: int) -> C
         nonlocal is_over
         is_over = True
         # Other code may have wrapped the method again since.
-        if vars(kind)[name] is begin:
-            setattr(kind, name, original)
+        if vars(profiler_class)[name] is begin:
+            setattr(profiler_class, name, original)
 
-    setattr(kind, name, begin)
+    setattr(profiler_class, name, begin)
     return restore

@@ -94,13 +94,13 @@ class Profile:
         if not steps:
             return {}
         total_seconds = sum(seconds.values())
-        found = {f"{name}_seconds": total / steps for name, total in seconds.items()}
-        found["step_seconds"] = total_seconds / steps
-        found[SUMMED] = self._records / total_seconds if total_seconds > 0 else 0.0
-        found.update(self._traffic.take(steps))
-        found.update(self._load.take())
+        means = {f"{name}_seconds": total / steps for name, total in seconds.items()}
+        means["step_seconds"] = total_seconds / steps
+        means[SUMMED] = self._records / total_seconds if total_seconds > 0 else 0.0
+        means.update(self._traffic.take(steps))
+        means.update(self._load.take())
         self._records = 0
-        return found
+        return means
 
     def close(self) -> None:
         """Stops to measure, also when training failed. May be called twice."""
@@ -117,11 +117,11 @@ def mean(by_rank: list[dict[str, float]]) -> dict[str, float]:
     """Returns the means over the ranks that have the number. samples_per_second is the sum, because ranks train in
     parallel."""
     names = {name for values in by_rank for name in values}
-    found = {}
+    means = {}
     for name in sorted(names):
         values = [values[name] for values in by_rank if name in values]
-        found[name] = sum(values) if name == SUMMED else sum(values) / len(values)
-    return found
+        means[name] = sum(values) if name == SUMMED else sum(values) / len(values)
+    return means
 
 
 def open_profile(

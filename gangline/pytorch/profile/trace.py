@@ -97,12 +97,12 @@ class Trace:
         if self._options is not None:
             self._open(self._options, torch.profiler.tensorboard_trace_handler(str(folder.path)), self._num_steps)
 
-    def order(self, batches: int, completed: int, folder: Folder, rest: Callable[[], None]) -> None:
+    def order(self, batches: int, completed: int, folder: Folder, rest_beat: Callable[[], None]) -> None:
         """Begins an ordered trace between two batches. The profiler warms up in the next batch and traces `batches`
         after it.
 
-        completed: completed batches of the trial. rest: called when the trial's own code begins to profile, before the
-        trace so far is written in the middle of a batch.
+        completed: completed batches of the trial. rest_beat: called when the trial's own code begins to profile, before
+        the trace so far is written in the middle of a batch.
         """
         obstacle = self._obstacle()
         if obstacle:
@@ -110,7 +110,7 @@ class Trace:
             return
 
         def give_way() -> None:
-            rest()
+            rest_beat()
             self.cut("the trial's own code begins to profile")
 
         try:
@@ -198,10 +198,10 @@ class Trace:
         _log.warning("the ordered trace fails: %s: %s", type(error).__name__, error)
 
     def _forget(self) -> tuple[Any, _Order | None]:
-        found = (self._profiler, self._order)
+        profiler_and_order = (self._profiler, self._order)
         if self._end_watch is not None:
             self._end_watch()
         self._end_watch = None
         self.is_on = False
         self._profiler = self._order = None
-        return found
+        return profiler_and_order

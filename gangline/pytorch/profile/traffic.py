@@ -56,8 +56,8 @@ class Traffic:
         """Returns mean seconds a step since the last call; steps: number of steps measured since then."""
         if not self._meters:
             return {}
-        found = [meter.take() for meter in self._meters]
+        meter_seconds = [meter.take() for meter in self._meters]
         return {
-            "communication_seconds": sum(seconds for seconds, _ in found) / steps,
-            "hidden_communication_seconds": sum(hidden for _, hidden in found) / steps,
+            "communication_seconds": sum(seconds for seconds, _ in meter_seconds) / steps,
+            "hidden_communication_seconds": sum(hidden for _, hidden in meter_seconds) / steps,
         }

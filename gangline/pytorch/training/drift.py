@@ -88,13 +88,13 @@ class DriftCheck:
         check began each rank has trained on in the same way."""
         parameters = list(self._strategy.replicated().items())
         count = len(self._sums)
-        found = self._distributed.maximum([*self._sums, *(-value for value in self._sums)])
-        is_odd = [found[place] != -found[count + place] for place in range(count)]
+        largest = self._distributed.maximum([*self._sums, *(-value for value in self._sums)])
+        is_odd = [largest[place] != -largest[count + place] for place in range(count)]
         drifts = {
             name: self._compare(parameter) for (name, parameter), odd in zip(parameters, is_odd, strict=False) if odd
         }
         by_rank: list[dict[str, float]] = self._distributed.allgather(drifts)
-        worst = {name: max(found[name] for found in by_rank) for name in drifts}
+        worst = {name: max(rank_drifts[name] for rank_drifts in by_rank) for name in drifts}
         return max(worst.items(), key=lambda item: item[1])
 
     @staticmethod
@@ -126,8 +126,8 @@ def checksums(parameters: Mapping[str, torch.Tensor]) -> list[int]:
     """Returns the checksum of each parameter, as whole numbers."""
     sums = [sum_of_bits(parameter.detach()) for parameter in parameters.values()]
     # One transfer from the device for all parameters.
-    found: list[int] = torch.stack([one.to(sums[0].device, torch.int64) for one in sums]).tolist()
-    return found
+    numbers: list[int] = torch.stack([checksum.to(sums[0].device, torch.int64) for checksum in sums]).tolist()
+    return numbers
 
 
 def next_distance(cost_seconds: float, batch_seconds: float) -> int:

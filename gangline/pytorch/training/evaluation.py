@@ -78,7 +78,7 @@ class Evaluation:
         distributed = self._context.distributed
         replica = self._context.replica
         loader = self._loader.get_data_loader(num_replicas=replica.count, rank=replica.index)
-        found = ValidationMetrics(self._trial.evaluation_reducer())
+        validation_metrics = ValidationMetrics(self._trial.evaluation_reducer())
         with self._context.strategy.validating():
             self._beat.leave_step()
             if not self._has_run:
@@ -87,24 +87,24 @@ class Evaluation:
                 self._has_run = True
             if self._context.strategy.needs_all_ranks:
                 self._make_up_for(loader)
-            outputs = self._evaluate_all(loader, found)
+            outputs = self._evaluate_all(loader, validation_metrics)
         self._beat.resume()
         self._call(lambda callback: callback.on_validation_epoch_end(outputs))
         # Ranks may have different numbers of batches, so this one may wait here for the others.
         self._beat.enter(EXCHANGE)
-        by_rank = distributed.allgather((len(outputs), found.totals(), replica.is_counted))
+        by_rank = distributed.allgather((len(outputs), validation_metrics.totals(), replica.is_counted))
         if not any(count for count, _, _ in by_rank):
             raise _no_data()
-        return found.combine(totals for _, totals, is_counted in by_rank if is_counted)
+        return validation_metrics.combine(totals for _, totals, is_counted in by_rank if is_counted)
 
-    def _evaluate_all(self, loader: Any, found: ValidationMetrics) -> list[dict[str, Any]]:
-        """Returns the results of evaluate_batch and adds them to `found`."""
+    def _evaluate_all(self, loader: Any, validation_metrics: ValidationMetrics) -> list[dict[str, Any]]:
+        """Returns the results of evaluate_batch and adds them to `validation_metrics`."""
         outputs: list[dict[str, Any]] = []
         for index, batch in enumerate(loader):
             if index == self._max_batches:
                 break
             outputs.append(self._evaluate(batch, index))
-            found.add(outputs[-1], self._trial.get_batch_length(batch))
+            validation_metrics.add(outputs[-1], self._trial.get_batch_length(batch))
             self._beat.tick()
         return outputs
 
@@ -128,8 +128,8 @@ class Evaluation:
         with self._context.strategy.gather():
             own = self._full_on_chief()
             self._beat.enter(EXCHANGE)
-            found: dict[str, float] = self._context.distributed.broadcast(own)
-        return found
+            metrics: dict[str, float] = self._context.distributed.broadcast(own)
+        return metrics
 
     def _full_on_chief(self) -> dict[str, float]:
         if not self._context.distributed.is_chief:
@@ -150,13 +150,14 @@ def _no_data() -> Exception:
 
 
 def _is_by_batch(trial: PyTorchTrial) -> bool:
-    kind = type(trial)
-    has_batch = kind.evaluate_batch is not PyTorchTrial.evaluate_batch
-    has_full = kind.evaluate_full_dataset is not PyTorchTrial.evaluate_full_dataset
+    trial_class = type(trial)
+    has_batch = trial_class.evaluate_batch is not PyTorchTrial.evaluate_batch
+    has_full = trial_class.evaluate_full_dataset is not PyTorchTrial.evaluate_full_dataset
     if has_batch == has_full:
-        found = "both" if has_batch else "neither"
+        defined = "both" if has_batch else "neither"
         raise invalid(
             "pytorch.evaluation",
-            f"{kind.__name__} defines {found} of evaluate_batch and evaluate_full_dataset; define exactly one of them",
+            f"{trial_class.__name__} defines {defined} of evaluate_batch and evaluate_full_dataset; "
+            "define exactly one of them",
         )
     return has_batch

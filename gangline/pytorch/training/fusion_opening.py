@@ -113,16 +113,16 @@ def make_tuner(
     course = Course(model, meter, distributed, device)
     situation = _situation(context, model, batch_size)
     memory = ClusterMemory(context.core.link) if context.core.info else local_memory(os.environ)
-    found = _recall(context, situation, memory, saved)
+    agreed_recall = _recall(context, situation, memory, saved)
     is_nccl = situation.backend.startswith("nccl")
-    terms = TunerContext(
+    tuner_context = TunerContext(
         steps_left=steps_left,
         aggregation_frequency=context.setting.optimizations.aggregation_frequency * context.rounds,
         channels=_NCCL_CHANNELS if is_nccl else _GLOO_CHANNELS,
         trial_id=context.get_trial_id(),
         tell=lambda record, num_buckets, is_recalled: _tell(context, record, num_buckets, is_recalled),
     )
-    return Tuner(course, situation, found, memory, terms)
+    return Tuner(course, situation, agreed_recall, memory, tuner_context)
 
 
 def _situation(context: PyTorchTrialContext, model: BucketedModel, batch_size: int) -> Situation:
@@ -136,7 +136,9 @@ def _situation(context: PyTorchTrialContext, model: BucketedModel, batch_size: i
         "find_unused_parameters": model.keeps_first_buckets,
     }
     return Situation(
-        parameters=tuple((one.numel(), str(one.dtype), one.requires_grad) for one in model.inner.parameters()),
+        parameters=tuple(
+            (parameter.numel(), str(parameter.dtype), parameter.requires_grad) for parameter in model.inner.parameters()
+        ),
         world_size=distributed.size,
         ranks_per_host=distributed.local_size,
         accelerator=", ".join(accelerators),
@@ -161,8 +163,8 @@ def _recall(
     if not records:
         return Recall()
     link = probe.measure_link_quickly(distributed, context.device)
-    found: Recall = distributed.broadcast(recall(replace(situation, link=link), records, time.time()))
-    return found
+    agreed_recall: Recall = distributed.broadcast(recall(replace(situation, link=link), records, time.time()))
+    return agreed_recall
 
 
 def _tell(context: PyTorchTrialContext, record: FusionRecord, num_buckets: int, is_recalled: bool) -> None:
@@ -176,11 +178,11 @@ def _tell(context: PyTorchTrialContext, record: FusionRecord, num_buckets: int, 
 def line_of(record: FusionRecord, num_buckets: int, is_recalled: bool) -> str:
     """As in "fusion: 13 buckets of ~3 MiB, 1.24x default, 31 steps"."""
     if record.is_default:
-        found = f"the default of {_buckets(record, num_buckets)} is kept"
+        outcome = f"the default of {_buckets(record, num_buckets)} is kept"
     else:
-        found = f"{_buckets(record, num_buckets)}, {record.gain_ratio:.2f}x default"
+        outcome = f"{_buckets(record, num_buckets)}, {record.gain_ratio:.2f}x default"
     origin = f"trial {record.trial_id}" if record.trial_id else "an earlier trial"
-    return f"fusion: {found}, {f'recalled from {origin}, which took ' if is_recalled else ''}{record.steps} steps"
+    return f"fusion: {outcome}, {f'recalled from {origin}, which took ' if is_recalled else ''}{record.steps} steps"
 
 
 def metrics_of(record: FusionRecord, num_buckets: int, is_recalled: bool) -> dict[str, float]:

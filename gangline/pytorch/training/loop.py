@@ -326,9 +326,9 @@ class TrainingLoop:
     def _end_traces(self) -> None:
         """Writes a trace that is under way, and refuses an order that comes too late."""
         self._cut_trace("training stops")
-        asked = self._question()[_TRACE] if self._question is not None else 0
+        ordered_batches = self._question()[_TRACE] if self._question is not None else 0
         self._question = None
-        if self._link.take_trace() or (asked and self._distributed.is_chief):
+        if self._link.take_trace() or (ordered_batches and self._distributed.is_chief):
             self._trace.refuse("training is over")
 
     def _send_progress(self) -> None:
@@ -343,12 +343,12 @@ class TrainingLoop:
             )
         self._records, self._told_at = 0, (batches, now)
 
-    def _check_finite(self, found: tuple[str, float] | None, batches: int) -> None:
+    def _check_finite(self, nonfinite_loss: tuple[str, float] | None, batches: int) -> None:
         """Raises GanglineError `training.nonfinite_loss` for a loss that is not finite. Such a model does not recover,
         and its checkpoint would replace a good one."""
-        if found is None or self._context.setting.optimizations.nonfinite_loss == "ignore":
+        if nonfinite_loss is None or self._context.setting.optimizations.nonfinite_loss == "ignore":
             return
-        name, value = found
+        name, value = nonfinite_loss
         raise invalid(
             "training.nonfinite_loss",
             f"{name} is {value} at batch {batches}; {self._keeper.settle_and_describe()}. Lower the learning rate or "

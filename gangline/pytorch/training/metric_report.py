@@ -121,10 +121,10 @@ class TrainingReports:
         own = self._profile.take()
         if not self._context.replica.is_counted:
             own.pop(SUMMED, None)
-        found = mean(self._context.distributed.allgather(own))
-        if found and self._context.distributed.is_chief:
-            self._context.core.train.report_metrics(self._profile.group, self.newest, found)
-            self._context.log_to_tensorboard(self._profile.group, self.newest, found)
+        means = mean(self._context.distributed.allgather(own))
+        if means and self._context.distributed.is_chief:
+            self._context.core.train.report_metrics(self._profile.group, self.newest, means)
+            self._context.log_to_tensorboard(self._profile.group, self.newest, means)
 
 
 def _wants_batch_metrics(callback: PyTorchCallback) -> bool:

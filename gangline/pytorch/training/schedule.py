@@ -50,10 +50,12 @@ class Schedule:
         """Returns a count of batches, above the position's, before which nothing is due and training is not over."""
         # Counted from the newest step, because events that were due since then still wait.
         step = position.before(position.batches % self.aggregation_frequency)
-        waiting = [one.next_due(step) for one in (self.validation_period, self.checkpoint_period) if one is not None]
+        waiting = [
+            period.next_due(step) for period in (self.validation_period, self.checkpoint_period) if period is not None
+        ]
         frequency = self.aggregation_frequency
         nearest = min(
-            [self.reporting_period.next_due(position), *(-(-one // frequency) * frequency for one in waiting)]
+            [self.reporting_period.next_due(position), *(-(-due // frequency) * frequency for due in waiting)]
         )
         return max(position.batches + 1, min(nearest, self.max_length.total_batches(position)))
 

@@ -208,16 +208,16 @@ def _check_wrapped(context: PyTorchTrialContext) -> None:
 def _warn_of_strangers(context: PyTorchTrialContext) -> None:
     """Warns of optimizers with parameters of no wrapped model. Several ranks refuse them, because the ranks would train
     them apart; on one rank they are only not saved."""
-    known = {id(parameter) for model in context.models for parameter in model.parameters()}
+    wrapped_ids = {id(parameter) for model in context.models for parameter in model.parameters()}
     for optimizer in context.optimizers:
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        strange = sum(id(parameter) not in known for parameter in held)
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        strange = sum(id(parameter) not in wrapped_ids for parameter in stepped)
         if strange:
             _log.warning(
                 "%d of %d parameters of %s belong to no wrapped model, so checkpoints do not hold them, and several "
                 "slots could not train them; pass the module that holds them to context.wrap_model",
                 strange,
-                len(held),
+                len(stepped),
                 type(optimizer).__name__,
             )
 

@@ -37,8 +37,8 @@ def check_loss(loss: Any, gradient: Any) -> None:
 def watch_gradients(model: nn.Module, on_gradient: Callable[[], None]) -> None:
     """Adds hooks to a model. on_gradient: called when a backward pass has made gradients of this model. Only the first
     and the last trained parameter get a hook, because a hook on each would cost time in every pass."""
-    trained = [one for one in model.parameters() if one.requires_grad and not is_lazy(one)]
-    for parameter in {id(one): one for one in (*trained[:1], *trained[-1:])}.values():
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad and not is_lazy(parameter)]
+    for parameter in {id(parameter): parameter for parameter in (*trained[:1], *trained[-1:])}.values():
         parameter.register_post_accumulate_grad_hook(lambda _: on_gradient())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 

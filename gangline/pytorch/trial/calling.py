@@ -62,5 +62,5 @@ def _takes(signature: inspect.Signature, *arguments: Any, **named: Any) -> bool:
 
 
 def _unusual(trial: PyTorchTrial, name: str, signature: inspect.Signature, wanted: str) -> Exception:
-    found = ", ".join(signature.parameters) or "nothing"
-    return invalid("pytorch.signature", f"{type(trial).__name__}.{name} takes {found}; define it as {wanted}")
+    parameters = ", ".join(signature.parameters) or "nothing"
+    return invalid("pytorch.signature", f"{type(trial).__name__}.{name} takes {parameters}; define it as {wanted}")

@@ -134,8 +134,8 @@ class PyTorchTrialContext(Lacking):
 
     def get_hparam(self, name: str) -> Any:
         if name not in self.setting.hparams:
-            known = ", ".join(sorted(self.setting.hparams)) or "none"
-            raise invalid("pytorch.hparam", f"there is no hyperparameter {name!r}; known are {known}")
+            names = ", ".join(sorted(self.setting.hparams)) or "none"
+            raise invalid("pytorch.hparam", f"there is no hyperparameter {name!r}; known are {names}")
         return self.setting.hparams[name]
 
     def get_experiment_config(self) -> dict[str, Any]:

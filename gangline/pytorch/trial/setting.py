@@ -88,11 +88,11 @@ def optimizations_from(config: Mapping[str, Any], aggregation_frequency: int) ->
             "pytorch.aggregation_frequency",
             f"aggregation_frequency is {aggregation_frequency!r}; it must be at least 1",
         )
-    found = parse_optimizations(config.get("optimizations"))
+    optimizations = parse_optimizations(config.get("optimizations"))
     return (
-        found
-        if found.aggregation_frequency > 1
-        else found.model_copy(update={"aggregation_frequency": aggregation_frequency})
+        optimizations
+        if optimizations.aggregation_frequency > 1
+        else optimizations.model_copy(update={"aggregation_frequency": aggregation_frequency})
     )
 
 

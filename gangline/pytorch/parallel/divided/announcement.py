@@ -99,8 +99,8 @@ class _Announced:
         self._announce = announce
 
     def allocate(self, *arguments: Any, **options: Any) -> torch.Tensor:
-        found: torch.Tensor = self._collective.allocate(*arguments, **options)
-        return found
+        output: torch.Tensor = self._collective.allocate(*arguments, **options)
+        return output
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         sent = arguments[1] if len(arguments) > 1 else options["input_tensor"]

@@ -28,12 +28,16 @@ def find_blocks(model: nn.Module, class_names: Sequence[str] | None = None) -> l
     owners = Counter(id(parameter) for block in blocks for parameter in _unique(block.parameters()))
     outside = {id(parameter) for parameter in _outside(model, blocks)}
     return [
-        block for block in blocks if all(owners[id(one)] == 1 and id(one) not in outside for one in block.parameters())
+        block
+        for block in blocks
+        if all(owners[id(parameter)] == 1 and id(parameter) not in outside for parameter in block.parameters())
     ]
 
 
 def _by_name(model: nn.Module, class_names: Sequence[str]) -> set[int]:
-    found = {id(module) for module in model.modules() if type(module).__name__ in class_names and module is not model}
+    block_ids = {
+        id(module) for module in model.modules() if type(module).__name__ in class_names and module is not model
+    }
     present = {type(module).__name__ for module in model.modules()}
     for name in class_names:
         if name not in present:
@@ -42,18 +46,18 @@ def _by_name(model: nn.Module, class_names: Sequence[str]) -> set[int]:
                 f"parallelism.blocks: {type(model).__name__} has no module of class {name!r}; its classes are "
                 f"{', '.join(sorted(present))}",
             )
-    return found
+    return block_ids
 
 
 def _repeated(model: nn.Module) -> set[int]:
-    found: set[int] = set()
+    block_ids: set[int] = set()
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             # children() would skip a layer that is in the list a second time.
             children = [child for child in module._modules.values() if child is not None and is_callable_part(child)]
             counts = Counter(type(child) for child in children)
-            found |= {id(child) for child in children if counts[type(child)] > 1}
-    return found
+            block_ids |= {id(child) for child in children if counts[type(child)] > 1}
+    return block_ids
 
 
 def is_callable_part(module: nn.Module) -> bool:
@@ -64,19 +68,19 @@ def is_callable_part(module: nn.Module) -> bool:
 
 
 def _outermost(model: nn.Module, chosen: set[int]) -> list[nn.Module]:
-    found: list[nn.Module] = []
+    outermost: list[nn.Module] = []
     seen: set[int] = set()
 
     def visit(module: nn.Module) -> None:
         for child in module.children():
             if id(child) in chosen and id(child) not in seen:
                 seen.add(id(child))
-                found.append(child)
+                outermost.append(child)
             elif id(child) not in chosen:
                 visit(child)
 
     visit(model)
-    return found
+    return outermost
 
 
 def _outside(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterable[nn.Parameter]:

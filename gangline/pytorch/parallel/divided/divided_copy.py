@@ -57,12 +57,12 @@ def _copy(module: Any, memo: dict[Any, Any]) -> nn.Module:
     if _KEY in memo:
         return _copy_structure(module, memo)
     memo[_KEY] = []
-    parts = [one for one in module.modules() if isinstance(one, FSDPModule)]
+    parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
     for part in parts:
         part.reshard()
     _put_stand_ins(parts, memo)
     twin = _copy_structure(module, memo)
-    twin_by_id = {id(part): other for part, other in memo.pop(_KEY)}
+    twin_by_id = {id(part): part_twin for part, part_twin in memo.pop(_KEY)}
     # modules() yields a module before its parts, and `divide` needs inner ones first.
     twins = [twin_by_id[id(part)] for part in reversed(parts)]
     _drop_hooks(twin)
@@ -76,16 +76,16 @@ def _put_stand_ins(parts: Iterable[FSDPModule], memo: dict[Any, Any]) -> None:
     copied."""
     for part in parts:
         for group in parameter_groups(part):
-            for held in group.fsdp_params:
-                parameter = held.sharded_param
-                whole = torch.empty(parameter.size(), dtype=parameter.dtype, device="meta")
-                memo[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+            for fsdp_parameter in group.fsdp_params:
+                parameter = fsdp_parameter.sharded_param
+                stand_in = torch.empty(parameter.size(), dtype=parameter.dtype, device="meta")
+                memo[id(parameter)] = nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
 
 
 def _copy_structure(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:
     """Copies the module as copy.deepcopy copies the user's module. Buffers are copied here."""
-    kind: type[nn.Module] = type(module).__mro__[2]
-    twin = nn.Module.__new__(kind)
+    user_class: type[nn.Module] = type(module).__mro__[2]
+    twin = nn.Module.__new__(user_class)
     memo[id(module)] = twin
     memo[_KEY].append((module, twin))
     state = {name: value for name, value in vars(module).items() if not name.startswith(_TORCH_PREFIX)}

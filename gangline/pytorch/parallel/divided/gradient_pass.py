@@ -29,7 +29,7 @@ class GradientPasses:
             return
         begin, end = group.pre_backward, group.post_backward
         # Marks of the gradients that earlier passes have left here.
-        known: list[tuple[int, int]] = []
+        left_marks: list[tuple[int, int]] = []
 
         def pre_backward(*arguments: Any) -> None:
             # Runs inside the pass, where gradients are recorded only with create_graph=True.
@@ -39,10 +39,10 @@ class GradientPasses:
         def post_backward(*arguments: Any) -> None:
             reshards, reduces = group.reshard_after_backward, group.reduce_grads
             group.reshard_after_backward = reshards and not self._keeps
-            group.reduce_grads = reduces and (self.is_exchanging or _marks(group) != known)
+            group.reduce_grads = reduces and (self.is_exchanging or _marks(group) != left_marks)
             try:
                 end(*arguments)
-                known[:] = () if group.reduce_grads else _marks(group)
+                left_marks[:] = () if group.reduce_grads else _marks(group)
             finally:
                 group.reshard_after_backward, group.reduce_grads = reshards, reduces
 
@@ -57,6 +57,6 @@ def has_gradient(group: Any) -> bool:
 def _marks(group: Any) -> list[tuple[int, int]]:
     """Returns an id and a version for each gradient of a whole parameter. A pass that adds to a gradient changes its
     version."""
-    whole = (getattr(held, "_unsharded_param", None) for held in group.fsdp_params)
-    gradients = (one.grad for one in whole if one is not None)
+    whole_parameters = (getattr(fsdp_parameter, "_unsharded_param", None) for fsdp_parameter in group.fsdp_params)
+    gradients = (parameter.grad for parameter in whole_parameters if parameter is not None)
     return [(id(gradient), gradient._version) for gradient in gradients if gradient is not None]

@@ -40,7 +40,9 @@ class Loads:
             if module not in _known:
                 module.register_load_state_dict_pre_hook(_before_load)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             own: dict[str, Any] = dict(module._parameters)
-            _known[module] = _Known(self, {name: one for name, one in own.items() if isinstance(one, DTensor)})
+            _known[module] = _Known(
+                self, {name: parameter for name, parameter in own.items() if isinstance(parameter, DTensor)}
+            )
 
     def divide(self, value: torch.Tensor, part: DTensor) -> DTensor:
         """Returns this rank's part of a whole value, placed as `part`. Every rank divides its own copy of the value."""
@@ -54,7 +56,7 @@ class Loads:
         """Compares the checksums of all ranks, which call it in step. Raises GanglineError `parallelism.loaded` where
         ranks have loaded different values."""
         own = [self._checksum, self._num_values]
-        bounds = torch.tensor([*own, *(-one for one in own)], device=device)
+        bounds = torch.tensor([*own, *(-number for number in own)], device=device)
         dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
         largest, least = bounds[:2].tolist(), (-bounds[2:]).tolist()
         if largest == least:
@@ -82,17 +84,17 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary
 def _before_load(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any], *_: Any
 ) -> None:
-    known = _known.get(module)
-    if known is None:
+    record = _known.get(module)
+    if record is None:
         return
     if local_metadata.get("assign_to_params_buffers"):
         raise invalid(
             "parallelism.assigned",
             "load_state_dict(assign=True) would put other parameters in the place of those that "
-            f"{known.loads.strategy} has divided; leave assign out, or load before context.wrap_model",
+            f"{record.loads.strategy} has divided; leave assign out, or load before context.wrap_model",
         )
-    for name, part in known.parts.items():
+    for name, part in record.parts.items():
         value = state_dict.get(prefix + name)
         # torch itself reports a value of another shape.
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == part.shape:
-            state_dict[prefix + name] = known.loads.divide(value, part)
+            state_dict[prefix + name] = record.loads.divide(value, part)

@@ -17,10 +17,10 @@ def single_type_parts(strategy: str, model: nn.Module, blocks: Sequence[nn.Modul
     """Returns the blocks, and the modules in them or in the model that must be gathered by themselves, inner ones
     first. Raises GanglineError `parallelism.model` where a module cannot be gathered in messages of one type."""
     division = _Division(strategy, model, blocks)
-    found: list[nn.Module] = []
+    parts: list[nn.Module] = []
     for block in blocks:
-        found += [*division.parts_of(block), block]
-    return [*found, *division.parts_of(model)]
+        parts += [*division.parts_of(block), block]
+    return [*parts, *division.parts_of(model)]
 
 
 class _Division:
@@ -41,18 +41,18 @@ class _Division:
             return []
         own = {parameter.dtype for parameter in _direct(unit)}
         usual = next(iter(own)) if len(own) == 1 else kinds.most_common(1)[0][0]
-        found = []
+        parts = []
         for module in reversed(list(unit.modules())):
-            others = [one for one in _direct(module) if one.dtype is not usual]
-            if not others or id(module) in self._chosen:
+            unusual = [parameter for parameter in _direct(module) if parameter.dtype is not usual]
+            if not unusual or id(module) in self._chosen:
                 continue
-            if len({one.dtype for one in _direct(module)}) > 1:
+            if len({parameter.dtype for parameter in _direct(module)}) > 1:
                 raise self._refuse(module, f"has parameters of {_words(_direct(module))} itself")
-            if not is_callable_part(module) or any(self._num_places[id(one)] > 1 for one in others):
-                raise self._refuse(module, f"has parameters of {_words(others)} among those of {_word(usual)}")
+            if not is_callable_part(module) or any(self._num_places[id(parameter)] > 1 for parameter in unusual):
+                raise self._refuse(module, f"has parameters of {_words(unusual)} among those of {_word(usual)}")
             self._chosen.add(id(module))
-            found += [*self.parts_of(module), module]
-        return found
+            parts += [*self.parts_of(module), module]
+        return parts
 
     def _gathered_with(self, unit: nn.Module) -> Iterable[nn.Parameter]:
         yield from _direct(unit)
@@ -74,13 +74,13 @@ class _Division:
 def _direct(module: nn.Module) -> list[nn.Parameter]:
     """Returns a module's own parameters, without integers. Integers have no gradient, so they go with any other
     type."""
-    found = module.parameters(recurse=False)
-    return [one for one in found if one.dtype.is_floating_point or one.dtype.is_complex]
+    parameters = module.parameters(recurse=False)
+    return [parameter for parameter in parameters if parameter.dtype.is_floating_point or parameter.dtype.is_complex]
 
 
 def _words(parameters: Iterable[nn.Parameter]) -> str:
-    return " and ".join(sorted({_word(one.dtype) for one in parameters}))
+    return " and ".join(sorted({_word(parameter.dtype) for parameter in parameters}))
 
 
-def _word(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

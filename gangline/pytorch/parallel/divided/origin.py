@@ -29,7 +29,7 @@ class GradientOrigins:
 
     def note(self, group: Any) -> None:
         """Records that the gradients of this group are being reduced over the ranks."""
-        self._reduced.update(held.sharded_param for held in group.fsdp_params)
+        self._reduced.update(fsdp_parameter.sharded_param for fsdp_parameter in group.fsdp_params)
 
     def forget_cleared(self) -> None:
         """Drops the records of parameters without a gradient, which need another reduction. Called before a forward
@@ -38,11 +38,14 @@ class GradientOrigins:
 
     def check(self, optimizer: Optimizer) -> None:
         """Checks an optimizer before its step. Raises GanglineError `parallelism.own_gradients`."""
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        odd = next((one for one in held if one.grad is not None and one not in self._reduced), None)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        odd = next(
+            (parameter for parameter in parameters if parameter.grad is not None and parameter not in self._reduced),
+            None,
+        )
         if odd is None:
-            stepped = set(held)
-            odd = next((one for one in self._set_on_whole() if one in stepped), None)
+            stepped = set(parameters)
+            odd = next((parameter for parameter in self._set_on_whole() if parameter in stepped), None)
         if odd is not None:
             # The error names the sharded parameter, but a model that is unsharded has the whole parameter in its place.
             for group in self._groups():
@@ -58,7 +61,7 @@ class GradientOrigins:
         """Yields the parameters whose whole tensor has a gradient. The whole tensor exists after a forward pass. A
         backward pass leaves no gradient on it at the end of a step."""
         for group in self._groups():
-            for held in group.fsdp_params:
-                whole = getattr(held, "_unsharded_param", None)
-                if whole is not None and whole.grad is not None:
-                    yield held.sharded_param
+            for fsdp_parameter in group.fsdp_params:
+                whole_parameter = getattr(fsdp_parameter, "_unsharded_param", None)
+                if whole_parameter is not None and whole_parameter.grad is not None:
+                    yield fsdp_parameter.sharded_param

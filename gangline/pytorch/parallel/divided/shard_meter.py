@@ -66,8 +66,8 @@ class ShardMeter(CollectiveTimer):
         return self._run(collective)[0]
 
     def _reduce(self, collective: Callable[[], Any]) -> Any:
-        found, self._reduced = self._run(collective)
-        return found
+        result, self._reduced = self._run(collective)
+        return result
 
     def _run(self, collective: Callable[[], Any]) -> tuple[Any, Any]:
         """Returns the collective's result, and the mark of its end; None where it does not count."""
@@ -104,8 +104,8 @@ class _Timed:
         self._run = run
 
     def allocate(self, *arguments: Any, **options: Any) -> torch.Tensor:
-        found: torch.Tensor = self._collective.allocate(*arguments, **options)
-        return found
+        output: torch.Tensor = self._collective.allocate(*arguments, **options)
+        return output
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return self._run(lambda: self._collective(*arguments, **options))

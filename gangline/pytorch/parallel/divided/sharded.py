@@ -95,7 +95,9 @@ class ShardedStrategy(Strategy):
         _check_shardable(self.name, model)
         prepare_batch_norm(model)
         # Ranks may have built different models where the trial draws its own random numbers. DDP broadcasts as well.
-        broadcast_tensors(one for one in (*model.parameters(), *model.buffers()) if not isinstance(one, DTensor))
+        broadcast_tensors(
+            tensor for tensor in (*model.parameters(), *model.buffers()) if not isinstance(tensor, DTensor)
+        )
         blocks = [block for block in find_blocks(model, self._blocks) if not _is_divided(block)]
         if dist.get_rank() == 0:
             _log.info("%s: %s is gathered %s", self.name, type(model).__name__, _words_for(blocks))
@@ -149,8 +151,8 @@ class ShardedStrategy(Strategy):
         broadcast_tensors(buffer for model in models for buffer in model.buffers())
 
     def stepped_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
-        whole = self._whole_steps.get(id(optimizer))
-        return super().stepped_parameters(optimizer) if whole is None else whole.own
+        whole_step = self._whole_steps.get(id(optimizer))
+        return super().stepped_parameters(optimizer) if whole_step is None else whole_step.own
 
     def keeps_whole_state(self, optimizer: Optimizer) -> bool:
         return id(optimizer) in self._whole_steps
@@ -347,8 +349,10 @@ def _reduce_left_over(group: Any) -> None:
     """Reduces the gradients that a backward pass has left in a block. torch reduces a block that is in several
     reentrant checkpoints after the first backward pass only. It does not reduce a part that was called by itself at
     all."""
-    wholes = (getattr(held, "_unsharded_param", None) for held in group.fsdp_params)
-    if group.reduce_grads and any(whole is not None and whole.grad is not None for whole in wholes):
+    whole_parameters = (getattr(fsdp_parameter, "_unsharded_param", None) for fsdp_parameter in group.fsdp_params)
+    if group.reduce_grads and any(
+        parameter is not None and parameter.grad is not None for parameter in whole_parameters
+    ):
         group.post_backward()
         group.finalize_backward()
         group._training_state = type(group._training_state).IDLE
@@ -369,9 +373,9 @@ def _take_over_flags(root: FSDPModule) -> None:
     for module in _sharded_modules(root):
         for group in parameter_groups(module):
             if group.is_unsharded:
-                for held in group.fsdp_params:
-                    if held.sharded_param.requires_grad != held.unsharded_param.requires_grad:
-                        held.sharded_param.requires_grad_(held.unsharded_param.requires_grad)
+                for fsdp_parameter in group.fsdp_params:
+                    if fsdp_parameter.sharded_param.requires_grad != fsdp_parameter.unsharded_param.requires_grad:
+                        fsdp_parameter.sharded_param.requires_grad_(fsdp_parameter.unsharded_param.requires_grad)
 
 
 def _forget_passes(module: FSDPModule) -> None:

@@ -49,8 +49,8 @@ def _on_whole(initialise: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         if not isinstance(tensor, DTensor) or tensor.device_mesh not in _meshes:
             return initialise(tensor, *args, **kwargs)
         with torch.no_grad():
-            whole = initialise(_whole_like(tensor), *args, **kwargs)
-            tensor.to_local().copy_(_divide(whole, tensor))
+            whole_tensor = initialise(_whole_like(tensor), *args, **kwargs)
+            tensor.to_local().copy_(_divide(whole_tensor, tensor))
         return tensor
 
     return fill
@@ -63,8 +63,8 @@ def _transpose_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if tensor.device_mesh not in _meshes:
         return _as_torch(operator, args, kwargs)
     mesh = tensor.device_mesh
-    whole = DTensor.from_local(tensor.full_tensor().t(), mesh, [Replicate()] * mesh.ndim, run_check=False)
-    tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
+    whole_tensor = DTensor.from_local(tensor.full_tensor().t(), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    tensor._local_tensor, tensor._spec = whole_tensor._local_tensor, whole_tensor._spec
     return return_and_correct_aliasing(operator, args, kwargs, tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
@@ -72,10 +72,10 @@ def _draw_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     tensor: DTensor = args[0]
     if tensor.device_mesh not in _meshes:
         return _as_torch(operator, args, kwargs)
-    whole = operator(_whole_like(tensor), *args[1:], **kwargs)
+    whole_tensor = operator(_whole_like(tensor), *args[1:], **kwargs)
     # Autograd has passed the in-place operator by now, so the copy must not be recorded again.
     with torch.no_grad():
-        tensor.to_local().copy_(_divide(whole, tensor))
+        tensor.to_local().copy_(_divide(whole_tensor, tensor))
     return tensor
 
 
@@ -83,18 +83,18 @@ def _draw_alike(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     tensor: DTensor = args[0]
     if tensor.device_mesh not in _meshes:
         return _as_torch(operator, args, kwargs)
-    whole = operator(_whole_like(tensor), *args[1:], **kwargs)
+    whole_tensor = operator(_whole_like(tensor), *args[1:], **kwargs)
     with torch.no_grad():
-        return distribute_tensor(whole, tensor.device_mesh, tensor.placements)
+        return distribute_tensor(whole_tensor, tensor.device_mesh, tensor.placements)
 
 
 def _whole_like(tensor: DTensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.to_local().device)
 
 
-def _divide(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
+def _divide(whole_tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
     """Returns this rank's part of the chief's numbers."""
-    return distribute_tensor(whole, like.device_mesh, like.placements).to_local()
+    return distribute_tensor(whole_tensor, like.device_mesh, like.placements).to_local()
 
 
 def _as_torch(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,5 +108,5 @@ def _as_torch(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _handlers() -> dict[Any, Any]:
     # torch has no public place to register such an operator.
-    found: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    return found
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    return handlers

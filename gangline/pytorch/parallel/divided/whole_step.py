@@ -30,19 +30,21 @@ class WholeStep(DividedStep):
     def lend(self, optimizer: Optimizer) -> None:
         """Gives the optimizer the whole tensor for each own parameter that has a gradient. All ranks take part in the
         gathering."""
-        self._stepped = [one for group in self.groups for one in group["params"] if one.grad is not None]
+        self._stepped = [
+            parameter for group in self.groups for parameter in group["params"] if parameter.grad is not None
+        ]
         for parameter in self._stepped:
             value, gradient = _whole(parameter.detach()), _whole(parameter.grad)
             if self.owner(parameter) != self.rank:
                 continue
-            whole = nn.Parameter(value, requires_grad=parameter.requires_grad)
-            whole.grad = gradient
-            vars(whole).update(vars(parameter))
-            self._whole_by_id[id(parameter)] = whole
-            _move_state(optimizer, parameter, whole)
+            whole_parameter = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            whole_parameter.grad = gradient
+            vars(whole_parameter).update(vars(parameter))
+            self._whole_by_id[id(parameter)] = whole_parameter
+            _move_state(optimizer, parameter, whole_parameter)
         for group in self.groups:
-            wholes = (self._whole_by_id.get(id(parameter)) for parameter in group["params"])
-            group["params"] = [whole for whole in wholes if whole is not None]
+            whole_parameters = (self._whole_by_id.get(id(parameter)) for parameter in group["params"])
+            group["params"] = [whole_parameter for whole_parameter in whole_parameters if whole_parameter is not None]
 
     @torch.no_grad()
     def spread(self, optimizer: Optimizer) -> None:
@@ -50,16 +52,18 @@ class WholeStep(DividedStep):
             if id(parameter) in self._whole_by_id:
                 _move_state(optimizer, self._whole_by_id[id(parameter)], parameter)
         for owner in range(dist.get_world_size()):
-            pairs = [(one, self._room_for(one)) for one in self._stepped if self.owner(one) == owner]
-            broadcast_tensors((whole for _, whole in pairs), source=owner)
-            for parameter, whole in pairs:
-                _take_part(parameter, whole)
+            pairs = [
+                (parameter, self._room_for(parameter)) for parameter in self._stepped if self.owner(parameter) == owner
+            ]
+            broadcast_tensors((whole_tensor for _, whole_tensor in pairs), source=owner)
+            for parameter, whole_tensor in pairs:
+                _take_part(parameter, whole_tensor)
         self._whole_by_id, self._stepped = {}, []
 
     def _room_for(self, parameter: nn.Parameter) -> torch.Tensor:
-        whole = self._whole_by_id.get(id(parameter))
-        if whole is not None:
-            return whole.detach()
+        whole_parameter = self._whole_by_id.get(id(parameter))
+        if whole_parameter is not None:
+            return whole_parameter.detach()
         return torch.empty(parameter.shape, dtype=parameter.dtype, device=_local(parameter).device)
 
 
@@ -68,16 +72,18 @@ def _move_state(optimizer: Optimizer, source: nn.Parameter, target: nn.Parameter
         optimizer.state[target] = optimizer.state.pop(source)
 
 
-def _take_part(parameter: nn.Parameter, whole: torch.Tensor) -> None:
-    part = whole
+def _take_part(parameter: nn.Parameter, whole_tensor: torch.Tensor) -> None:
+    part = whole_tensor
     if isinstance(parameter, DTensor):
-        part = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()
+        part = distribute_tensor(
+            whole_tensor, parameter.device_mesh, parameter.placements, src_data_rank=None
+        ).to_local()
     _local(parameter).copy_(part)
 
 
 def _whole(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return found
+    whole_tensor: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole_tensor
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -52,14 +52,14 @@ class CpuSyncBatchNorm(_BatchNorm):
             return super().forward(input)
         is_narrow = input.dtype in (torch.float16, torch.bfloat16)
         values = input.float() if is_narrow else input
-        others = [dimension for dimension in range(values.dim()) if dimension != 1]
-        shape = [1, -1, *(1 for _ in others[1:])]
+        reduced_dimensions = [dimension for dimension in range(values.dim()) if dimension != 1]
+        shape = [1, -1, *(1 for _ in reduced_dimensions[1:])]
         own_count = values.new_tensor([values.numel() // max(1, values.shape[1])])
         # Two sums, one after the other: a variance computed from a sum of squares alone loses digits.
-        total = self._total(torch.cat([values.sum(others), own_count]))
+        total = self._total(torch.cat([values.sum(reduced_dimensions), own_count]))
         count, mean = total[-1].detach(), total[:-1] / total[-1].detach()
         centred = values - mean.view(shape)
-        variance = self._total(centred.square().sum(others)) / count
+        variance = self._total(centred.square().sum(reduced_dimensions)) / count
         if self.track_running_stats:
             self._track(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
         normalised = centred * torch.rsqrt(variance + self.eps).view(shape)

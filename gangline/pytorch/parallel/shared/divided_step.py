@@ -22,12 +22,12 @@ from gangline.errors import invalid
 def divide(sizes: Sequence[int], num_owners: int) -> list[int]:
     """Returns each item's owner, 0 to num_owners - 1. Gives the largest item first, each to the owner with the smallest
     total."""
-    held = [0] * num_owners
+    totals = [0] * num_owners
     owners = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        owner = min(range(num_owners), key=lambda owner: (held[owner], owner))
+        owner = min(range(num_owners), key=lambda owner: (totals[owner], owner))
         owners[index] = owner
-        held[owner] += sizes[index]
+        totals[owner] += sizes[index]
     return owners
 
 
@@ -60,9 +60,11 @@ class DividedStep(ABC):
 
     def _assign(self, optimizer: Optimizer) -> None:
         """Gives every parameter without an owner one; a trial may add a group while training runs."""
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        free = [parameter for parameter in held if id(parameter) not in self._owner_by_id]
-        for parameter, owner in zip(free, divide([one.numel() for one in free], dist.get_world_size()), strict=True):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        free = [parameter for parameter in parameters if id(parameter) not in self._owner_by_id]
+        for parameter, owner in zip(
+            free, divide([parameter.numel() for parameter in free], dist.get_world_size()), strict=True
+        ):
             self._owner_by_id[id(parameter)] = owner
             self.parameters_by_owner[owner].append(parameter)
 

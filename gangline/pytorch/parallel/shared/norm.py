@@ -43,8 +43,8 @@ def gradient_norm(parameters: Sequence[nn.Parameter], norm_type: float = 2.0) ->
     norms = [_norm_over(groups, members, norm_type) for groups, members in by_groups.items()]
     if not norms:
         return torch.zeros(())
-    kind = torch.float64 if any(one.dtype is torch.float64 for one in norms) else torch.float32
-    stacked = torch.stack([one.to(norms[0].device, kind) for one in norms])
+    dtype = torch.float64 if any(norm.dtype is torch.float64 for norm in norms) else torch.float32
+    stacked = torch.stack([norm.to(norms[0].device, dtype) for norm in norms])
     joined: torch.Tensor = torch.linalg.vector_norm(stacked, norm_type)
     return joined
 
@@ -53,8 +53,8 @@ def _norm_over(
     groups: tuple[dist.ProcessGroup, ...], parameters: Sequence[nn.Parameter], norm_type: float
 ) -> torch.Tensor:
     # fp64 where a parameter has it, else fp32: the square of a norm in fp16 overflows at 256.
-    kind = torch.float64 if any(one.dtype in _FINE for one in parameters) else torch.float32
-    norm = _norm_here(_numbers(parameters), norm_type, kind).to(_local(parameters[0]).device)
+    dtype = torch.float64 if any(parameter.dtype in _FINE for parameter in parameters) else torch.float32
+    norm = _norm_here(_numbers(parameters), norm_type, dtype).to(_local(parameters[0]).device)
     is_maximum = norm_type == float("inf")
     total = norm if is_maximum else norm**norm_type
     for group in groups:
@@ -62,15 +62,15 @@ def _norm_over(
     return total if is_maximum else total ** (1.0 / norm_type)
 
 
-def _norm_here(gradients: Sequence[torch.Tensor], norm_type: float, kind: torch.dtype) -> torch.Tensor:
+def _norm_here(gradients: Sequence[torch.Tensor], norm_type: float, dtype: torch.dtype) -> torch.Tensor:
     """Returns the norm over the shards on this rank."""
     by_type: dict[torch.dtype, list[torch.Tensor]] = {}
     for gradient in gradients:
         by_type.setdefault(gradient.dtype, []).append(gradient)
-    norms = [_norm_of_type(members, norm_type).to(kind) for members in by_type.values()]
+    norms = [_norm_of_type(members, norm_type).to(dtype) for members in by_type.values()]
     if len(norms) == 1:
         return norms[0]
-    stacked = torch.stack(norms) if norms else torch.zeros(1, dtype=kind)
+    stacked = torch.stack(norms) if norms else torch.zeros(1, dtype=dtype)
     joined: torch.Tensor = torch.linalg.vector_norm(stacked, norm_type)
     return joined
 
@@ -78,23 +78,23 @@ def _norm_here(gradients: Sequence[torch.Tensor], norm_type: float, kind: torch.
 def _norm_of_type(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     if gradients[0].dtype not in _COARSE:
         return nn.utils.get_total_norm(gradients, norm_type)
-    norms = [torch.linalg.vector_norm(one, norm_type, dtype=torch.float32) for one in gradients]
+    norms = [torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float32) for gradient in gradients]
     joined: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     return joined
 
 
 def _numbers(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
     """Returns this rank's parts of the gradients. A sparse gradient gives its values, each row once."""
-    found = []
+    gradients = []
     for parameter in parameters:
         if parameter.grad is None:
             continue
         if parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
-            found.append(parameter.grad._values())
+            gradients.append(parameter.grad._values())
         else:
-            found.append(_local(parameter.grad))
-    return found
+            gradients.append(_local(parameter.grad))
+    return gradients
 
 
 def _groups_of(parameter: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:

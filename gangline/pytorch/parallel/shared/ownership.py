@@ -30,12 +30,12 @@ class WrappedModels:
         models."""
         for model, parameters in self._models:
             self._check_unchanged(model, parameters)
-        known = {id(parameter) for _, parameters in self._models for parameter in parameters}
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        strange = sum(1 for parameter in held if id(parameter) not in known)
+        wrapped_ids = {id(parameter) for _, parameters in self._models for parameter in parameters}
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        strange = sum(1 for parameter in stepped if id(parameter) not in wrapped_ids)
         if not strange:
             return
-        counts = f"{strange} of {len(held)} parameters of {type(optimizer).__name__} belong to no wrapped model"
+        counts = f"{strange} of {len(stepped)} parameters of {type(optimizer).__name__} belong to no wrapped model"
         if self._replaces:
             text = (
                 f"{counts}; {self._strategy} replaces a model's parameters by shards in wrap_model, so build the "
@@ -59,15 +59,15 @@ class WrappedModels:
 
     def check_unchanged(self, model: nn.Module) -> None:
         """Raises GanglineError `parallelism.model_changed` where a wrapped model has other parameters by now."""
-        for known, parameters in self._models:
-            if known is model:
+        for wrapped_model, parameters in self._models:
+            if wrapped_model is model:
                 self._check_unchanged(model, parameters)
 
     def describe(self, parameter: torch.Tensor) -> str:
         """Returns the parameter's name behind the name of its model's class, as Net.weight; for errors."""
         for model, _ in self._models:
-            for name, known in model.named_parameters():
-                if known is parameter:
+            for name, candidate in model.named_parameters():
+                if candidate is parameter:
                     return f"{class_name(model)}.{name}"
         return "a parameter"
 
@@ -97,7 +97,7 @@ def check_initialised(model: nn.Module) -> None:
     leave them to the first pass."""
     if isinstance(model, torch.jit.ScriptModule):
         return
-    lazy = [name for name, one in (*model.named_parameters(), *model.named_buffers()) if is_lazy(one)]
+    lazy = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
     if lazy:
         more = f" and {len(lazy) - 1} more" if len(lazy) > 1 else ""
         raise invalid(
@@ -142,5 +142,5 @@ def _count(optimizer: Optimizer) -> int:
 
 def class_name(model: nn.Module) -> str:
     """Returns the class's name as the user wrote it. torch puts a class of its own before that of a divided model."""
-    own = (kind.__name__ for kind in type(model).__mro__ if not kind.__name__.startswith("FSDP"))
+    own = (base_class.__name__ for base_class in type(model).__mro__ if not base_class.__name__.startswith("FSDP"))
     return next(own)

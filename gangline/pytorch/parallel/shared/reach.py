@@ -128,7 +128,7 @@ class _Sample:
     def halves(self) -> list[_Sample]:
         middle = (len(self.value) + 1) // 2
         return [
-            _Sample(self.group, self.value[part].clone(), [one[part].clone() for one in self.gradients])
+            _Sample(self.group, self.value[part].clone(), [gradient[part].clone() for gradient in self.gradients])
             for part in (slice(middle), slice(middle, None))
         ]
 
@@ -137,7 +137,7 @@ def _samples(optimizer: Optimizer, device: torch.device) -> list[_Sample]:
     """Returns two samples for each group and number of dimensions. Gradients keep a direction and change in size, so
     that an optimizer that adapts or clips does so."""
     generator = torch.Generator().manual_seed(0)
-    found = []
+    samples = []
     for number, group in enumerate(optimizer.param_groups):
         for dims in dict.fromkeys(max(1, parameter.dim()) for parameter in group["params"]):
             for _ in range(2):
@@ -147,8 +147,8 @@ def _samples(optimizer: Optimizer, device: torch.device) -> list[_Sample]:
                 gradients = [
                     (direction + 0.3 * noise) * 10.0 ** (place % 4 - 2) for place, noise in enumerate(draws[2:])
                 ]
-                found.append(_Sample(number, value.to(device), [one.to(device) for one in gradients]))
-    return found
+                samples.append(_Sample(number, value.to(device), [gradient.to(device) for gradient in gradients]))
+    return samples
 
 
 def _changes(optimizer: Optimizer, samples: Sequence[_Sample], chosen: Sequence[int]) -> list[torch.Tensor]:

@@ -93,13 +93,13 @@ class DdpStrategy(Strategy):
         self._prepared = None
 
     def _average_strays(self, optimizer: Optimizer) -> None:
-        late = {id(one) for routed in self._exchanged() if routed.late.is_on for one in routed.trained}
+        late = {id(parameter) for routed in self._exchanged() if routed.late.is_on for parameter in routed.trained}
         average_strays(optimizer, besides=late)
 
     def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for routed in self._exchanged():
-            if any(id(parameter) in held for parameter in routed.model.parameters()):
+            if any(id(parameter) in stepped_ids for parameter in routed.model.parameters()):
                 assert routed.number is not None
                 assert routed.wrapper is not None
                 self._exchange.compress(routed.number, routed.wrapper, is_wanted, class_name(routed.model))
@@ -173,7 +173,7 @@ class DdpStrategy(Strategy):
         """Raises an error for gradients that are missing after a backward pass. torch exchanges a bucket once all of
         its gradients are present, and reports a missing one a step later."""
         for routed in self._exchanged():
-            unused = [one for one in routed.wrapped_for if one.grad is None]
+            unused = [parameter for parameter in routed.wrapped_for if parameter.grad is None]
             if len(unused) == len(routed.wrapped_for):
                 # A model that this backward pass has not reached at all waits for its own backward pass.
                 self._models.check_unchanged(routed.model)
@@ -181,7 +181,7 @@ class DdpStrategy(Strategy):
             if not unused:
                 continue
             name_by_id = {id(parameter): name for name, parameter in routed.model.named_parameters()}
-            names = [name_by_id.get(id(one), "a parameter that it has no more") for one in unused]
+            names = [name_by_id.get(id(parameter), "a parameter that it has no more") for parameter in unused]
             raise unused_parameters(class_name(routed.model), names, self.name)
 
     def _exchanged(self) -> list[_Routed]:
@@ -354,10 +354,12 @@ class _Routed:
 
     def has_changed(self) -> bool:
         # Costs tens of nanoseconds for each parameter. A walk over the modules would take a hundred times as long.
-        return any(one.requires_grad for one in self.frozen) or not all(one.requires_grad for one in self.trained)
+        return any(parameter.requires_grad for parameter in self.frozen) or not all(
+            parameter.requires_grad for parameter in self.trained
+        )
 
     def is_wrapped_for(self) -> bool:
-        return [id(one) for one in self.wrapped_for] == [id(one) for one in self.trained]
+        return [id(parameter) for parameter in self.wrapped_for] == [id(parameter) for parameter in self.trained]
 
     def names(self) -> list[str]:
         return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]

@@ -41,21 +41,21 @@ class DdpMeter:
 
     def end_step(self) -> None:
         for wrapper in self._wrappers():
-            found = _read(wrapper)
-            began = found.get("backward_comm_time_start")
+            timings = _read(wrapper)
+            began = timings.get("backward_comm_time_start")
             # A model without a backward pass in this step keeps the numbers of its last one, which are counted already.
             if began is None or began == self._seen.get(wrapper):
                 continue
             self._seen[wrapper] = began
-            self._seconds += found["backward_comm_time"] / _NANOSECONDS
-            self._hidden_seconds += found["backward_compute_comm_overlap_time"] / _NANOSECONDS
+            self._seconds += timings["backward_comm_time"] / _NANOSECONDS
+            self._hidden_seconds += timings["backward_compute_comm_overlap_time"] / _NANOSECONDS
         # The wrapper may have been replaced since the last step, and a new one has torch's own rate.
         self._set_rate(1)
 
     def take(self) -> tuple[float, float]:
-        found = self._seconds, self._hidden_seconds
+        total_and_hidden = self._seconds, self._hidden_seconds
         self._seconds = self._hidden_seconds = 0.0
-        return found
+        return total_and_hidden
 
     def _set_rate(self, rate: int) -> None:
         for wrapper in self._wrappers():
@@ -67,5 +67,5 @@ def _read(wrapper: DistributedDataParallel) -> dict[str, Any]:
     pass only."""
     assert wrapper.logger is not None
     wrapper.logger.set_runtime_stats_and_log()
-    found: dict[str, Any] = wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # see above
-    return found
+    logging_data: dict[str, Any] = wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # see above
+    return logging_data

@@ -208,12 +208,15 @@ class PowerSgd:
     def _fitting(self, layout: dict[int, list[int]], errors: dict[int, torch.Tensor]) -> dict[int, list[int]]:
         """Returns the layout; empty where gradients cannot be grouped that way. Either the model has other parameters
         now, or a parameter is not contiguous, so its memory order differs from the order of its rows."""
-        trained = [position for position, one in enumerate(self._parameters) if one.requires_grad]
+        trained = [position for position, parameter in enumerate(self._parameters) if parameter.requires_grad]
         if sorted(position for positions in layout.values() for position in positions) != trained:
             return {}
-        sizes = {index: sum(self._parameters[one].numel() for one in held) for index, held in layout.items()}
+        sizes = {
+            index: sum(self._parameters[position].numel() for position in positions)
+            for index, positions in layout.items()
+        }
         is_alike = all(sizes.get(index) == error.numel() for index, error in errors.items())
-        return layout if is_alike and all(self._parameters[one].is_contiguous() for one in trained) else {}
+        return layout if is_alike and all(self._parameters[position].is_contiguous() for position in trained) else {}
 
 
 class _Regrouped:

@@ -37,7 +37,7 @@ class FreshForwards:
     def add(self, name: str, model: nn.Module) -> Callable[[], None]:
         """Adds a model; name: for errors. Returns a function to call at each forward pass that records gradients."""
         index = len(self._models)
-        self._models.append((name, [one for one in model.parameters() if one.requires_grad]))
+        self._models.append((name, [parameter for parameter in model.parameters() if parameter.requires_grad]))
         # A single model needs no hooks. The first model gets its hooks when the second is added.
         if index == 1:
             self._watch(0)
@@ -47,7 +47,10 @@ class FreshForwards:
 
     def renew(self, number: int, model: nn.Module) -> None:
         """Follows a change of the number-th model's trained parameters."""
-        self._models[number] = (self._models[number][0], [one for one in model.parameters() if one.requires_grad])
+        self._models[number] = (
+            self._models[number][0],
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
+        )
         if len(self._models) > 1:
             self._watch(number)
 
@@ -104,9 +107,9 @@ def _not_again(name: str | None = None) -> GanglineError:
 
 
 def _not_called(name: str | None = None) -> GanglineError:
-    found = f"reached {name}, but that model" if name else "was called, but no wrapped model"
+    reached = f"reached {name}, but that model" if name else "was called, but no wrapped model"
     has_made = "has made no forward pass" if name else "has made a forward pass"
     return invalid(
         "parallelism.backward",
-        f"context.backward {found} {has_made} with gradients in this batch, {_LOST}; {_CALL_WHOLE}",
+        f"context.backward {reached} {has_made} with gradients in this batch, {_LOST}; {_CALL_WHOLE}",
     )

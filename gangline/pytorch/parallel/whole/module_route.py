@@ -64,9 +64,9 @@ class OriginalForward(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._on_forward()
-        found = self.original_forward(*args, **kwargs)
+        output = self.original_forward(*args, **kwargs)
         self.after_forward()
-        return found
+        return output
 
 
 class _Route(NamedTuple):
@@ -118,14 +118,14 @@ def reroute(model: nn.Module, wrapper: nn.Module) -> None:
 
 
 def _original_class(model: nn.Module) -> type[nn.Module]:
-    kind = type(model)
-    return getattr(kind, "_gangline_original", kind)
+    model_class = type(model)
+    return getattr(model_class, "_gangline_original", model_class)
 
 
 def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        known = _route_by_model.get(self)
-        inner = known.inner() if known else None
+        own_route = _route_by_model.get(self)
+        inner = own_route.inner() if own_route else None
         if inner is None:
             return original.forward(self, *args, **kwargs)
         if not torch.is_grad_enabled():
@@ -140,11 +140,11 @@ def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
         recipe = original.__reduce_ex__(self, protocol)
         if isinstance(recipe, str):
             return recipe
-        make, arguments, *rest = recipe
+        make, arguments, *state_parts = recipe
         if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # the maker of the default recipe
             # pickle insists that its default recipe makes an instance of the object's own class.
             make = original.__new__
-        return (make, tuple(original if part is type(self) else part for part in arguments), *rest)
+        return (make, tuple(original if part is type(self) else part for part in arguments), *state_parts)
 
     # torch.compile cannot trace this function. It compiles what the function calls.
     hidden = torch.compiler.disable(forward, recursive=False)  # type: ignore[no-untyped-call]  # torch leaves it untyped

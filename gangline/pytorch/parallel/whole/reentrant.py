@@ -75,7 +75,7 @@ class LateExchange:
         if self._is_settled or self.is_on or _Notice.num_passes == self._num_passes:
             return
         self.is_on = True
-        self._handles = [one.register_post_accumulate_grad_hook(self._count) for one in parameters]  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._handles = [parameter.register_post_accumulate_grad_hook(self._count) for parameter in parameters]  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def keep_on(self) -> None:
         """Keeps the late exchange on for good, for a model that runs inside such a checkpoint itself."""

@@ -28,7 +28,7 @@ def check_same_change(model: str, trained: Sequence[str]) -> None:
     parameters that this rank trains from now on. Raises GanglineError `parallelism.model_changed` where another rank
     trains other parameters, or has changed nothing."""
     store = PrefixStore(f"gangline/change/{next(_numbers)}", _get_default_store())
-    rank, keys = dist.get_rank(), [str(other) for other in range(dist.get_world_size())]
+    rank, keys = dist.get_rank(), [str(other_rank) for other_rank in range(dist.get_world_size())]
     own = "\n".join([model, *trained])
     store.set(str(rank), own)
     try:
@@ -36,9 +36,9 @@ def check_same_change(model: str, trained: Sequence[str]) -> None:
     except RuntimeError as error:
         raise _differs(model, f"rank {rank} has done so and others have not within {WAIT_SECONDS:g} s") from error
     for key in keys:
-        found = store.get(key).decode()
-        if found != own:
-            odd = sorted(set(found.split("\n")) ^ set(own.split("\n")))[0]
+        reported = store.get(key).decode()
+        if reported != own:
+            odd = sorted(set(reported.split("\n")) ^ set(own.split("\n")))[0]
             raise _differs(model, f"ranks {rank} and {key} differ in {odd}")
 
 

@@ -20,8 +20,8 @@ def average_strays(optimizer: Optimizer, besides: Container[int] = ()) -> None:
     """Averages the stray gradients of an optimizer's parameters. All ranks call it in step. A parameter without a
     gradient on this rank counts as zero where others have one. besides: ids of parameters that are exchanged in another
     way."""
-    held = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    parameters = [parameter for parameter in held if id(parameter) not in besides]
+    stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    parameters = [parameter for parameter in stepped if id(parameter) not in besides]
     marks = [_is_stray(parameter.grad) for parameter in parameters]
     if any(marks):
         _average_marked(parameters, marks)

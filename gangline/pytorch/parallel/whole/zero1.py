@@ -66,9 +66,9 @@ class WholeParameterStep(DividedStep):
 
     def lend(self, optimizer: Optimizer) -> None:
         for group in self.groups:
-            group["params"] = [one for one in group["params"] if self.owner(one) == self.rank]
+            group["params"] = [parameter for parameter in group["params"] if self.owner(parameter) == self.rank]
 
     def spread(self, optimizer: Optimizer) -> None:
         for owner, parameters in enumerate(self.parameters_by_owner):
-            trained = (one for one in parameters if one.requires_grad)
+            trained = (parameter for parameter in parameters if parameter.requires_grad)
             broadcast_tensors(trained, source=owner, around=self._timer.under_way)
