@@ -65,9 +65,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         term = self._leader_status.require()
         # An empty change passes once everything before it is settled, and fails while etcd cannot settle it.
         await term.store.commit_asked(lambda _: StateChange())
-        found = term.state.experiment_of_request(request.request_id)
+        experiment = term.state.experiment_of_request(request.request_id)
         return scheduler_pb2.FindExperimentResponse(
-            experiment=wire.to_proto(found) if found is not None else None, revision=term.state.revision
+            experiment=wire.to_proto(experiment) if experiment is not None else None, revision=term.state.revision
         )
 
     async def EndExperiment(  # noqa: N802 - grpc's name
@@ -76,7 +76,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         require_cluster()
         term = self._leader_status.require()
         reason = f"killed by {request.user or 'a user'}"
-        rules, now = term.conditions.rules, time.time()
+        rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
             lambda records: end_experiment(records, request.experiment_id, reason, rules, now)
         )
@@ -103,7 +103,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         require_cluster()
         term = self._leader_status.require()
         reason = f"killed by {request.user or 'a user'}"
-        rules, now = term.conditions.rules, time.time()
+        rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
             lambda records: kill_trial(records, request.trial_id, reason, rules, now)
         )
@@ -129,7 +129,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         availability = wire.enum_member(Availability, request.availability)
         if availability is None:
             raise invalid("request.availability", f"{request.availability} is no availability that this version knows")
-        rules, now = term.conditions.rules, time.time()
+        rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
             lambda records: change_availability(
                 records, request.agent_id, request.slot_ids, availability, rules=rules, now=now
@@ -187,8 +187,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if change:
             done = "checkpoints are to be deleted" if delete_ids else "checkpoints are deleted"
             _log.info(done, checkpoint_ids=delete_ids or deleted_ids, user=request.user)
-        found = (term.state.find(Checkpoint, checkpoint_id) for checkpoint_id in dict.fromkeys(delete_ids))
-        checkpoints = [wire.to_proto(checkpoint) for checkpoint in found if checkpoint is not None]
+        checkpoint_records = (term.state.find(Checkpoint, checkpoint_id) for checkpoint_id in dict.fromkeys(delete_ids))
+        checkpoints = [wire.to_proto(checkpoint) for checkpoint in checkpoint_records if checkpoint is not None]
         return scheduler_pb2.ChangeCheckpointsResponse(checkpoints=checkpoints, revision=term.state.revision)
 
     async def PreviewSearch(  # noqa: N802 - grpc's name
@@ -197,8 +197,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         require_cluster()
         self._leader_status.require()
         # Up to 2000 draws of a millisecond each.
-        found = await asyncio.to_thread(preview, request.config_json, request.limit, self._random)
-        return scheduler_pb2.PreviewSearchResponse(preview=wire.to_proto(found))
+        search_preview = await asyncio.to_thread(preview, request.config_json, request.limit, self._random)
+        return scheduler_pb2.PreviewSearchResponse(preview=wire.to_proto(search_preview))
 
     async def ListPending(  # noqa: N802 - grpc's name
         self, _request: scheduler_pb2.ListPendingRequest, _context: Any
@@ -215,14 +215,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 def _change_of(request: scheduler_pb2.ChangeExperimentRequest, term: Term, now: float) -> Transition:
     """Raises GanglineError `request.not_one` unless it says exactly one thing."""
-    said = ["action"] if request.action else []
-    said += [name for name in ("resources", "move") if request.HasField(name)]
-    if len(said) != 1:
+    change_names = ["action"] if request.action else []
+    change_names += [name for name in ("resources", "move") if request.HasField(name)]
+    if len(change_names) != 1:
         raise invalid(
             "request.not_one",
-            f"a change is one of action, resources and move; this one has {' and '.join(said) or 'none'}",
+            f"a change is one of action, resources and move; this one has {' and '.join(change_names) or 'none'}",
         )
-    experiment_id, rules = request.experiment_id, term.conditions.rules
+    experiment_id, rules = request.experiment_id, term.context.rules
     if request.HasField("resources"):
         resources = wire.from_proto(ResourceChange, request.resources)
         return lambda records: change_resources(records, experiment_id, resources, rules=rules, now=now)
