@@ -78,13 +78,11 @@ async def run(settings: SchedulerSettings) -> None:
             metrics_address=settings.advertised(metrics_address) if metrics_address else "",
             started_at=time.time(),
         )
-        conditions = _conditions(settings, instance, directory, cluster_token, admin_token)
+        context = _conditions(settings, instance, directory, cluster_token, admin_token)
         await stack.enter_async_context(announce(client, instance))
         tasks = {
             asyncio.create_task(directory.run(), name="directory"),
-            asyncio.create_task(
-                _run_leadership(client, settings, instance, leader_status, conditions), name="leadership"
-            ),
+            asyncio.create_task(_run_leadership(client, settings, instance, leader_status, context), name="leadership"),
             asyncio.create_task(_say_ready(settings, leader_status, server.address, metrics_address), name="ready"),
         }
         await _until_stopped(tasks)
@@ -104,11 +102,11 @@ async def _run_leadership(
     settings: SchedulerSettings,
     instance: ServiceInstance,
     leader_status: LeaderStatus,
-    conditions: TermContext,
+    context: TermContext,
 ) -> None:
     election = Election(client, instance, settings.leader_lease_seconds)
     patience_seconds = settings.leader_lease_seconds + _CONNECT_SECONDS
-    await run_leadership(client, election, leader_status, conditions, patience_seconds)
+    await run_leadership(client, election, leader_status, context, patience_seconds)
 
 
 async def _say_ready(

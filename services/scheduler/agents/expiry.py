@@ -72,13 +72,15 @@ class Expiry:
             if self._retry_at.get(allocation_id, 0.0) <= time.monotonic():
                 self._retry_at[allocation_id] = time.monotonic() + RETRY_SECONDS
                 await _alone(self._end_overdue(get(self._state, Allocation, allocation_id), now), allocation_id)
-        self._retry_at = {one: at for one, at in self._retry_at.items() if at > time.monotonic()}
+        self._retry_at = {allocation_id: at for allocation_id, at in self._retry_at.items() if at > time.monotonic()}
 
     def seconds_to_next(self) -> float | None:
         """Returns the time until the next pass has something to do without an event; None when nothing is due."""
         now = time.time()
         requests, agents = self._state.all_of(Request), self._state.all_of(Agent)
-        allocations = [found for found in self._state.all_of(Allocation) if found.id not in self._retry_at]
+        allocations = [
+            allocation for allocation in self._state.all_of(Allocation) if allocation.id not in self._retry_at
+        ]
         deadline = next_deadline(allocations, requests, now, self.patient_until, agents)
         ends = [end for end in (self.leases.next_end, self._next_give_up) if end is not None]
         ends += self._retry_at.values()
@@ -106,16 +108,16 @@ class Expiry:
         """Ends the members on lost agents whose runners must have stopped by now, and keeps the others."""
         lost_agents = [agent.id for agent in self._state.all_of(Agent) if agent.state is AgentState.LOST]
         self._lost_at = {agent_id: at for agent_id, at in self._lost_at.items() if agent_id in lost_agents}
-        held = [
+        held_members = [
             (allocation.id, member)
             for agent_id in lost_agents
             for allocation in unended_on(self._state, agent_id)
             for member in allocation.members
             if member.agent_id == agent_id
         ]
-        metrics.HELD_MEMBERS.set(len(held))
-        self._next_give_up = time.monotonic() + HELD_SECONDS if held else None
-        for allocation_id, member in held:
+        metrics.HELD_MEMBERS.set(len(held_members))
+        self._next_give_up = time.monotonic() + HELD_SECONDS if held_members else None
+        for allocation_id, member in held_members:
             if self._is_due(allocation_id, member):
                 await _alone(self._give_up_member(allocation_id, member, now), allocation_id)
 

@@ -144,9 +144,9 @@ class Intake:
             case "checkpoint":
                 await self._checkpointed(allocation_id, node_rank, wire.from_proto(Checkpoint, report.checkpoint))
             case "fusion":
-                found, trial_id = wire.from_proto(FusionRecord, report.fusion), parse_allocation_id(allocation_id)[0]
+                record, trial_id = wire.from_proto(FusionRecord, report.fusion), parse_allocation_id(allocation_id)[0]
                 await self._store.commit(
-                    live(allocation_id, node_rank, lambda records: fusion_found(records, found, trial_id, time.time()))
+                    live(allocation_id, node_rank, lambda records: fusion_found(records, record, trial_id, time.time()))
                 )
             case "forgotten_fusion":
                 await self._store.commit(
@@ -158,8 +158,8 @@ class Intake:
 
     def on_committed(self, change: StateChange) -> None:
         """Drops the state of ended allocations."""
-        for kind, allocation_id in change.deletes:
-            if kind is Allocation:
+        for record_type, allocation_id in change.deletes:
+            if record_type is Allocation:
                 trial_id = parse_allocation_id(str(allocation_id))[0]
                 self._observe_rest(str(allocation_id))
                 self.progress_by_trial.pop(trial_id, None)
@@ -252,8 +252,8 @@ class Intake:
         """Deletes a checkpoint that a script has deleted. A refusal is logged, and must not block the script's next
         reports.
         """
-        known = self._store.state.find(Checkpoint, checkpoint_id)
-        if known is None or known.experiment_id != trial.experiment_id:
+        checkpoint = self._store.state.find(Checkpoint, checkpoint_id)
+        if checkpoint is None or checkpoint.experiment_id != trial.experiment_id:
             _log.warning("a trial may not delete what is not its experiment's", trial_id=trial.id, id=checkpoint_id)
             return
         try:

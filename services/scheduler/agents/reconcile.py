@@ -44,14 +44,14 @@ def compare(agent_id: str, journal: Iterable[Reported], expected: Iterable[Alloc
     """Returns the difference. expected: live allocations that wait for the end of their member on this agent."""
     expected_by_id = {allocation.id: allocation for allocation in expected}
     reported_by_id = {entry.allocation_id: entry for entry in journal}
-    known = [entry for entry in reported_by_id.values() if entry.allocation_id in expected_by_id]
-    unknown = [entry for entry in reported_by_id.values() if entry.allocation_id not in expected_by_id]
+    expected_entries = [entry for entry in reported_by_id.values() if entry.allocation_id in expected_by_id]
+    unexpected_entries = [entry for entry in reported_by_id.values() if entry.allocation_id not in expected_by_id]
     return Difference(
-        present=tuple(entry for entry in known if entry.exit is None),
-        ended=tuple((entry.allocation_id, entry.exit) for entry in known if entry.exit is not None),
+        present=tuple(entry for entry in expected_entries if entry.exit is None),
+        ended=tuple((entry.allocation_id, entry.exit) for entry in expected_entries if entry.exit is not None),
         vanished=_vanished(agent_id, expected_by_id, reported_by_id, now),
-        strangers=tuple(entry.allocation_id for entry in unknown if entry.exit is None),
-        forgettable=tuple(entry.allocation_id for entry in unknown if entry.exit is not None),
+        strangers=tuple(entry.allocation_id for entry in unexpected_entries if entry.exit is None),
+        forgettable=tuple(entry.allocation_id for entry in unexpected_entries if entry.exit is not None),
     )
 
 

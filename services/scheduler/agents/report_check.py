@@ -48,32 +48,38 @@ class Screening:
         """Returns the same report with plausible numbers. A checkpoint's times stay: they need the agent's clock."""
         screened = runner_pb2.TrialReport()
         screened.CopyFrom(report)
-        kind = screened.WhichOneof("report")
-        if kind is None or kind == "forgotten_fusion":
+        report_kind = screened.WhichOneof("report")
+        if report_kind is None or report_kind == "forgotten_fusion":
             return screened
-        message = getattr(screened, kind)
-        replaced = [_put(message, name, plausible_count(getattr(message, name))) for name in _COUNTS.get(kind, ())]
-        replaced += [_put(message, name, plausible_amount(getattr(message, name))) for name in _AMOUNTS.get(kind, ())]
-        replaced += [_put(message, name, plausible_time(getattr(message, name), now)) for name in _TIMES.get(kind, ())]
-        if kind == "running":
+        message = getattr(screened, report_kind)
+        replaced = [
+            _put(message, name, plausible_count(getattr(message, name))) for name in _COUNTS.get(report_kind, ())
+        ]
+        replaced += [
+            _put(message, name, plausible_amount(getattr(message, name))) for name in _AMOUNTS.get(report_kind, ())
+        ]
+        replaced += [
+            _put(message, name, plausible_time(getattr(message, name), now)) for name in _TIMES.get(report_kind, ())
+        ]
+        if report_kind == "running":
             timeline = message.timeline
             replaced += [_put(timeline, name, plausible_time(getattr(timeline, name), now)) for name in _PHASES]
-        elif kind == "checkpoint":
+        elif report_kind == "checkpoint":
             sizes = {path: plausible_count(size) for path, size in message.file_bytes.items()}
             replaced.append(sizes != dict(message.file_bytes))
             message.file_bytes.update(sizes)
-        elif kind == "fusion":
+        elif report_kind == "fusion":
             sizes_of_buckets = [plausible_count(size) for size in message.bucket_bytes]
             replaced.append(sizes_of_buckets != list(message.bucket_bytes))
             message.bucket_bytes[:] = sizes_of_buckets
-        self._count(allocation_id, kind, sum(replaced))
+        self._count(allocation_id, report_kind, sum(replaced))
         return screened
 
-    def time(self, allocation_id: str, kind: str, at: float, now: float) -> float:
+    def time(self, allocation_id: str, report_kind: str, at: float, now: float) -> float:
         """Returns one time by the leader's clock, replaced where it is implausible."""
-        found = plausible_time(at, now)
-        self._count(allocation_id, kind, int(found != at))
-        return found
+        plausible_at = plausible_time(at, now)
+        self._count(allocation_id, report_kind, int(plausible_at != at))
+        return plausible_at
 
     def exit(self, allocation_id: str, report: ExitReport, now: float) -> ExitReport:
         batches = report.batches_completed
@@ -96,13 +102,15 @@ class Screening:
     def forget(self, allocation_id: str) -> None:
         self._warned.discard(allocation_id)
 
-    def _count(self, allocation_id: str, kind: str, num_replaced: int) -> None:
+    def _count(self, allocation_id: str, report_kind: str, num_replaced: int) -> None:
         if not num_replaced:
             return
-        metrics.IMPLAUSIBLE_VALUES.labels(kind).inc(num_replaced)
+        metrics.IMPLAUSIBLE_VALUES.labels(report_kind).inc(num_replaced)
         if allocation_id not in self._warned:
             self._warned.add(allocation_id)
-            _log.warning("a report has implausible numbers, which are replaced", allocation_id=allocation_id, kind=kind)
+            _log.warning(
+                "a report has implausible numbers, which are replaced", allocation_id=allocation_id, kind=report_kind
+            )
 
 
 def _put(message: Any, name: str, value: float) -> bool:

@@ -42,7 +42,9 @@ class Continuation:
         self._store = store
         self._rules = rules
         # A dict used as an ordered set: records are taken in the order in which they were touched.
-        self._touched: dict[_Touched, None] = {(Experiment, one.id): None for one in _going_on(store.state)}
+        self._touched: dict[_Touched, None] = {
+            (Experiment, experiment.id): None for experiment in _going_on(store.state)
+        }
         self._touched |= {(Agent, agent.id): None for agent in store.state.all_of(Agent)}
         self._touched |= {(Trial, trial_id): None for trial_id in _with_checkpoints(store.state)}
         self._wake = asyncio.Event()
@@ -51,8 +53,10 @@ class Continuation:
     def on_committed(self, change: StateChange) -> None:
         experiment_ids = {record.id: None for record in change.all_of(Experiment)}
         experiment_ids |= {record.experiment_id: None for record in change.all_of(Search)}
-        whole = whole_submits(change) if experiment_ids else frozenset()
-        touched: list[_Touched] = [(Experiment, one) for one in experiment_ids if one not in whole]
+        whole_submit_ids = whole_submits(change) if experiment_ids else frozenset()
+        touched: list[_Touched] = [
+            (Experiment, experiment_id) for experiment_id in experiment_ids if experiment_id not in whole_submit_ids
+        ]
         touched += [(Agent, record.id) for record in change.all_of(Agent)]
         # An ended trial resumes from no checkpoint any more, so its checkpoints may have become superfluous.
         ended = (record for record in change.all_of(Trial) if record.state is State.TERMINAL)
@@ -76,13 +80,13 @@ class Continuation:
         """Takes one step. A step that changed something is queued again, so that other records have their turn in
         between.
         """
-        kind, record_id = touched
+        record_type, record_id = touched
         try:
-            change = await self._store.commit(_continuing(kind, record_id, self._rules))
+            change = await self._store.commit(_continuing(record_type, record_id, self._rules))
         except GanglineError:
             raise
         except Exception:  # noqa: BLE001 - a bug in one search must not end all of them
-            _log.exception("cannot be brought in line", kind=kind.__name__.lower(), id=record_id)
+            _log.exception("cannot be brought in line", kind=record_type.__name__.lower(), id=record_id)
             return
         if change:
             self._touched[touched] = None
@@ -106,7 +110,9 @@ def whole_submits(change: StateChange) -> frozenset[int]:
             case Experiment() if record.state is State.QUEUED and not record.gives_back:
                 experiments.append(record)
     return frozenset(
-        one.id for one in experiments if num_wanted.get(one.id) == num_trials[one.id] == num_requests[one.id]
+        experiment.id
+        for experiment in experiments
+        if num_wanted.get(experiment.id) == num_trials[experiment.id] == num_requests[experiment.id]
     )
 
 
@@ -140,9 +146,9 @@ def _with_checkpoints(state: Known) -> list[str]:
     return list(trials.values())
 
 
-def _continuing(kind: type, record_id: Any, rules: Rules) -> Callable[[Records], StateChange]:
-    if kind is Experiment:
+def _continuing(record_type: type, record_id: Any, rules: Rules) -> Callable[[Records], StateChange]:
+    if record_type is Experiment:
         return lambda records: continue_change(records, record_id, rules, time.time())
-    if kind is Agent:
+    if record_type is Agent:
         return lambda records: clear(records, record_id, rules, time.time())
     return lambda records: retire(records, record_id)

@@ -76,9 +76,9 @@ class CycleContext:
 
 
 class SchedulingCycle:
-    def __init__(self, view: CycleContext) -> None:
-        self._view = view
-        self._state = view.store.state
+    def __init__(self, context: CycleContext) -> None:
+        self._context = context
+        self._state = context.store.state
         self._wake = asyncio.Event()
         self._plan = Plan((), (), {})
         self._planned_revision = -1
@@ -107,7 +107,9 @@ class SchedulingCycle:
     async def cycle(self, now: float) -> None:
         """Runs one pass. Each step sees the changes of the step before it. now: Unix seconds."""
         started = time.perf_counter()
-        if not self._state.count(Request) and not any(one.full_slots for one in self._state.all_of(Allocation)):
+        if not self._state.count(Request) and not any(
+            allocation.full_slots for allocation in self._state.all_of(Allocation)
+        ):
             self._plan, self._planned_revision = Plan((), (), {}), self._state.revision
             self._full_pools = frozenset()
             self._count()
@@ -121,7 +123,7 @@ class SchedulingCycle:
         self._full_pools = full_pools(snapshot, self._plan)
         self._pass_seconds = time.perf_counter() - started
         # 3. Each assignment is checked again and written; the store dispatches what etcd accepted.
-        if self._view.leadership.is_fresh:
+        if self._context.leadership.is_fresh:
             with _timed("commit"):
                 await self._commit(self._plan, now)
         else:
@@ -150,16 +152,16 @@ class SchedulingCycle:
 
     def take_snapshot(self, now: float) -> Snapshot:
         """Takes the snapshot that the planner would use now."""
-        view = self._view
-        problems = {agent.id: view.sessions.problem_of(agent.id) for agent in self._state.all_of(Agent)}
+        context = self._context
+        problems = {agent.id: context.sessions.problem_of(agent.id) for agent in self._state.all_of(Agent)}
         return take_snapshot(
             self._state,
-            view.pools,
+            context.pools,
             problems,
-            view.intake.progress_by_trial,
+            context.intake.progress_by_trial,
             now=now,
             memory=self._memory,
-            typical_run_seconds=view.history.typical_run_seconds,
+            typical_run_seconds=context.history.typical_run_seconds,
         )
 
     async def _commit(self, decided: Plan, now: float) -> None:
@@ -171,9 +173,9 @@ class SchedulingCycle:
         await asyncio.gather(*(self._preempt(preemption, now) for preemption in decided.preemptions))
 
     async def _place(self, assignment: Assignment, now: float) -> StateChange:
-        view = self._view
-        change = await view.store.commit(
-            lambda records: place(records, assignment, epoch=view.store.epoch, rules=view.rules, now=now)
+        context = self._context
+        change = await context.store.commit(
+            lambda records: place(records, assignment, epoch=context.store.epoch, rules=context.rules, now=now)
         )
         for allocation in change.all_of(Allocation):
             agents = {member.agent_id: len(member.slot_ids) for member in allocation.members}
@@ -181,14 +183,14 @@ class SchedulingCycle:
         return change
 
     async def _preempt(self, preemption: Preemption, now: float) -> None:
-        view = self._view
+        context = self._context
         if preemption.is_growth:
-            await view.store.commit(lambda records: grow(records, preemption.allocation_id, view.rules, now))
+            await context.store.commit(lambda records: grow(records, preemption.allocation_id, context.rules, now))
             return
-        grace_seconds = view.preemption_grace(self._state, preemption.allocation_id)
-        deadline_at = now + grace_seconds + view.rules.force_seconds
+        grace_seconds = context.preemption_grace(self._state, preemption.allocation_id)
+        deadline_at = now + grace_seconds + context.rules.force_seconds
         order = StopOrder(ExitKind.PREEMPTED, f"makes room for trial {preemption.for_trial_id}", deadline_at)
-        await view.store.commit(lambda records: stop(records, preemption.allocation_id, order, now))
+        await context.store.commit(lambda records: stop(records, preemption.allocation_id, order, now))
 
     async def wait(self, longest_seconds: float | None) -> None:
         """Waits for the next wake or the next time to plan. The pause after a wake, in which a burst arrives, is longer
@@ -243,7 +245,7 @@ def is_urgent(change: StateChange, full: Collection[str], knows: Callable[[int],
     return (
         change.touches(Agent)
         or any(not request.slots or request.pool not in full for request in change.all_of(Request))
-        or any(kind is Allocation for kind, _ in change.deletes)
+        or any(record_type is Allocation for record_type, _ in change.deletes)
         or any(allocation.state not in calm for allocation in change.all_of(Allocation))
         or any(
             experiment.state not in (*calm, Stage.TERMINAL) and knows(experiment.id)

@@ -45,7 +45,7 @@ class LeaderStatus:
     def leader(self) -> KnownLeader:
         """Returns the known leader; this process counts only once its term is open."""
         if self._term is not None:
-            return KnownLeader(self._term.store.epoch, self._term.conditions.own_address)
+            return KnownLeader(self._term.store.epoch, self._term.context.own_address)
         leader = self._directory.leader
         if leader is None or leader.id == self._own_id:
             return KnownLeader()
@@ -71,11 +71,13 @@ class LeaderStatus:
         await self._wait(lambda: self.leader.epoch > 0, HOLD_SECONDS)
         return self.require()
 
-    async def find_leader(self, newer_than: int, known: Collection[str], seconds: float) -> KnownLeader:
+    async def find_leader(self, newer_than: int, known_addresses: Collection[str], seconds: float) -> KnownLeader:
         """Returns the known leader once its epoch is newer, or other schedulers are alive than those at the known
         addresses, or the time is over.
         """
-        await self._wait(lambda: self.leader.epoch > newer_than or set(self.scheduler_addresses) != set(known), seconds)
+        await self._wait(
+            lambda: self.leader.epoch > newer_than or set(self.scheduler_addresses) != set(known_addresses), seconds
+        )
         return self.leader
 
     async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:

@@ -24,7 +24,7 @@ async def run_leadership(
     client: EtcdClient,
     election: Election,
     leader_status: LeaderStatus,
-    conditions: TermContext,
+    context: TermContext,
     patience_seconds: float,
 ) -> None:
     """Campaigns and leads until it is cancelled. After each term, however it ended, the next campaign follows. On
@@ -39,7 +39,7 @@ async def run_leadership(
         if state is None:
             continue
         try:
-            await _lead(leadership, state, leader_status, conditions)
+            await _lead(leadership, state, leader_status, context)
         except GanglineError as error:
             _log.warning("the term ended with an error", epoch=leadership.epoch, reason=error.message)
         finally:
@@ -98,9 +98,9 @@ async def _prepare(
 
 
 async def _lead(
-    leadership: Leadership, state: SchedulerState, leader_status: LeaderStatus, conditions: TermContext
+    leadership: Leadership, state: SchedulerState, leader_status: LeaderStatus, context: TermContext
 ) -> None:
-    term = Term(leadership, state, conditions)
+    term = Term(leadership, state, context)
     on_open = asyncio.Event()
     running = asyncio.create_task(term.run(on_open), name="term")
     opened = asyncio.create_task(on_open.wait())

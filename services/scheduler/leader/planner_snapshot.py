@@ -93,15 +93,15 @@ class Memory:
     def knows(self, experiment_id: int) -> bool:
         return experiment_id in self._experiments
 
-    def learn(self, experiment_id: int, known: _Known) -> None:
-        self._experiments[experiment_id] = known
-        self._groups[known.group.id] = known.group
+    def learn(self, experiment_id: int, remembered: _Known) -> None:
+        self._experiments[experiment_id] = remembered
+        self._groups[remembered.group.id] = remembered.group
 
     def forget(self, experiment_id: int) -> None:
-        known = self._experiments.pop(experiment_id, None)
-        if known is not None:
-            del self._groups[known.group.id]
-            for request in known.waiting:
+        remembered = self._experiments.pop(experiment_id, None)
+        if remembered is not None:
+            del self._groups[remembered.group.id]
+            for request in remembered.waiting:
                 self.queue.remove(request)
 
 
@@ -162,81 +162,81 @@ class _Look:
                 self._remember(requests, self._experiment(experiment_id))
 
     def running(self, allocation: Allocation) -> Running:
-        known, trial = self._experiment(allocation.experiment_id), get(self.state, Trial, allocation.trial_id)
+        remembered, trial = self._experiment(allocation.experiment_id), get(self.state, Trial, allocation.trial_id)
         is_stopping = allocation.state is Stage.STOPPING
         return Running(
             allocation_id=allocation.id,
             trial_id=allocation.trial_id,
-            group=known.group.id,
+            group=remembered.group.id,
             pool=allocation.pool,
             slots_by_agent={member.agent_id: len(member.slot_ids) for member in allocation.members},
-            priority=known.group.priority,
+            priority=remembered.group.priority,
             started_at=allocation.created_at,
             estimated_end_at=allocation.deadline_at if is_stopping else self.estimates.end_at(allocation),
             draining_by_agent=self._occupy(allocation),
             is_stopping=is_stopping,
             checkpoint_age_seconds=self._checkpoint_age(allocation, trial),
-            queue_position=position_of(known.record),
+            queue_position=position_of(remembered.record),
             submitted_at=trial.created_at,
             is_on_call=allocation.is_on_call,
-            wanted=self._wanted(allocation, known, trial),
+            wanted=self._wanted(allocation, remembered, trial),
             grow_at=allocation.grow_at,
             is_growing=is_stopping and is_growing(allocation),
-            is_preemptible=known.is_preemptible,
+            is_preemptible=remembered.is_preemptible,
         )
 
-    def _wanted(self, allocation: Allocation, known: _Known, trial: Trial) -> PendingRequest | None:
+    def _wanted(self, allocation: Allocation, remembered: _Known, trial: Trial) -> PendingRequest | None:
         """Returns the request for the full size of an attempt on fewer slots, while it runs or is being stopped to
         grow.
         """
         if not allocation.full_slots or allocation.state is Stage.STARTING:
             return None
-        exclusions = tuple(one for one in trial.exclusions if holds(self.state, one, self.now))
+        exclusions = tuple(exclusion for exclusion in trial.exclusions if holds(self.state, exclusion, self.now))
         request = Request(
             trial_id=trial.id,
             experiment_id=trial.experiment_id,
             pool=allocation.pool,
             slots=allocation.full_slots,
-            is_single_agent=known.is_single_agent,
+            is_single_agent=remembered.is_single_agent,
             blocklist=blocklist_of(replace(trial, exclusions=exclusions)),
             submitted_at=trial.created_at,
             exclusions=exclusions,
         )
-        return self._pending(request, known)
+        return self._pending(request, remembered)
 
-    def _remember(self, requests: Iterable[Request], known: _Known) -> None:
-        known.waiting = [self._pending(request, known) for request in requests]
-        for pending in known.waiting:
+    def _remember(self, requests: Iterable[Request], remembered: _Known) -> None:
+        remembered.waiting = [self._pending(request, remembered) for request in requests]
+        for pending in remembered.waiting:
             self.memory.queue.add(pending)
 
-    def _pending(self, request: Request, known: _Known) -> PendingRequest:
+    def _pending(self, request: Request, remembered: _Known) -> PendingRequest:
         return PendingRequest(
             trial_id=request.trial_id,
-            group=known.group.id,
+            group=remembered.group.id,
             pool=request.pool,
             slots=request.slots,
-            priority=known.group.priority,
-            queue_position=position_of(known.record),
+            priority=remembered.group.priority,
+            queue_position=position_of(remembered.record),
             is_single_agent=request.is_single_agent,
             blocklist=request.blocklist,
-            excluded=tuple((one.agent_id, describe_exclusion(one)) for one in request.exclusions),
+            excluded=tuple((exclusion.agent_id, describe_exclusion(exclusion)) for exclusion in request.exclusions),
             submitted_at=request.submitted_at,
             not_before_at=request.not_before_at,
             estimated_seconds=self.estimates.waiting_seconds(request.trial_id),
-            hold=ReasonCode.PAUSED if is_held(known.record) else None,
+            hold=ReasonCode.PAUSED if is_held(remembered.record) else None,
             # A request without shrink_at has one size only, so requests that never ran stay of one kind.
-            smaller_sizes=known.smaller_sizes if request.shrink_at else (),
+            smaller_sizes=remembered.smaller_sizes if request.shrink_at else (),
             shrink_at=request.shrink_at,
             kept_slots=request.kept_slots,
-            is_preemptible=known.is_preemptible,
+            is_preemptible=remembered.is_preemptible,
         )
 
     def room(self, agent: Agent, problem: str) -> AgentRoom:
         """Returns the agent's room. A slot that is busy but not open is not given out again; it may be one that the
         agent no longer has.
         """
-        said = _SAID.get(agent.availability, "")
-        problems = " and ".join(part for part in (said, problem, *troubles_of(agent, self.now)) if part)
+        operator_problem = _SAID.get(agent.availability, "")
+        problems = " and ".join(part for part in (operator_problem, problem, *troubles_of(agent, self.now)) if part)
         num_open, closed = len(self.open_ids[agent.id]), self.closed[agent.id]
         return AgentRoom(
             id=agent.id,
@@ -266,11 +266,11 @@ class _Look:
         return closed_by_agent
 
     def _experiment(self, experiment_id: int) -> _Known:
-        known = self.memory.find(experiment_id)
-        if known is None:
-            known = self._read(experiment_id)
-            self.memory.learn(experiment_id, known)
-        return known
+        remembered = self.memory.find(experiment_id)
+        if remembered is None:
+            remembered = self._read(experiment_id)
+            self.memory.learn(experiment_id, remembered)
+        return remembered
 
     def _read(self, experiment_id: int) -> _Known:
         experiment = get(self.state, Experiment, experiment_id)

@@ -72,28 +72,26 @@ class TermContext:
 class Term:
     """state: what etcd held when the term began. Used by the services between `open` and the end of `run`."""
 
-    def __init__(self, leadership: Leadership, state: SchedulerState, conditions: TermContext) -> None:
+    def __init__(self, leadership: Leadership, state: SchedulerState, context: TermContext) -> None:
         now = time.time()
-        self.conditions = conditions
+        self.context = context
         self.leadership = leadership
         self.sessions = Sessions()
         self.store = Store(leadership, state, self._on_committed, self._on_stalled)
-        self.intake = Intake(self.store, self.sessions, conditions.rules, conditions.storage_url)
-        self.traces = TraceOrders(conditions.storage_url)
+        self.intake = Intake(self.store, self.sessions, context.rules, context.storage_url)
+        self.traces = TraceOrders(context.storage_url)
         self.history = RunHistory()
         self.history.learn(state, newest_ended(state.all_of(Trial)))
-        self.coordinator = RendezvousCoordinator(
-            conditions.rules.rendezvous_seconds, conditions.network_interface or None
-        )
+        self.coordinator = RendezvousCoordinator(context.rules.rendezvous_seconds, context.network_interface or None)
         alive = (agent.id for agent in state.all_of(Agent) if agent.state is AgentState.ALIVE)
-        self.leases = Leases(alive, conditions.agent_lease_seconds, conditions.agent_grace_seconds, time.monotonic())
+        self.leases = Leases(alive, context.agent_lease_seconds, context.agent_grace_seconds, time.monotonic())
         cluster = state.find(Cluster, SINGLETON) or Cluster(SCHEMA_VERSION, uuid.uuid4().hex, now)
         self._cluster = cluster
         self._committee: tuple[Agent, ...] | None = None
         began_at = time.monotonic()
         self.attempts = AttemptLeases(
-            conditions.agent_lease_seconds,
-            conditions.agent_silence_seconds,
+            context.agent_lease_seconds,
+            context.agent_silence_seconds,
             [agent.id for agent in self.committee],
             began_at,
         )
@@ -101,11 +99,11 @@ class Term:
             self.store,
             self.sessions,
             self._spec_source(),
-            conditions.rules,
+            context.rules,
             on_exit=self._exit_later,
             on_start=self._on_start,
         )
-        patient_until = now + conditions.agent_lease_seconds + conditions.agent_grace_seconds
+        patient_until = now + context.agent_lease_seconds + context.agent_grace_seconds
         self.expiry = Expiry(
             leadership=leadership,
             store=self.store,
@@ -114,21 +112,21 @@ class Term:
             attempts=self.attempts,
             intake=self.intake,
             dispatch=self.dispatch,
-            rules=conditions.rules,
+            rules=context.rules,
             patient_until=patient_until if state.count(Allocation) else now,
         )
-        view = CycleContext(
+        cycle_context = CycleContext(
             leadership=leadership,
             store=self.store,
             sessions=self.sessions,
             intake=self.intake,
             history=self.history,
-            pools=conditions.pools,
-            rules=conditions.rules,
+            pools=context.pools,
+            rules=context.rules,
             preemption_grace=_preemption_grace,
         )
-        self.loop = SchedulingCycle(view)
-        self.continuation = Continuation(self.store, conditions.rules)
+        self.loop = SchedulingCycle(cycle_context)
+        self.continuation = Continuation(self.store, context.rules)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -147,7 +145,7 @@ class Term:
     @property
     def pools(self) -> tuple[PoolConfig, ...]:
         """Returns the configured pools and those that agents name."""
-        return all_pools(self.conditions.pools, self.state.all_of(Agent))
+        return all_pools(self.context.pools, self.state.all_of(Agent))
 
     async def run(self, on_open: asyncio.Event) -> None:
         """Runs the term until leadership is lost or the caller cancels. on_open: set when the term can serve calls."""
@@ -193,22 +191,22 @@ class Term:
         draft = Draft(records)
         if records.find(Cluster, SINGLETON) is None:
             draft.put(self._cluster)
-        if self.conditions.admin_token is not None:
-            known = records.find(User, ADMIN)
-            created_at = known.created_at if known else time.time()
-            draft.put(User(ADMIN, hash_token(self.conditions.admin_token), is_admin=True, created_at=created_at))
+        if self.context.admin_token is not None:
+            admin = records.find(User, ADMIN)
+            created_at = admin.created_at if admin else time.time()
+            draft.put(User(ADMIN, hash_token(self.context.admin_token), is_admin=True, created_at=created_at))
         return draft.change
 
     def _spec_source(self) -> SpecSource:
         return SpecSource(
             cluster_id=self._cluster.id,
-            cluster_token=self.conditions.cluster_token,
-            storage_url=self.conditions.storage_url,
-            own_address=self.conditions.own_address,
-            rendezvous_seconds=self.conditions.rules.rendezvous_seconds,
-            network_interface=self.conditions.network_interface,
-            directory=self.conditions.directory,
-            lease_seconds=self.conditions.agent_lease_seconds,
+            cluster_token=self.context.cluster_token,
+            storage_url=self.context.storage_url,
+            own_address=self.context.own_address,
+            rendezvous_seconds=self.context.rules.rendezvous_seconds,
+            network_interface=self.context.network_interface,
+            directory=self.context.directory,
+            lease_seconds=self.context.agent_lease_seconds,
         )
 
     def _on_committed(self, change: StateChange) -> None:
@@ -216,8 +214,8 @@ class Term:
             self._committee = None
         with metrics.CYCLE_SECONDS.labels("dispatch").time():
             self.dispatch.on_committed(change)
-        for kind, allocation_id in change.deletes:
-            if kind is Allocation:
+        for record_type, allocation_id in change.deletes:
+            if record_type is Allocation:
                 self.coordinator.close(str(allocation_id))
                 self.attempts.forget(str(allocation_id))
         self.intake.on_committed(change)
@@ -275,7 +273,10 @@ class Term:
     def _describe_start(self) -> None:
         metrics.IS_LEADER.set(1)
         metrics.EPOCH.set(self.store.epoch)
-        counts = {kind.__name__.lower() + "s": self.state.count(kind) for kind in (Agent, Experiment, Allocation)}
+        counts = {
+            record_type.__name__.lower() + "s": self.state.count(record_type)
+            for record_type in (Agent, Experiment, Allocation)
+        }
         _log.info("leading", epoch=self.store.epoch, revision=self.state.revision, **counts)
 
     def _close(self) -> None:

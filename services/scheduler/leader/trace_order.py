@@ -89,8 +89,8 @@ class TraceOrders:
 
     def on_committed(self, change: StateChange) -> None:
         """Drops the state of ended allocations."""
-        for kind, allocation_id in change.deletes:
-            if kind is Allocation:
+        for record_type, allocation_id in change.deletes:
+            if record_type is Allocation:
                 self._trace_state_by_allocation.pop(str(allocation_id), None)
 
 

@@ -60,8 +60,8 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
         # Without requests a pool still needs a plan if work on fewer slots may grow there.
         if view.requests or any(work.wanted is not None for work in view.running):
             plans[config.name] = POLICIES[config.policy](view, now)
-    for pool, rest in requests.items():
-        plans[pool] = _explain_homeless(rest, snapshot)
+    for pool, homeless in requests.items():
+        plans[pool] = _explain_homeless(homeless, snapshot)
     return _join(plans)
 
 
@@ -104,11 +104,11 @@ def _agents_by_pool(snapshot: Snapshot) -> dict[str, list[AgentRoom]]:
 
 def _explain_homeless(requests: Iterable[PendingRequest], snapshot: Snapshot) -> PoolPlan:
     """Explains requests for pools that are gone from the settings."""
-    known = ", ".join(sorted(snapshot.pool_names))
+    pool_names = ", ".join(sorted(snapshot.pool_names))
     reasons, changes = {}, {}
     for request in requests:
         change = AddAgents(request.pool, 1, max(1, request.slots))
-        what = f"there is no pool {request.pool!r}; the pools are {known}"
+        what = f"there is no pool {request.pool!r}; the pools are {pool_names}"
         reasons[request.trial_id] = Reason(ReasonCode.NO_MATCHING_POOL, what, str(change))
         changes[request.trial_id] = (change,)
     return PoolPlan(reasons=reasons, changes=changes)

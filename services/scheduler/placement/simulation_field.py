@@ -64,27 +64,29 @@ class Fields:
             raise self.error(name, f"must be at least {low:g}, not {value:g}")
         return float(value)
 
-    def choice(self, name: str, known: Sequence[str], default: str) -> str:
+    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
         value = self._of(name, default)
-        if value not in known:
-            raise self.error(name, f"{value!r} is unknown; it can be {', '.join(repr(k) for k in known if k)}")
+        if value not in choices:
+            raise self.error(
+                name, f"{value!r} is unknown; it can be {', '.join(repr(choice) for choice in choices if choice)}"
+            )
         return str(value)
 
     def texts(self, name: str, default: Sequence[str]) -> list[str]:
         value = self._of(name, list(default))
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise self.error(name, f"must be a list of texts, not {_kind(value)}")
         return value
 
     def integers(self, name: str, low: int) -> list[int]:
         value = self._of(name, [])
-        if not isinstance(value, list) or not all(type(one) is int and one >= low for one in value):
+        if not isinstance(value, list) or not all(type(number) is int and number >= low for number in value):
             raise self.error(name, f"must be a list of whole numbers of at least {low}, not {_kind(value)}")
         return value
 
     def text_map(self, name: str) -> dict[str, str]:
         value = self._of(name, {})
-        if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             raise self.error(name, "must map names to texts")
         return value
 

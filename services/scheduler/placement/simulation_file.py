@@ -61,12 +61,12 @@ def parse_simulation(text: str) -> Simulation:
     requests: list[PendingRequest] = []
     running: list[Running] = []
     newest = 0.0
-    known: set[str] = set()
+    trial_ids: set[str] = set()
     for item in read_list(top, "tasks"):
         task = _task(item, groups, positions)
-        if task.trial_id in known:
+        if task.trial_id in trial_ids:
             raise item.error("id", f"{task.trial_id!r} is there twice")
-        known.add(task.trial_id)
+        trial_ids.add(task.trial_id)
         newest = max(newest, task.submitted_at)
         if item.has("allocated_on"):
             running.append(_running(item, task, agents))
@@ -94,8 +94,10 @@ def parse_simulation(text: str) -> Simulation:
 def dump_plan(decided: Plan) -> dict[str, Any]:
     """Returns the output as JSON: what starts, stops and waits, and the change of each reason as a record."""
     return {
-        "to_allocate": {one.trial_id: dict(sorted(one.slots_by_agent.items())) for one in decided.assignments},
-        "to_release": sorted({one.allocation_id for one in decided.preemptions}, key=natural_key),
+        "to_allocate": {
+            assignment.trial_id: dict(sorted(assignment.slots_by_agent.items())) for assignment in decided.assignments
+        },
+        "to_release": sorted({preemption.allocation_id for preemption in decided.preemptions}, key=natural_key),
         "reasons": {
             trial_id: _dump_reason(reason, decided.changes.get(trial_id, ()))
             for trial_id, reason in decided.reasons.items()
@@ -105,11 +107,11 @@ def dump_plan(decided: Plan) -> dict[str, Any]:
 
 def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]:
     """Returns one pool of a snapshot in the format of the file; reading it back gives the same plan."""
-    config = next(found for found in snapshot.pools if found.name == pool)
+    config = next(pool_config for pool_config in snapshot.pools if pool_config.name == pool)
     agents = snapshot.agents_of(pool)
     running = [_within(agents, work) for work in snapshot.running if work.pool == pool]
     gone = {agent_id for work in running for agent_id in work.slots_by_agent}.difference(agent.id for agent in agents)
-    held = _held_by_agent(running)
+    held_by_agent = _held_by_agent(running)
     requests = [request for request in snapshot.requests if request.pool == pool]
     return {
         "policy": config.policy,
@@ -117,7 +119,7 @@ def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]
         "typical_run_seconds": snapshot.typical_run_seconds.get(pool, 0.0),
         "config": _dump_config(config),
         "agents": [
-            *(_dump_agent(agent, held[agent.id]) for agent in agents),
+            *(_dump_agent(agent, held_by_agent[agent.id]) for agent in agents),
             *({"id": agent_id, "slots": 0, "state": "away", "problem": "in another pool"} for agent_id in sorted(gone)),
         ],
         "groups": [
@@ -143,9 +145,9 @@ def _config(top: Fields) -> tuple[PoolConfig, Mapping[str, float]]:
         network_labels=tuple(fields.texts("network_labels", PoolConfig(POOL).network_labels)),
     )
     positions = Fields(fields.raw("queue_positions", {}), "config.queue_positions")
-    found = {name: positions.number(name, 0.0) for name in positions.names}
+    position_by_name = {name: positions.number(name, 0.0) for name in positions.names}
     fields.done()
-    return config, found
+    return config, position_by_name
 
 
 def _backfill(fields: Fields, default: Backfill) -> Backfill:
@@ -282,13 +284,13 @@ def _allocated(item: Fields, task: PendingRequest) -> dict[str, int]:
 
 
 def _distinct(records: Iterable[Any]) -> list[Any]:
-    found: dict[str, Any] = {}
+    record_by_id: dict[str, Any] = {}
     for record in records:
-        if record.id in found:
-            kind = "agents" if isinstance(record, AgentRoom) else "groups"
-            raise invalid("simulation.invalid", f"{kind}[{len(found)}].id: {record.id!r} is there twice")
-        found[record.id] = record
-    return list(found.values())
+        if record.id in record_by_id:
+            list_name = "agents" if isinstance(record, AgentRoom) else "groups"
+            raise invalid("simulation.invalid", f"{list_name}[{len(record_by_id)}].id: {record.id!r} is there twice")
+        record_by_id[record.id] = record
+    return list(record_by_id.values())
 
 
 def _dump_reason(reason: Reason, changes: Iterable[Any]) -> dict[str, Any]:
@@ -323,14 +325,14 @@ class _Held:
 
 
 def _held_by_agent(running: Iterable[Running]) -> dict[str, _Held]:
-    held: dict[str, _Held] = defaultdict(_Held)
+    held_by_agent: dict[str, _Held] = defaultdict(_Held)
     for work in running:
         for agent_id, slots in work.slots_by_agent.items():
             drained = work.draining_by_agent.get(agent_id, 0)
-            held[agent_id].used += slots - drained
-            held[agent_id].draining += drained
-            held[agent_id].auxiliary += slots == 0
-    return held
+            held_by_agent[agent_id].used += slots - drained
+            held_by_agent[agent_id].draining += drained
+            held_by_agent[agent_id].auxiliary += slots == 0
+    return held_by_agent
 
 
 def _dump_agent(agent: AgentRoom, held: _Held) -> dict[str, Any]:
@@ -354,7 +356,8 @@ def _within(agents: Iterable[AgentRoom], work: Running) -> Running:
     if not left:
         return work
     return replace(
-        work, draining_by_agent={**work.draining_by_agent, **{one: work.slots_by_agent[one] for one in left}}
+        work,
+        draining_by_agent={**work.draining_by_agent, **{agent_id: work.slots_by_agent[agent_id] for agent_id in left}},
     )
 
 

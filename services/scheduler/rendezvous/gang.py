@@ -103,13 +103,13 @@ def on_time(gang: Gang, now: float) -> Gang:
 
 def _begin_probing(gang: Gang) -> Gang:
     ports = [gang.ports[rank] for rank in range(len(gang.agents))]
-    found = choose_candidates(gang.agents, ports, gang.interface)
-    if isinstance(found, NoNetwork):
-        return _fail(gang, ExitKind.NETWORK, found.message)
-    gang = replace(gang, phase=Phase.PROBING, candidates=found)
+    candidates = choose_candidates(gang.agents, ports, gang.interface)
+    if isinstance(candidates, NoNetwork):
+        return _fail(gang, ExitKind.NETWORK, candidates.message)
+    gang = replace(gang, phase=Phase.PROBING, candidates=candidates)
     # There is no peer to probe.
     if len(gang.agents) == 1:
-        return replace(gang, phase=Phase.CHOSEN, chosen=found[0])
+        return replace(gang, phase=Phase.CHOSEN, chosen=candidates[0])
     return _judge(gang)
 
 

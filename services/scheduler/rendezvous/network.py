@@ -57,32 +57,32 @@ def choose_candidates(
     # Loopback is ruled out here: the gang spans several hosts.
     usable = [_usable(agent) for agent in agents]
     if not all(usable):
-        alone = ", ".join(agent.id for agent, found in zip(agents, usable, strict=True) if not found)
+        alone = ", ".join(agent.id for agent, interfaces in zip(agents, usable, strict=True) if not interfaces)
         return NoNetwork(f"no network interface besides lo and bridges on {alone}; each agent of a gang needs one")
-    shared = set.intersection(*({_subnet(found) for found in interfaces} for interfaces in usable))
+    shared = set.intersection(*({_subnet(own) for own in interfaces} for interfaces in usable))
     if not shared:
         # Hosts of one cluster may be in networks that a router joins, or have addresses of a /32.
         return (_candidate(ROUTED, agents, ports, [interfaces[0] for interfaces in usable]),)
     picks = {name: [_fastest_in(name, interfaces) for interfaces in usable] for name in shared}
-    order = sorted(picks, key=lambda name: (-min(found.speed_mbit for found in picks[name]), name))
+    order = sorted(picks, key=lambda name: (-min(pick.speed_mbit for pick in picks[name]), name))
     return tuple(_candidate(name, agents, ports, picks[name]) for name in order)
 
 
 def _named(agents: Sequence[Agent], ports: Sequence[int], interface: str) -> tuple[Candidate, ...] | NoNetwork:
-    found = [next((own for own in agent.interfaces if own.name == interface), None) for agent in agents]
-    missing = [agent.id for agent, own in zip(agents, found, strict=True) if own is None]
+    interfaces = [next((own for own in agent.interfaces if own.name == interface), None) for agent in agents]
+    missing = [agent.id for agent, own in zip(agents, interfaces, strict=True) if own is None]
     if missing:
         return NoNetwork(
             f"network interface {interface!r}, which the settings name, does not exist on {', '.join(missing)}; "
             "correct --network-interface of the schedulers"
         )
-    return (_candidate(interface, agents, ports, [own for own in found if own is not None]),)
+    return (_candidate(interface, agents, ports, [own for own in interfaces if own is not None]),)
 
 
 def _usable(agent: Agent) -> list[NetworkInterface]:
     """Returns the interfaces that other hosts can reach, the fastest first."""
-    found = [own for own in agent.interfaces if not own.name.startswith(_VIRTUAL) and _is_reachable(own)]
-    return sorted(found, key=lambda own: (-own.speed_mbit, own.name, own.address))
+    reachable = [own for own in agent.interfaces if not own.name.startswith(_VIRTUAL) and _is_reachable(own)]
+    return sorted(reachable, key=lambda own: (-own.speed_mbit, own.name, own.address))
 
 
 def _is_reachable(interface: NetworkInterface) -> bool:

@@ -24,7 +24,7 @@ def draw(hyperparameters: Mapping[str, Any], seed: int, number: int) -> dict[str
 
 def is_drawn(hyperparameters: Mapping[str, Any]) -> bool:
     """Returns whether any hyperparameter is not a constant."""
-    return not all(isinstance(found, Const) for _, found in ranges_of(hyperparameters))
+    return not all(isinstance(value_range, Const) for _, value_range in ranges_of(hyperparameters))
 
 
 def warm_up() -> None:

@@ -29,5 +29,5 @@ def replay(records: Records, search: Search, facts: Facts) -> Searcher:
 def append(draft: Draft, search: Search, event: SearchEvent) -> None:
     """Puts the page that the event belongs on. The caller counts the event in `search`."""
     page = search.num_events // PAGE_EVENTS
-    known = draft.find(SearchLog, search_log_id(search.experiment_id, page))
-    draft.put(SearchLog(search.experiment_id, page, (*(known.events if known else ()), event)))
+    search_log = draft.find(SearchLog, search_log_id(search.experiment_id, page))
+    draft.put(SearchLog(search.experiment_id, page, (*(search_log.events if search_log else ()), event)))

@@ -53,7 +53,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         agent = wire.from_proto(Agent, _with_state(hello.agent))
         session = _admit(term, agent)
         session.clock.heard(greeting.sent_at, greeted_at)
-        rules = term.conditions.rules
+        rules = term.context.rules
         # Before it is on record: an agent that is ALIVE there has a lease that can run out.
         term.leases.renew(agent.id, time.monotonic())
         await term.store.commit(lambda records: registered(records, agent, rules, time.time()))
@@ -89,8 +89,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.FindLeaderRequest, _context: Any
     ) -> agent_pb2.FindLeaderResponse:
         require_cluster()
-        known = request.scheduler_addresses
-        leader = await self._leader_status.find_leader(request.epoch, known, FIND_SECONDS)
+        known_addresses = request.scheduler_addresses
+        leader = await self._leader_status.find_leader(request.epoch, known_addresses, FIND_SECONDS)
         return agent_pb2.FindLeaderResponse(
             epoch=leader.epoch,
             leader_address=leader.address,
@@ -231,7 +231,7 @@ def _settle_strangers(term: Term, session: Session, difference: Difference) -> N
 async def _on_slots(term: Term, session: Session, message: agent_pb2.AgentSlots) -> None:
     """The health of a slot has changed, or a slot is gone."""
     slots = [wire.from_proto(Slot, slot) for slot in message.slots]
-    rules = term.conditions.rules
+    rules = term.context.rules
     change = await term.store.commit(
         lambda records: slots_changed(records, session.agent_id, slots, rules, time.time(), problem=message.problem)
     )

@@ -65,7 +65,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         if over_reason:
             return runner_pb2.ReportTrialResponse(over_reason=over_reason)
         order = term.traces.on_report(term.state, request.allocation_id, request.node_rank, request.report)
-        own_address, directory = term.conditions.own_address, term.conditions.directory
+        own_address, directory = term.context.own_address, term.context.directory
         return runner_pb2.ReportTrialResponse(
             scheduler_addresses=directory.schedulers_after(own_address),
             gateway_addresses=directory.addresses_of("gateway"),
@@ -89,12 +89,12 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         committee = term.committee
         member_ids = [agent.id for agent in committee]
         term.attempts.renew(request.allocation_id, request.node_rank, member_ids, time.monotonic())
-        conditions = term.conditions
+        term_context = term.context
         return runner_pb2.RenewAttemptResponse(
-            lease_seconds=conditions.agent_lease_seconds,
+            lease_seconds=term_context.agent_lease_seconds,
             committee=witnesses_of(committee),
-            stop=_stop_of(get(term.state, Allocation, request.allocation_id), conditions.rules),
-            scheduler_addresses=conditions.directory.schedulers_after(conditions.own_address),
+            stop=_stop_of(get(term.state, Allocation, request.allocation_id), term_context.rules),
+            scheduler_addresses=term_context.directory.schedulers_after(term_context.own_address),
         )
 
     async def FindFusion(  # noqa: N802 - grpc's name
@@ -104,8 +104,8 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         state = (await self._leader_status.reach()).state
         get(state, Allocation, request.allocation_id)
         records = state.all_of(FusionRecord)
-        found = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]
-        return runner_pb2.FindFusionResponse(records=found)
+        matches = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]
+        return runner_pb2.FindFusionResponse(records=matches)
 
 
 async def _take_exit(term: Term, request: runner_pb2.RenewAttemptRequest) -> None:

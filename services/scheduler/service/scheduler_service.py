@@ -66,9 +66,9 @@ class SchedulerService(EarlierCalls):
         term = self._leader_status.require()
         # An empty change passes once everything before it is settled, and fails while etcd cannot settle it.
         await term.store.commit_asked(lambda _: StateChange())
-        found = term.state.experiment_of_request(request.request_id)
+        experiment = term.state.experiment_of_request(request.request_id)
         return scheduler_pb2.FindExperimentResponse(
-            experiment=wire.to_proto(found) if found is not None else None, revision=term.state.revision
+            experiment=wire.to_proto(experiment) if experiment is not None else None, revision=term.state.revision
         )
 
     async def KillExperiment(  # noqa: N802 - grpc's name
@@ -77,7 +77,7 @@ class SchedulerService(EarlierCalls):
         require_cluster()
         term = self._leader_status.require()
         reason = f"killed by {request.user or 'a user'}"
-        rules, now = term.conditions.rules, time.time()
+        rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
             lambda records: kill_experiment(records, request.experiment_id, reason, rules, now)
         )
@@ -106,7 +106,7 @@ class SchedulerService(EarlierCalls):
         require_cluster()
         term = self._leader_status.require()
         reason = f"killed by {request.user or 'a user'}"
-        rules, now = term.conditions.rules, time.time()
+        rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
             lambda records: kill_trial(records, request.trial_id, reason, rules, now)
         )
@@ -132,7 +132,7 @@ class SchedulerService(EarlierCalls):
         availability = wire.enum_member(Availability, request.availability)
         if availability is None:
             raise invalid("request.availability", f"{request.availability} is no availability that this version knows")
-        rules, now = term.conditions.rules, time.time()
+        rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
             lambda records: update_availability(
                 records, request.agent_id, request.slot_ids, availability, rules=rules, now=now
@@ -208,8 +208,8 @@ class SchedulerService(EarlierCalls):
         require_cluster()
         self._leader_status.require()
         # Up to 2000 draws of a millisecond each.
-        found = await asyncio.to_thread(preview, request.config_json, request.limit, self._random)
-        return scheduler_pb2.PreviewSearchResponse(preview=wire.to_proto(found))
+        search_preview = await asyncio.to_thread(preview, request.config_json, request.limit, self._random)
+        return scheduler_pb2.PreviewSearchResponse(preview=wire.to_proto(search_preview))
 
     async def ListPending(  # noqa: N802 - grpc's name
         self, _request: scheduler_pb2.ListPendingRequest, _context: Any
@@ -226,14 +226,14 @@ class SchedulerService(EarlierCalls):
 
 def _change_of(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, term: Term, now: float) -> Transition:
     """Raises GanglineError `request.not_one` unless it says exactly one thing."""
-    said = ["action"] if request.action else []
-    said += [name for name in ("resources", "move") if request.HasField(name)]
-    if len(said) != 1:
+    change_names = ["action"] if request.action else []
+    change_names += [name for name in ("resources", "move") if request.HasField(name)]
+    if len(change_names) != 1:
         raise invalid(
             "request.not_one",
-            f"a change is one of action, resources and move; this one has {' and '.join(said) or 'none'}",
+            f"a change is one of action, resources and move; this one has {' and '.join(change_names) or 'none'}",
         )
-    experiment_id, rules = request.experiment_id, term.conditions.rules
+    experiment_id, rules = request.experiment_id, term.context.rules
     if request.HasField("resources"):
         resources = wire.from_proto(ResourceChange, request.resources)
         return lambda records: update_resources(records, experiment_id, resources, rules=rules, now=now)

@@ -39,9 +39,9 @@ async def submit_one(
         "config_json": request.config_json,
         "code_sha256": request.code_sha256,
     }
-    known = term.state.experiment_of_request(request.request_id) if request.request_id else None
-    if known is not None:
-        check_repeated(known, submitted)
+    earlier_experiment = term.state.experiment_of_request(request.request_id) if request.request_id else None
+    if earlier_experiment is not None:
+        check_repeated(earlier_experiment, submitted)
     agents = list(term.state.all_of(Agent))
     if is_small(request.config_json):
         submission, warnings = admit(submitted, term.pools, agents, rng)
@@ -49,7 +49,7 @@ async def submit_one(
         # It takes a tenth of a second to read.
         submission, warnings = await asyncio.to_thread(admit, submitted, term.pools, agents, rng)
     await warm_up_if_drawn(submission.config_json)
-    rules, now = term.conditions.rules, time.time()
+    rules, now = term.context.rules, time.time()
     await term.store.commit_asked(lambda records: submit(records, submission, rules, now))
     experiment = term.state.experiment_of_request(request.request_id)
     assert experiment is not None, "a submit that was committed can be found"

@@ -66,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     cluster = trace.add_mutually_exclusive_group()
     cluster.add_argument("--agents", metavar="NxS", help="agents x slots, such as 64x8 or 4x8+2x4")
     cluster.add_argument("--slots", type=int, metavar="N", help="so many slots on agents of 8 (default 512)")
-    trace.add_argument("--strategies", metavar="NAMES", help=f"of: {'; '.join(one.name for one in STRATEGIES)}")
+    trace.add_argument(
+        "--strategies", metavar="NAMES", help=f"of: {'; '.join(strategy.name for strategy in STRATEGIES)}"
+    )
     trace.add_argument("--estimates", choices=ESTIMATES, default="progress", help="what is known of run times")
     trace.add_argument("--plot", metavar="FILE.png", help="queue and utilisation over time")
     load = parser.add_argument_group("a synthetic load")
@@ -124,19 +126,19 @@ def _play(options: argparse.Namespace, sizes: list[int], submissions: list[Submi
     strategies = choose_strategies(options.strategies.split(";")) if options.strategies else list(STRATEGIES)
     if options.plot:
         check_plot(options.plot)
-    setting = EngineContext(estimates=options.estimates)
-    played = {one.name: play(submissions, sizes, one, setting) for one in strategies}
-    figures = [_figures(one, played[one.name]) for one in strategies]
+    context = EngineContext(estimates=options.estimates)
+    played = {strategy.name: play(submissions, sizes, strategy, context) for strategy in strategies}
+    figures = [_figures(strategy, played[strategy.name]) for strategy in strategies]
     if options.plot:
         draw_plot(played, options.plot)
     if options.json:
-        print(json.dumps([one.as_json() for one in figures], indent=2))
+        print(json.dumps([strategy_figures.as_json() for strategy_figures in figures], indent=2))
         return
     span = describe_seconds(submissions[-1].submitted_at - submissions[0].submitted_at)
     print(f"{len(submissions)} submissions within {span}, {sum(sizes)} slots on {len(sizes)} agents")
     if figures[0].refused:
         print(f"{figures[0].refused} of them can never fit and are left out")
-    print(f"run times: {options.estimates}\n\n{to_printable(describe_figures(figures))}\n{describe_stop(setting)}")
+    print(f"run times: {options.estimates}\n\n{to_printable(describe_figures(figures))}\n{describe_stop(context)}")
 
 
 def _figures(strategy: Strategy, played: Played) -> Figures:

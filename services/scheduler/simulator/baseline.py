@@ -30,11 +30,11 @@ def plan_in_submission_order(snapshot: Snapshot, now: float) -> Plan:
     room = Room(snapshot.agents, snapshot.pools[0])
     assignments = []
     for request in sorted(snapshot.requests, key=attrgetter("submitted_at")):
-        found = find_fit(request, room)
-        if found is None:
+        fit = find_fit(request, room)
+        if fit is None:
             break
-        room.take(found)
-        assignments.append(Assignment(request.trial_id, found))
+        room.take(fit)
+        assignments.append(Assignment(request.trial_id, fit))
     return Plan(tuple(assignments), (), {})
 
 
@@ -70,22 +70,22 @@ class _Draft:
 
     def start(self, request: PendingRequest) -> bool:
         shape = request.shape
-        found = None if shape in self._refused else find_fit(request, self._room)
-        if found is None:
+        fit = None if shape in self._refused else find_fit(request, self._room)
+        if fit is None:
             self._refused.add(shape)
             return False
-        self._room.take(found)
-        self._after.take(found)
-        self.assignments.append(Assignment(request.trial_id, found))
+        self._room.take(fit)
+        self._after.take(fit)
+        self.assignments.append(Assignment(request.trial_id, fit))
         return True
 
     def preempt(self, request: PendingRequest) -> None:
         """Preempts for the request and takes its slots, so that the next request does not count on them too."""
-        found = find_fit(request, self._after)
-        if found is None:
-            found = self._make_room(request)
-        if found is not None:
-            self._after.take(found)
+        fit = find_fit(request, self._after)
+        if fit is None:
+            fit = self._make_room(request)
+        if fit is not None:
+            self._after.take(fit)
 
     def _make_room(self, request: PendingRequest) -> Slots | None:
         chosen: list[Running] = []
@@ -94,11 +94,11 @@ class _Draft:
                 break
             chosen.append(work)
             self._after.give_back(work.slots_by_agent)
-            found = find_fit(request, self._after)
-            if found is not None:
-                self.preemptions += [Preemption(one.allocation_id, request.trial_id) for one in chosen]
+            fit = find_fit(request, self._after)
+            if fit is not None:
+                self.preemptions += [Preemption(victim.allocation_id, request.trial_id) for victim in chosen]
                 self._victims = self._victims[len(chosen) :]
-                return found
+                return fit
         for work in chosen:
             self._after.take(work.slots_by_agent)
         return None

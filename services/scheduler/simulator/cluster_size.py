@@ -16,8 +16,8 @@ def parse_agents(text: str) -> list[int]:
     """Returns the slots of each agent, from "64x8" or "4x8+2x4". Raises GanglineError `simulation.agents`."""
     sizes: list[int] = []
     for term in text.split("+"):
-        found = _TERM.fullmatch(term.strip())
-        count, slots = (int(found[1]), int(found[2])) if found else (0, 0)
+        match = _TERM.fullmatch(term.strip())
+        count, slots = (int(match[1]), int(match[2])) if match else (0, 0)
         if not count or not slots or len(sizes) + count > MAX_AGENTS:
             raise invalid(
                 "simulation.agents", f"--agents {text!r}: must be agents x slots, such as 64x8 or 4x8+2x4, not {term!r}"
@@ -31,5 +31,5 @@ def agents_of_slots(slots: int) -> list[int]:
     `simulation.agents`."""
     if not 1 <= slots <= MAX_AGENTS * SLOTS_OF_AGENT:
         raise invalid("simulation.agents", f"--slots: must be at least 1 and at most {MAX_AGENTS * SLOTS_OF_AGENT}")
-    whole, rest = divmod(slots, SLOTS_OF_AGENT)
-    return [SLOTS_OF_AGENT] * whole + ([rest] if rest else [])
+    num_full, last_slots = divmod(slots, SLOTS_OF_AGENT)
+    return [SLOTS_OF_AGENT] * num_full + ([last_slots] if last_slots else [])

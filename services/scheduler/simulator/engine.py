@@ -64,17 +64,17 @@ def play(
     submissions: Iterable[Submission],
     sizes_of_agents: Sequence[int],
     strategy: Strategy,
-    setting: EngineContext | None = None,
+    context: EngineContext | None = None,
 ) -> Played:
     """Plays until the last submission has ended. Submissions that these agents can never hold are set aside."""
-    return _Engine(submissions, sizes_of_agents, strategy, setting or EngineContext()).run()
+    return _Engine(submissions, sizes_of_agents, strategy, context or EngineContext()).run()
 
 
 class _Engine:
     def __init__(
-        self, submissions: Iterable[Submission], sizes: Sequence[int], strategy: Strategy, setting: EngineContext
+        self, submissions: Iterable[Submission], sizes: Sequence[int], strategy: Strategy, context: EngineContext
     ) -> None:
-        self._strategy, self._setting = strategy, setting
+        self._strategy, self._context = strategy, context
         self._num_slots = sum(sizes)
         self._agents = {f"a{n}": AgentRoom(f"a{n}", POOL, size) for n, size in enumerate(sizes, 1)}
         self._jobs: dict[str, _Job] = {}
@@ -132,7 +132,7 @@ class _Engine:
         if kind == "submit":
             self._queue(job)
             if self._strategy.is_ours:
-                for age in self._setting.ask_at_ages:
+                for age in self._context.ask_at_ages:
                     heappush(self._questions, (now + age, age, name))
             return True
         # An event of an earlier spell, which a preemption has made stale.
@@ -149,20 +149,20 @@ class _Engine:
         return True
 
     def _queue(self, job: _Job) -> None:
-        one = job.submission
-        self._pending[one.id] = PendingRequest(
-            one.id,
-            one.group,
+        submission = job.submission
+        self._pending[submission.id] = PendingRequest(
+            submission.id,
+            submission.group,
             POOL,
-            one.slots,
-            priority=one.priority,
-            is_single_agent=one.is_single_agent,
-            is_preemptible=one.is_preemptible,
-            submitted_at=one.submitted_at,
+            submission.slots,
+            priority=submission.priority,
+            is_single_agent=submission.is_single_agent,
+            is_preemptible=submission.is_preemptible,
+            submitted_at=submission.submitted_at,
             estimated_seconds=estimated_run_seconds(
-                one, self._setting.estimates, job.done_seconds, job.restart_seconds
+                submission, self._context.estimates, job.done_seconds, job.restart_seconds
             ),
-            is_bounded=self._setting.estimates == "exact",
+            is_bounded=self._context.estimates == "exact",
         )
 
     def _plan(self, now: float) -> None:
@@ -198,44 +198,44 @@ class _Engine:
 
     def _start(self, assignment: Assignment, now: float) -> None:
         job, request = self._jobs[assignment.trial_id], self._pending.pop(assignment.trial_id)
-        one = job.submission
+        submission = job.submission
         job.attempt += 1
         if job.first_started_at < 0:
             job.first_started_at = now
         self._occupy(assignment.slots_by_agent, 1)
         work = Running(
-            one.id,
-            one.id,
+            submission.id,
+            submission.id,
             request.group,
             POOL,
             assignment.slots_by_agent,
-            priority=one.priority,
-            is_preemptible=one.is_preemptible,
+            priority=submission.priority,
+            is_preemptible=submission.is_preemptible,
             started_at=now,
-            submitted_at=one.submitted_at,
+            submitted_at=submission.submitted_at,
             is_on_call=assignment.is_on_call,
         )
-        self._running[one.id] = work
-        left = one.duration_seconds - job.done_seconds + job.restart_seconds
-        self._at(now + left, "end", one.id, job.attempt)
-        known_seconds = known_after(self._setting.estimates)
+        self._running[submission.id] = work
+        left = submission.duration_seconds - job.done_seconds + job.restart_seconds
+        self._at(now + left, "end", submission.id, job.attempt)
+        known_seconds = known_after(self._context.estimates)
         if known_seconds is not None and known_seconds < left:
-            self._at(now + known_seconds, "report", one.id, job.attempt)
+            self._at(now + known_seconds, "report", submission.id, job.attempt)
 
     def _report(self, job: _Job, now: float) -> None:
         """Records that the progress is known from here on."""
-        one, work = job.submission, self._running[job.submission.id]
+        submission, work = job.submission, self._running[job.submission.id]
         began_at = work.started_at + job.restart_seconds
-        end_at = estimated_end_at(one, self._setting.estimates, began_at, job.done_seconds)
+        end_at = estimated_end_at(submission, self._context.estimates, began_at, job.done_seconds)
         if not work.is_stopping:
-            is_exact = self._setting.estimates == "exact"
-            self._running[one.id] = replace(work, estimated_end_at=end_at, is_bounded=is_exact)
+            is_exact = self._context.estimates == "exact"
+            self._running[submission.id] = replace(work, estimated_end_at=end_at, is_bounded=is_exact)
 
     def _stop(self, name: str, now: float) -> None:
         """Orders a stop: the work saves its progress and gives its slots back a little later, unless it ends by itself
         before."""
         job, work = self._jobs[name], self._running[name]
-        stopped_at = now + self._setting.stop_seconds
+        stopped_at = now + self._context.stop_seconds
         # The work may end before that by itself; with exact estimates the planner knows when.
         end_at = min(stopped_at, work.estimated_end_at) if work.is_bounded else stopped_at
         self._running[name] = replace(work, is_stopping=True, estimated_end_at=end_at)
@@ -244,10 +244,10 @@ class _Engine:
     def _stopped(self, job: _Job, now: float) -> None:
         """Requeues stopped work. Its progress since the order does not count."""
         work = self._running[job.submission.id]
-        ran = now - self._setting.stop_seconds - work.started_at - job.restart_seconds
+        ran = now - self._context.stop_seconds - work.started_at - job.restart_seconds
         self._leave(job, now)
         job.done_seconds += max(0.0, ran)
-        job.restart_seconds = self._setting.restart_seconds
+        job.restart_seconds = self._context.restart_seconds
         job.num_preemptions += 1
         self._queue(job)
 

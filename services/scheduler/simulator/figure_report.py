@@ -18,17 +18,19 @@ _LEGEND = (
 )
 
 
-def describe_stop(setting: EngineContext) -> str:
+def describe_stop(context: EngineContext) -> str:
     """Describes the cost of a preemption in virtual time."""
     return (
         f"preemption: who is stopped saves a checkpoint when it is asked to and gives its slots back "
-        f"{setting.stop_seconds:g} s later; it loses these, and {setting.restart_seconds:g} s when it begins again."
+        f"{context.stop_seconds:g} s later; it loses these, and {context.restart_seconds:g} s when it begins again."
     )
 
 
 def describe_figures(figures: Sequence[Figures]) -> str:
     """Returns lines for a terminal, without a last line break."""
-    sizes = [name for name, _ in SIZE_CLASSES if any(name in one.waits_by_size for one in figures)]
+    sizes = [
+        name for name, _ in SIZE_CLASSES if any(name in strategy_figures.waits_by_size for strategy_figures in figures)
+    ]
     heading = (
         "strategy",
         "wait",
@@ -39,20 +41,20 @@ def describe_figures(figures: Sequence[Figures]) -> str:
         "head",
         "ETA",
     )
-    rows = [heading, *(_row(one, sizes) for one in figures)]
+    rows = [heading, *(_row(strategy_figures, sizes) for strategy_figures in figures)]
     return "\n".join([*align(rows, frozenset(range(1, len(heading)))), "", *_LEGEND])
 
 
-def _row(one: Figures, sizes: Sequence[str]) -> tuple[str, ...]:
-    waits = [one.waits, *(one.waits_by_size.get(name) for name in sizes)]
+def _row(figures: Figures, sizes: Sequence[str]) -> tuple[str, ...]:
+    waits = [figures.waits, *(figures.waits_by_size.get(name) for name in sizes)]
     return (
-        one.strategy,
-        *("-" if found is None else f"{_short(found.mean)} / {_short(found.p95)}" for found in waits),
-        f"{one.utilisation:.1%}",
-        describe_seconds(one.makespan_seconds),
-        str(one.preemptions),
-        "-" if one.head is None else f"{one.head.count} / {one.head.moved} / {one.head.late}",
-        " / ".join("-" if error.median is None else f"{error.median:.0%}" for error in one.eta_errors) or "-",
+        figures.strategy,
+        *("-" if wait is None else f"{_short(wait.mean)} / {_short(wait.p95)}" for wait in waits),
+        f"{figures.utilisation:.1%}",
+        describe_seconds(figures.makespan_seconds),
+        str(figures.preemptions),
+        "-" if figures.head is None else f"{figures.head.count} / {figures.head.moved} / {figures.head.late}",
+        " / ".join("-" if error.median is None else f"{error.median:.0%}" for error in figures.eta_errors) or "-",
     )
 
 

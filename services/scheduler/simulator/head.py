@@ -56,7 +56,7 @@ class HeadWatch:
     def look(self, snapshot: Snapshot, decided: Plan, requests: Mapping[str, PendingRequest], now: float) -> None:
         """Examines one plan. snapshot: the planner's input. requests: those that waited, by id."""
         reservation = decided.reservations.get(self._config.name)
-        starting = {one.trial_id for one in decided.assignments}
+        starting = {assignment.trial_id for assignment in decided.assignments}
         holder = requests[reservation.trial_id] if reservation is not None else None
         for name, watched in tuple(self._watched.items()):
             _count(watched, now)
@@ -64,7 +64,7 @@ class HeadWatch:
                 self.heads.append(Head(name, watched.promised_at, now, watched.broken_seconds))
             if name in starting or (holder is not None and by_priority(holder) < by_priority(watched.request)):
                 del self._watched[name]
-            elif any(by_priority(requests[one]) < by_priority(watched.request) for one in starting):
+            elif any(by_priority(requests[trial_id]) < by_priority(watched.request) for trial_id in starting):
                 watched.due_at, watched.overtaken_by = {}, set()
         if reservation is not None and holder is not None:
             self._renew(reservation, holder, snapshot, now)
@@ -100,7 +100,7 @@ class HeadWatch:
         self, snapshot: Snapshot, decided: Plan, requests: Mapping[str, PendingRequest], now: float
     ) -> None:
         """Checks only the first waiting request: a request before another one may have been promised the same slots."""
-        starting = {one.trial_id for one in decided.assignments}
+        starting = {assignment.trial_id for assignment in decided.assignments}
         waiting = (request for name, request in requests.items() if name not in starting)
         watched = self._watched.get(min(waiting, key=by_priority).trial_id)
         if watched is not None and _is_held_up(watched, snapshot, decided, requests):
@@ -133,15 +133,15 @@ def _is_held_up(watched: _Watched, snapshot: Snapshot, decided: Plan, requests: 
     """Returns whether the head would fit without the work that has overtaken it, and would not fit on what is being
     stopped already."""
     order = by_priority(watched.request)
-    told = {one.allocation_id for one in decided.preemptions}
+    preempted_ids = {preemption.allocation_id for preemption in decided.preemptions}
     is_on_call = snapshot.pools[0].is_on_call_possible
     room = Room(snapshot.agents, snapshot.pools[0])
-    for one in decided.assignments:
-        if by_priority(requests[one.trial_id]) < order:
-            room.take(one.slots_by_agent)
+    for assignment in decided.assignments:
+        if by_priority(requests[assignment.trial_id]) < order:
+            room.take(assignment.slots_by_agent)
     overtaking: list[Running] = []
     for work in snapshot.running:
-        if work.is_stopping or work.allocation_id in told:
+        if work.is_stopping or work.allocation_id in preempted_ids:
             room.give_back(work.slots_by_agent)
         elif work.trial_id in watched.overtaken_by or (
             is_on_call and work.is_preemptible and work.started_at >= watched.since and by_priority(work) > order

@@ -59,12 +59,18 @@ def _starts(decided: Plan, requests: Mapping[str, PendingRequest]) -> list[str]:
     if not decided.assignments:
         return ["", "nothing starts"]
     rows = [("task", "slots", "on")]
-    for one in decided.assignments:
-        slots_by_agent = sorted(one.slots_by_agent.items())
+    for assignment in decided.assignments:
+        slots_by_agent = sorted(assignment.slots_by_agent.items())
         where = ", ".join(f"{agent}: {slots}" if slots else f"{agent} (auxiliary)" for agent, slots in slots_by_agent)
-        where += ", on call" if one.is_on_call else ""
-        asked, slots = requests[one.trial_id].slots, sum(one.slots_by_agent.values())
-        rows.append((one.trial_id, f"{slots} of {asked}" if slots < asked else str(asked), where))
+        where += ", on call" if assignment.is_on_call else ""
+        requested_slots, slots = requests[assignment.trial_id].slots, sum(assignment.slots_by_agent.values())
+        rows.append(
+            (
+                assignment.trial_id,
+                f"{slots} of {requested_slots}" if slots < requested_slots else str(requested_slots),
+                where,
+            )
+        )
     return ["", f"starts ({len(decided.assignments)})", *_indented(align(rows, frozenset({1})))]
 
 
@@ -73,10 +79,10 @@ def _stops(simulation: Simulation, decided: Plan) -> list[str]:
         return []
     works = {work.allocation_id: work for work in simulation.snapshot.running}
     rows = [("task", "slots", "priority", "makes room for")]
-    for one in decided.preemptions:
-        work = works[one.allocation_id]
-        purpose = "itself, to grow" if one.is_growth else one.for_trial_id
-        rows.append((one.allocation_id, str(work.slots), str(work.priority), purpose))
+    for preemption in decided.preemptions:
+        work = works[preemption.allocation_id]
+        purpose = "itself, to grow" if preemption.is_growth else preemption.for_trial_id
+        rows.append((preemption.allocation_id, str(work.slots), str(work.priority), purpose))
     return ["", f"is stopped ({len(decided.preemptions)})", *_indented(align(rows, frozenset({1, 2})))]
 
 

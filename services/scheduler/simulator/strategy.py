@@ -65,6 +65,6 @@ def choose_strategies(names: Iterable[str]) -> list[Strategy]:
     wanted = {name.strip() for name in names}
     unknown = sorted(wanted - {strategy.name for strategy in STRATEGIES})
     if unknown:
-        known = "; ".join(strategy.name for strategy in STRATEGIES)
-        raise invalid("simulation.strategy", f"there is no strategy {unknown[0]!r}; there are: {known}")
+        strategy_names = "; ".join(strategy.name for strategy in STRATEGIES)
+        raise invalid("simulation.strategy", f"there is no strategy {unknown[0]!r}; there are: {strategy_names}")
     return [strategy for strategy in STRATEGIES if strategy.name in wanted]

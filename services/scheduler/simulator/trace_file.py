@@ -56,10 +56,20 @@ def dump_trace(submissions: Iterable[Submission]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*NEEDED, *OPTIONAL])
-    for one in submissions:
-        numbers = (repr(one.submitted_at), one.slots, repr(one.duration_seconds))
-        flags = (str(one.is_preemptible).lower(), str(one.is_single_agent).lower())
-        writer.writerow([*numbers, one.priority, one.group, one.id, repr(one.planned_seconds), *flags, one.outcome])
+    for submission in submissions:
+        numbers = (repr(submission.submitted_at), submission.slots, repr(submission.duration_seconds))
+        flags = (str(submission.is_preemptible).lower(), str(submission.is_single_agent).lower())
+        writer.writerow(
+            [
+                *numbers,
+                submission.priority,
+                submission.group,
+                submission.id,
+                repr(submission.planned_seconds),
+                *flags,
+                submission.outcome,
+            ]
+        )
     return out.getvalue()
 
 
@@ -81,10 +91,10 @@ class _Row:
     def text(self, name: str, default: str) -> str:
         return self._fields.get(name) or default
 
-    def choice(self, name: str, known: Sequence[str], default: str) -> str:
+    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
         value = self.text(name, default)
-        if value not in known:
-            raise self.error(name, f"must be {', '.join(known[:-1])} or {known[-1]}, not {value!r}")
+        if value not in choices:
+            raise self.error(name, f"must be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
         return value
 
     def integer(self, name: str, default: int | None, low: int, high: int | None = None) -> int:
@@ -116,12 +126,12 @@ class _Row:
 
 def _header(fields: Sequence[str], line: int) -> list[str]:
     columns = [field.strip().removeprefix("\ufeff") for field in fields]
-    known = (*NEEDED, *OPTIONAL)
+    column_names = (*NEEDED, *OPTIONAL)
     for number, name in enumerate(columns, 1):
         where = f"line {line}, column {number}"
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        if name not in column_names:
+            near = get_close_matches(name, column_names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(column_names)}"
             raise invalid("trace.syntax", f"{where}: {name!r} is no column of a trace; {hint}")
         if name in columns[: number - 1]:
             raise invalid("trace.syntax", f"{where}: {name!r} is there twice")

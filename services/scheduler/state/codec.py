@@ -52,24 +52,24 @@ _ID_OF_SUFFIX: dict[type[Any], Callable[[str], Id]] = {
 }
 
 
-def key_of(kind: type[Any], record_id: Id) -> str:
-    return _KEY_OF[kind](record_id)
+def key_of(record_type: type[Any], record_id: Id) -> str:
+    return _KEY_OF[record_type](record_id)
 
 
 def operations_of(change: StateChange) -> list[Put | Delete]:
     """Returns the etcd operations that write this change."""
     puts = [Put(key_of(type(record), id_of(record)), wire.encode(record)) for record in change.puts]
-    return [*puts, *(Delete(key_of(kind, record_id)) for kind, record_id in change.deletes)]
+    return [*puts, *(Delete(key_of(record_type, record_id)) for record_type, record_id in change.deletes)]
 
 
 def record_of(item: KeyValue) -> Record | None:
     """Returns the record; None for keys that are not the leader's state (presence, election, records of a newer
     version).
     """
-    found = _split(item.key)
-    if found is None:
+    parts = _split(item.key)
+    if parts is None:
         return None
-    record: Record = wire.decode(found[0], item.value)
+    record: Record = wire.decode(parts[0], item.value)
     return record
 
 
@@ -78,20 +78,20 @@ def change_of(batch: WatchBatch) -> StateChange:
     puts: list[Record] = []
     deletes: list[Reference] = []
     for event in batch.events:
-        found = _split(event.key)
-        if found is None:
+        parts = _split(event.key)
+        if parts is None:
             continue
-        kind, suffix = found
+        record_type, suffix = parts
         if event.value is None:
-            deletes.append((kind, _ID_OF_SUFFIX.get(kind, str)(suffix)))
+            deletes.append((record_type, _ID_OF_SUFFIX.get(record_type, str)(suffix)))
         else:
-            puts.append(wire.decode(kind, event.value))
+            puts.append(wire.decode(record_type, event.value))
     return StateChange(tuple(puts), tuple(deletes))
 
 
 def _split(key: str) -> tuple[type[Any], str] | None:
     """Returns the kind of the record under this key and the rest of the key; None for keys of other things."""
-    for prefix, kind in _KIND_OF_PREFIX.items():
+    for prefix, record_type in _KIND_OF_PREFIX.items():
         if key.startswith(prefix):
-            return kind, key.removeprefix(prefix)
+            return record_type, key.removeprefix(prefix)
     return None

@@ -33,10 +33,15 @@ class Directory:
         self._client = client
         self._instances: dict[str, ServiceInstance] = {}
 
-    def addresses_of(self, kind: str) -> list[str]:
+    def addresses_of(self, service_kind: str) -> list[str]:
         """Returns the gRPC addresses of all services of one kind, oldest first."""
-        found = [instance for instance in self._instances.values() if instance.kind == kind and instance.grpc_address]
-        return [instance.grpc_address for instance in sorted(found, key=lambda one: (one.started_at, one.id))]
+        instances = [
+            instance for instance in self._instances.values() if instance.kind == service_kind and instance.grpc_address
+        ]
+        return [
+            instance.grpc_address
+            for instance in sorted(instances, key=lambda instance: (instance.started_at, instance.id))
+        ]
 
     def schedulers_after(self, leader_address: str) -> list[str]:
         """Returns the gRPC addresses of all schedulers, the leader's first."""
@@ -77,7 +82,7 @@ class Directory:
         """Removes all entries under the prefix. Called before a listing is applied, which contains every entry that
         exists now.
         """
-        for key in [known for known in (keys.LEADER, *self._instances) if known.startswith(prefix)]:
+        for key in [key for key in (keys.LEADER, *self._instances) if key.startswith(prefix)]:
             self._set(key, None, 0)
 
     def _set(self, key: str, value: bytes | None, create_revision: int) -> None:

@@ -81,8 +81,10 @@ class Estimates:
 
     def _typical_seconds(self, experiment_id: int) -> float:
         if experiment_id not in self._typical:
-            known = [seconds for one in self._records.trials_of(experiment_id) if (seconds := _run_seconds(one))]
-            self._typical[experiment_id] = median(known) if known else 0.0
+            run_seconds = [
+                seconds for trial in self._records.trials_of(experiment_id) if (seconds := _run_seconds(trial))
+            ]
+            self._typical[experiment_id] = median(run_seconds) if run_seconds else 0.0
         return self._typical[experiment_id]
 
 

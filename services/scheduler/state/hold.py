@@ -39,8 +39,8 @@ def held_reason(experiment: Experiment, reason: Reason, changes: Iterable[Change
         return Reason(ReasonCode.PAUSED, what, "nothing starts it any more; submit it again", changes_json="[]")
     what = f"experiment {experiment.id} is {experiment.reason or 'paused'}"
     how = f"it is activated (gangline experiment activate {experiment.id})"
-    told = [replace(change, sentence=how) if isinstance(change, Release) else change for change in changes]
-    return replace(reason, message=what, would_start_if=describe_changes(told) or reason.would_start_if)
+    worded_changes = [replace(change, sentence=how) if isinstance(change, Release) else change for change in changes]
+    return replace(reason, message=what, would_start_if=describe_changes(worded_changes) or reason.would_start_if)
 
 
 def _slots_held(records: Records, experiment_id: int) -> int:

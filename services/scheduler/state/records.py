@@ -72,20 +72,22 @@ class StateChange:
     def __bool__(self) -> bool:
         return self.num_operations > 0
 
-    def all_of(self, kind: type[R]) -> Iterator[R]:
+    def all_of(self, record_type: type[R]) -> Iterator[R]:
         """Returns the records of one kind that the change puts."""
-        return (record for record in self.puts if isinstance(record, kind))
+        return (record for record in self.puts if isinstance(record, record_type))
 
-    def touches(self, *kinds: type[Any]) -> bool:
-        return any(isinstance(record, kinds) for record in self.puts) or any(kind in kinds for kind, _ in self.deletes)
+    def touches(self, *record_types: type[Any]) -> bool:
+        return any(isinstance(record, record_types) for record in self.puts) or any(
+            record_type in record_types for record_type, _ in self.deletes
+        )
 
 
 class Records(Protocol):
     """The interface through which a transition reads records."""
 
-    def find(self, kind: type[R], record_id: Id) -> R | None: ...
+    def find(self, record_type: type[R], record_id: Id) -> R | None: ...
 
-    def all_of(self, kind: type[R]) -> Iterable[R]: ...
+    def all_of(self, record_type: type[R]) -> Iterable[R]: ...
 
     def trials_of(self, experiment_id: int) -> list[Trial]:
         """Returns the experiment's trials, ordered by number."""
@@ -102,11 +104,11 @@ class Records(Protocol):
     def experiment_of_request(self, request_id: str) -> Experiment | None: ...
 
 
-def get(records: Records, kind: type[R], record_id: Id) -> R:
-    """Returns the record. Raises GanglineError `<kind>.not_found`."""
-    record = records.find(kind, record_id)
+def get(records: Records, record_type: type[R], record_id: Id) -> R:
+    """Returns the record. Raises GanglineError `<record type>.not_found`."""
+    record = records.find(record_type, record_id)
     if record is None:
-        raise absent(kind.__name__.lower(), record_id)
+        raise absent(record_type.__name__.lower(), record_id)
     return record
 
 
@@ -116,7 +118,7 @@ def live_allocation_of(records: Records, trial: Trial) -> Allocation | None:
 
 
 def _tables() -> dict[type[Any], dict[Id, Any]]:
-    return {kind: {} for kind in KINDS}
+    return {record_type: {} for record_type in KINDS}
 
 
 def _sets() -> defaultdict[Any, set[Any]]:
@@ -142,24 +144,26 @@ class SchedulerState:
         state.apply(StateChange(puts=tuple(records)), revision)
         return state
 
-    def all_of(self, kind: type[R]) -> Iterable[R]:
-        return cast("Iterable[R]", self.tables[kind].values())
+    def all_of(self, record_type: type[R]) -> Iterable[R]:
+        return cast("Iterable[R]", self.tables[record_type].values())
 
-    def count(self, kind: type[Any]) -> int:
-        return len(self.tables[kind])
+    def count(self, record_type: type[Any]) -> int:
+        return len(self.tables[record_type])
 
-    def find(self, kind: type[R], record_id: Id) -> R | None:
-        return cast("R | None", self.tables[kind].get(record_id))
+    def find(self, record_type: type[R], record_id: Id) -> R | None:
+        return cast("R | None", self.tables[record_type].get(record_id))
 
     def trials_of(self, experiment_id: int) -> list[Trial]:
         trials = [self.tables[Trial][trial_id] for trial_id in self._trial_ids[experiment_id]]
         return sorted(trials, key=lambda trial: trial.number)
 
     def allocations_on(self, agent_id: str) -> list[Allocation]:
-        return [self.tables[Allocation][found] for found in sorted(self._allocation_ids[agent_id])]
+        return [self.tables[Allocation][record_id] for record_id in sorted(self._allocation_ids[agent_id])]
 
     def checkpoints_of(self, trial_id: str) -> list[Checkpoint]:
-        return [self.tables[Checkpoint][found] for found in sorted(self._checkpoint_ids.get(trial_id, ()))]
+        return [
+            self.tables[Checkpoint][checkpoint_id] for checkpoint_id in sorted(self._checkpoint_ids.get(trial_id, ()))
+        ]
 
     def experiment_of_request(self, request_id: str) -> Experiment | None:
         experiment_id = self._experiment_ids.get(request_id)
@@ -180,8 +184,8 @@ class SchedulerState:
             self.tables[type(record)][id_of(record)] = record
             self._note_change(record)
             self._index(record)
-        for kind, record_id in change.deletes:
-            record = self.tables[kind].pop(record_id, None)
+        for record_type, record_id in change.deletes:
+            record = self.tables[record_type].pop(record_id, None)
             self._note_change(record)
             if isinstance(record, Allocation):
                 for member in record.members:
@@ -227,34 +231,34 @@ class Draft:
         self._deletes.pop(reference, None)
         self._puts[reference] = record
 
-    def delete(self, kind: type[Any], record_id: Id) -> None:
-        if self.find(kind, record_id) is None:
+    def delete(self, record_type: type[Any], record_id: Id) -> None:
+        if self.find(record_type, record_id) is None:
             return
-        self._puts.pop((kind, record_id), None)
-        if self._base.find(kind, record_id) is not None:
-            self._deletes[kind, record_id] = None
+        self._puts.pop((record_type, record_id), None)
+        if self._base.find(record_type, record_id) is not None:
+            self._deletes[record_type, record_id] = None
 
     def add(self, change: StateChange) -> None:
         for record in change.puts:
             self.put(record)
-        for kind, record_id in change.deletes:
-            self.delete(kind, record_id)
+        for record_type, record_id in change.deletes:
+            self.delete(record_type, record_id)
 
     @property
     def change(self) -> StateChange:
         return StateChange(tuple(self._puts.values()), tuple(self._deletes))
 
-    def find(self, kind: type[R], record_id: Id) -> R | None:
-        reference = (kind, record_id)
+    def find(self, record_type: type[R], record_id: Id) -> R | None:
+        reference = (record_type, record_id)
         if reference in self._puts:
             return cast("R", self._puts[reference])
-        return None if reference in self._deletes else self._base.find(kind, record_id)
+        return None if reference in self._deletes else self._base.find(record_type, record_id)
 
-    def all_of(self, kind: type[R]) -> Iterable[R]:
-        new = {reference[1]: record for reference, record in self._puts.items() if reference[0] is kind}
-        for record in self._base.all_of(kind):
+    def all_of(self, record_type: type[R]) -> Iterable[R]:
+        new = {reference[1]: record for reference, record in self._puts.items() if reference[0] is record_type}
+        for record in self._base.all_of(record_type):
             record_id = id_of(cast("Record", record))
-            if record_id not in new and (kind, record_id) not in self._deletes:
+            if record_id not in new and (record_type, record_id) not in self._deletes:
                 yield record
         yield from cast("Iterable[R]", new.values())
 
@@ -268,13 +272,15 @@ class Draft:
         there = {allocation.id: allocation for allocation in self._base.allocations_on(agent_id)}
         new = (record for record in self._puts.values() if isinstance(record, Allocation))
         there |= {a.id: a for a in new if any(member.agent_id == agent_id for member in a.members)}
-        return [there[found] for found in sorted(there) if (Allocation, found) not in self._deletes]
+        return [there[record_id] for record_id in sorted(there) if (Allocation, record_id) not in self._deletes]
 
     def checkpoints_of(self, trial_id: str) -> list[Checkpoint]:
         there = {checkpoint.id: checkpoint for checkpoint in self._base.checkpoints_of(trial_id)}
         new = (record for record in self._puts.values() if isinstance(record, Checkpoint))
         there |= {checkpoint.id: checkpoint for checkpoint in new if checkpoint.trial_id == trial_id}
-        return [there[found] for found in sorted(there) if (Checkpoint, found) not in self._deletes]
+        return [
+            there[checkpoint_id] for checkpoint_id in sorted(there) if (Checkpoint, checkpoint_id) not in self._deletes
+        ]
 
     def experiment_of_request(self, request_id: str) -> Experiment | None:
         for record in self._puts.values():

@@ -35,14 +35,14 @@ def find_superfluous(
     """Returns the checkpoints to delete, in the order given. checkpoints: all of the experiment, or of one trial where
     experiment_best is 0. needed: the ids from which a trial resumes.
     """
-    known = list(checkpoints)
+    all_checkpoints = list(checkpoints)
     by_trial: dict[str, list[Checkpoint]] = {}
-    for checkpoint in known:
+    for checkpoint in all_checkpoints:
         by_trial.setdefault(checkpoint.trial_id, []).append(checkpoint)
-    kept = {*needed, *_best(known, retention, retention.experiment_best)}
+    kept = {*needed, *_best(all_checkpoints, retention, retention.experiment_best)}
     for own in by_trial.values():
         kept |= {*_best(own, retention, retention.trial_best), *_latest(own, retention.trial_latest)}
-    return [checkpoint for checkpoint in known if checkpoint.id not in kept]
+    return [checkpoint for checkpoint in all_checkpoints if checkpoint.id not in kept]
 
 
 def _best(checkpoints: Sequence[Checkpoint], retention: Retention, count: int) -> list[str]:
@@ -61,7 +61,11 @@ def _best(checkpoints: Sequence[Checkpoint], retention: Retention, count: int) -
 
 
 def _latest(checkpoints: Sequence[Checkpoint], count: int) -> list[str]:
-    ranked = sorted(checkpoints, key=lambda one: (one.batches_completed, one.created_at, one.id), reverse=True)
+    ranked = sorted(
+        checkpoints,
+        key=lambda checkpoint: (checkpoint.batches_completed, checkpoint.created_at, checkpoint.id),
+        reverse=True,
+    )
     return [checkpoint.id for checkpoint in ranked[:count]]
 
 
@@ -69,8 +73,8 @@ def _latest(checkpoints: Sequence[Checkpoint], count: int) -> list[str]:
 @lru_cache(maxsize=1 << 14)
 def _value_of(metadata_json: str, metric: str) -> float | None:
     metadata = read_document(metadata_json)
-    found = metadata.get(VALIDATION_METRICS) if isinstance(metadata, dict) else None
-    value = found.get(metric) if isinstance(found, dict) else None
+    metrics = metadata.get(VALIDATION_METRICS) if isinstance(metadata, dict) else None
+    value = metrics.get(metric) if isinstance(metrics, dict) else None
     # Compared, because a whole number may be too large to be made a float.
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         return None

@@ -12,13 +12,13 @@ _MAX_NAMED = 12
 _LEAST_ALIKE = 0.5
 
 
-def describe_known(what: str, wanted: str, known: Iterable[str]) -> str:
+def describe_known(what: str, wanted: str, existing: Iterable[str]) -> str:
     """ "did you mean 'a1'? the agents are a1, a2"; what: in the singular."""
-    names = sorted(known, key=natural_key)
+    names = sorted(existing, key=natural_key)
     if not names:
         return f"there are no {what}s yet"
     near = get_close_matches(wanted, names, 1, _LEAST_ALIKE)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     verb = f"only {what} is" if len(names) == 1 else f"{what}s are"
-    return f"{hint}the {verb} {', '.join(names[:_MAX_NAMED])}{rest}"
+    return f"{hint}the {verb} {', '.join(names[:_MAX_NAMED])}{more}"

@@ -18,11 +18,11 @@ from services.scheduler.transition.rules import Rules
 def registered(records: Records, agent: Agent, rules: Rules, now: float) -> StateChange:
     """Records an agent that has registered with its present slots. Nothing is written when all of it is on record
     already."""
-    known = records.find(Agent, agent.id)
-    registered_at = known.registered_at if known else now
-    agent = keep_availability(agent, known)
+    previous_agent = records.find(Agent, agent.id)
+    registered_at = previous_agent.registered_at if previous_agent else now
+    agent = keep_availability(agent, previous_agent)
     agent = replace(agent, state=AgentState.ALIVE, registered_at=registered_at, lost_at=0.0)
-    agent = _checked(agent, known, now)
+    agent = _checked(agent, previous_agent, now)
     return _known(records, agent, rules, now)
 
 
@@ -31,16 +31,20 @@ def slots_changed(
 ) -> StateChange:
     """Records all slots of a connected agent again, and its own problem. An agent that counts as lost must register
     first."""
-    known = records.find(Agent, agent_id)
-    if known is None or known.state is AgentState.LOST:
+    previous_agent = records.find(Agent, agent_id)
+    if previous_agent is None or previous_agent.state is AgentState.LOST:
         return StateChange()
-    agent = keep_availability(replace(known, slots=tuple(slots), problem=problem), known)
-    return _known(records, _checked(agent, known, now), rules, now)
+    agent = keep_availability(replace(previous_agent, slots=tuple(slots), problem=problem), previous_agent)
+    return _known(records, _checked(agent, previous_agent, now), rules, now)
 
 
-def _checked(agent: Agent, known: Agent | None, now: float) -> Agent:
+def _checked(agent: Agent, previous_agent: Agent | None, now: float) -> Agent:
     """Trusts an agent again whose own check has become good."""
-    return trusted_again(agent, now) if known is not None and known.problem and not agent.problem else agent
+    return (
+        trusted_again(agent, now)
+        if previous_agent is not None and previous_agent.problem and not agent.problem
+        else agent
+    )
 
 
 def lost(records: Records, agent_id: str, now: float) -> StateChange:
@@ -61,4 +65,4 @@ def _known(records: Records, agent: Agent, rules: Rules, now: float) -> StateCha
 
 def unended_on(records: Records, agent_id: str) -> list[Allocation]:
     """Returns allocations that still wait for the end of their member on this agent."""
-    return [found for found in records.allocations_on(agent_id) if agent_id in unended_agents(found)]
+    return [allocation for allocation in records.allocations_on(agent_id) if agent_id in unended_agents(allocation)]

@@ -47,8 +47,8 @@ def update_availability(
     Raises GanglineError `agent.not_found` or `slot.not_found`, naming the existing ones.
     """
     agent = find_agent(records, agent_id)
-    known = {slot.id for slot in agent.known_slots}
-    unknown = [slot_id for slot_id in slot_ids if slot_id not in known]
+    existing_ids = {slot.id for slot in agent.known_slots}
+    unknown = [slot_id for slot_id in slot_ids if slot_id not in existing_ids]
     if unknown:
         raise _no_slot(agent, unknown[0])
     if slot_ids:
@@ -72,28 +72,35 @@ def find_agent(records: Records, agent_id: str) -> Agent:
     """Returns the agent. Raises GanglineError `agent.not_found`, naming the existing ones."""
     agent = records.find(Agent, agent_id)
     if agent is None:
-        known = describe_known("agent", agent_id, [one.id for one in records.all_of(Agent)])
-        raise not_found("agent.not_found", f"there is no agent {agent_id!r}; {known}")
+        suggestion = describe_known("agent", agent_id, [agent.id for agent in records.all_of(Agent)])
+        raise not_found("agent.not_found", f"there is no agent {agent_id!r}; {suggestion}")
     return agent
 
 
-def keep_availability(agent: Agent, known: Agent | None) -> Agent:
+def keep_availability(agent: Agent, previous_agent: Agent | None) -> Agent:
     """Returns the agent as it describes itself, with the operators' decisions on it and on its slots. Slots that it no
     longer has are kept too: a slot that comes back is as it was left."""
-    said = {slot.id: slot for slot in known.known_slots} if known else {}
+    previous_by_id = {slot.id: slot for slot in previous_agent.known_slots} if previous_agent else {}
     slots = tuple(
-        replace(slot, availability=said[slot.id].availability if slot.id in said else Availability.ENABLED)
+        replace(
+            slot,
+            availability=previous_by_id[slot.id].availability if slot.id in previous_by_id else Availability.ENABLED,
+        )
         for slot in agent.slots
     )
-    gone = said.keys() - {slot.id for slot in slots}
-    absent = (said[slot_id] for slot_id in sorted(gone) if said[slot_id].availability is not Availability.ENABLED)
+    gone = previous_by_id.keys() - {slot.id for slot in slots}
+    absent = (
+        previous_by_id[slot_id]
+        for slot_id in sorted(gone)
+        if previous_by_id[slot_id].availability is not Availability.ENABLED
+    )
     return replace(
         agent,
-        availability=known.availability if known else Availability.ENABLED,
-        failed_starts=known.failed_starts if known else (),
-        quarantined_until_at=known.quarantined_until_at if known else 0.0,
-        quarantine_reason=known.quarantine_reason if known else "",
-        trusted_at=known.trusted_at if known else 0.0,
+        availability=previous_agent.availability if previous_agent else Availability.ENABLED,
+        failed_starts=previous_agent.failed_starts if previous_agent else (),
+        quarantined_until_at=previous_agent.quarantined_until_at if previous_agent else 0.0,
+        quarantine_reason=previous_agent.quarantine_reason if previous_agent else "",
+        trusted_at=previous_agent.trusted_at if previous_agent else 0.0,
         slots=slots,
         absent_slots=tuple(replace(slot, is_healthy=False, problem=ABSENT) for slot in absent),
     )
@@ -116,9 +123,14 @@ def clear_agent(draft: Draft, agent: Agent, rules: Rules, now: float) -> None:
     """Does the same on a draft, with the agent in its new state; also readmits trials that no longer avoid it."""
     readmit_on(draft, agent, now)
     slot_by_id = {slot.id: slot for slot in agent.slots}
-    found = [one for one in draft.allocations_on(agent.id) if one.state is not State.STOPPING]
-    orders = ((one, _order_for(draft, one, agent, slot_by_id, rules=rules, now=now)) for one in found)
-    due = [(one, order) for one, order in orders if order is not None]
+    allocations = [
+        allocation for allocation in draft.allocations_on(agent.id) if allocation.state is not State.STOPPING
+    ]
+    orders = (
+        (allocation, _order_for(draft, allocation, agent, slot_by_id, rules=rules, now=now))
+        for allocation in allocations
+    )
+    due = [(allocation, order) for allocation, order in orders if order is not None]
     for allocation, order in due[:MAX_CLEARED]:
         stop_allocation(draft, allocation, order, now)
 
@@ -129,14 +141,14 @@ def _order_for(
     """Returns the order to stop; None for an allocation that may stay or has ended here already."""
     if agent.id not in unended_agents(allocation):
         return None
-    held = [slot_id for one in allocation.members if one.agent_id == agent.id for slot_id in one.slot_ids]
-    gone = [slot_id for slot_id in held if slot_id not in slot_by_id]
+    held_ids = [slot_id for member in allocation.members if member.agent_id == agent.id for slot_id in member.slot_ids]
+    gone = [slot_id for slot_id in held_ids if slot_id not in slot_by_id]
     if gone:
         failure = _without_slots(allocation, agent, gone, now)
         return StopOrder(
             ExitKind.KILLED, describe(failure), now + rules.kill_grace_seconds + rules.force_seconds, failure
         )
-    disabled = [slot_id for slot_id in held if slot_by_id[slot_id].availability is Availability.DISABLED]
+    disabled = [slot_id for slot_id in held_ids if slot_by_id[slot_id].availability is Availability.DISABLED]
     if not disabled and agent.availability is not Availability.DISABLED:
         return None
     is_whole_agent = agent.availability is Availability.DISABLED
@@ -156,5 +168,5 @@ def _slots(slot_ids: Sequence[str]) -> str:
 
 
 def _no_slot(agent: Agent, slot_id: str) -> GanglineError:
-    known = describe_known("slot", slot_id, [slot.id for slot in agent.known_slots])
-    return not_found("slot.not_found", f"agent {agent.id} has no slot {slot_id!r}; {known}")
+    suggestion = describe_known("slot", slot_id, [slot.id for slot in agent.known_slots])
+    return not_found("slot.not_found", f"agent {agent.id} has no slot {slot_id!r}; {suggestion}")

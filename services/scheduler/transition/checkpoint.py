@@ -42,11 +42,11 @@ def mark_superfluous(draft: Draft, trial: Trial) -> None:
     trials = draft.trials_of(trial.experiment_id) if retention.experiment_best else [trial]
     checkpoints = [
         checkpoint
-        for one in trials
-        for checkpoint in draft.checkpoints_of(one.id)
+        for sibling in trials
+        for checkpoint in draft.checkpoints_of(sibling.id)
         if checkpoint.state is CheckpointState.COMPLETED
     ]
-    needed = {checkpoint_id for one in trials for checkpoint_id in _needed_by(draft, one)}
+    needed = {checkpoint_id for sibling in trials for checkpoint_id in _needed_by(draft, sibling)}
     for checkpoint in find_superfluous(checkpoints, retention, needed)[:MAX_MARKED]:
         draft.put(_marked(checkpoint))
 

@@ -48,9 +48,9 @@ def next_deadline(
 def to_readmit(requests: Iterable[Request], now: float) -> list[str]:
     """Returns the ids of waiting trials that no longer have to avoid one of their agents."""
     return [
-        found.trial_id
-        for found in requests
-        if found.exclusions and any(one.until_at <= now for one in found.exclusions)
+        request.trial_id
+        for request in requests
+        if request.exclusions and any(exclusion.until_at <= now for exclusion in request.exclusions)
     ]
 
 
@@ -58,7 +58,7 @@ def overdue(allocations: Iterable[Allocation], now: float, patient_until: float 
     """Returns the ids of allocations whose deadline has passed."""
     if now < patient_until:
         return []
-    return [found.id for found in allocations if found.deadline_at and found.deadline_at <= now]
+    return [allocation.id for allocation in allocations if allocation.deadline_at and allocation.deadline_at <= now]
 
 
 def expired(

@@ -40,7 +40,9 @@ def exclude(draft: Draft, trial: Trial, allocation: Allocation, rules: Rules, no
     """Returns the trial with the exclusions that hold from now on; also records this failed start on each blamed
     agent."""
     blamed = blamed_agents(allocation)
-    kept = [one for one in trial.exclusions if one.agent_id not in blamed and holds(draft, one, now)]
+    kept = [
+        exclusion for exclusion in trial.exclusions if exclusion.agent_id not in blamed and holds(draft, exclusion, now)
+    ]
     new = [Exclusion(agent_id, why, now, now + rules.exclusion_seconds) for agent_id, why in sorted(blamed.items())]
     failed_starts = _failed_starts(allocation)
     for exclusion in new:
@@ -68,7 +70,9 @@ def is_avoided(records: Records, agent: Agent) -> bool:
     """Returns whether all trials avoid the agent, or one that waits does, or failed starts are on record against it."""
     if agent.failed_starts or agent.quarantine_reason:
         return True
-    return any(one.agent_id == agent.id for request in records.all_of(Request) for one in request.exclusions)
+    return any(
+        exclusion.agent_id == agent.id for request in records.all_of(Request) for exclusion in request.exclusions
+    )
 
 
 def trusted_again(agent: Agent, now: float) -> Agent:
@@ -91,21 +95,23 @@ def readmit_on(draft: Draft, agent: Agent, now: float) -> None:
     behind = [
         request
         for request in draft.all_of(Request)
-        if any(one.agent_id == agent.id and agent.trusted_at >= one.at for one in request.exclusions)
+        if any(exclusion.agent_id == agent.id and agent.trusted_at >= exclusion.at for exclusion in request.exclusions)
     ]
     for request in behind[:MAX_READMITTED]:
         _readmit(draft, request, now)
 
 
 def blocklist_of(trial: Trial) -> tuple[str, ...]:
-    return tuple(sorted({*trial.excluded_agents, *(one.agent_id for one in trial.exclusions)}))
+    return tuple(sorted({*trial.excluded_agents, *(exclusion.agent_id for exclusion in trial.exclusions)}))
 
 
 def _readmit(draft: Draft, request: Request, now: float) -> None:
     trial = draft.find(Trial, request.trial_id)
     if trial is None:
         return
-    trial = replace(trial, exclusions=tuple(one for one in trial.exclusions if holds(draft, one, now)))
+    trial = replace(
+        trial, exclusions=tuple(exclusion for exclusion in trial.exclusions if holds(draft, exclusion, now))
+    )
     draft.put(trial)
     draft.put(replace(request, exclusions=trial.exclusions, blocklist=blocklist_of(trial)))
 

@@ -17,17 +17,17 @@ MOST_RECORDS = 500
 MOST_BUCKETS = 2000
 
 
-def fusion_found(records: Records, found: FusionRecord, trial_id: str, now: float) -> StateChange:
+def fusion_found(records: Records, new_record: FusionRecord, trial_id: str, now: float) -> StateChange:
     """Records a result and replaces the one of the same key. An unusable result is ignored: refusing the report would
     make the runner retry for ever.
 
     trial_id: the trial whose runner reports; it overrides the one in the record.
     """
-    if not is_fusion_key(found.key) or len(found.bucket_bytes) > MOST_BUCKETS:
+    if not is_fusion_key(new_record.key) or len(new_record.bucket_bytes) > MOST_BUCKETS:
         return StateChange()
     draft = Draft(records)
-    draft.put(replace(found, trial_id=trial_id, created_at=now))
-    others = [record for record in records.all_of(FusionRecord) if record.key != found.key]
+    draft.put(replace(new_record, trial_id=trial_id, created_at=now))
+    others = [record for record in records.all_of(FusionRecord) if record.key != new_record.key]
     for key in _surplus(others, now):
         draft.delete(FusionRecord, key)
     return draft.change

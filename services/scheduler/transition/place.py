@@ -139,14 +139,14 @@ def came_up(
     return draft.change
 
 
-def merge_timeline(known: Timeline, seen: Timeline) -> Timeline:
+def merge_timeline(current: Timeline, seen: Timeline) -> Timeline:
     """Merges the phases: a phase ends for the gang when it ends on its last member. Phases that the scheduler times
     itself stay as they are."""
     # Set by the scheduler's clock.
     own = {"queued_at", "placed_at", "accepted_at"}
     latest = {
-        field.name: max(getattr(known, field.name), getattr(seen, field.name))
+        field.name: max(getattr(current, field.name), getattr(seen, field.name))
         for field in fields(Timeline)
         if field.name not in own
     }
-    return replace(known, **latest)
+    return replace(current, **latest)

@@ -53,13 +53,13 @@ def move_experiment(
     draft = Draft(records)
     if _priority(experiment, rules) != priority:
         experiment = with_resources(experiment, {"priority": priority})
-    positions = [position_of(one) for one in queue]
+    positions = [position_of(queued) for queued in queue]
     # An experiment that is there already keeps its position.
     if not _is_between(position_of(experiment), positions, index):
         position, apart = find_position(positions, index, now)
         experiment = replace(experiment, queue_position=position)
-        for one, moved in zip(queue[index - len(apart) : index], apart, strict=True):
-            draft.put(replace(one, queue_position=moved))
+        for queued, moved in zip(queue[index - len(apart) : index], apart, strict=True):
+            draft.put(replace(queued, queue_position=moved))
     draft.put(experiment)
     follow_experiment(draft, experiment, rules)
     return draft.change
@@ -83,7 +83,7 @@ def find_position(positions: Sequence[float], index: int, now: float) -> tuple[f
         low = positions[index - count - 1] if count < index else high - (count + 2) * _STEP
         step = (high - low) / (count + 2)
         spread = [low + step * number for number in range(1, count + 2)]
-        if all(one < other for one, other in pairwise([low, *spread, high])):
+        if all(before < after for before, after in pairwise([low, *spread, high])):
             return spread[-1], spread[:-1]
     raise conflict("queue.too_narrow", "too many experiments stand at the same place of the queue; move another one")
 
@@ -93,12 +93,12 @@ def _check(experiment: Experiment, anchor: Experiment, policy_by_pool: Mapping[s
     check_going_on(anchor, "the anchor of a move")
     if experiment.id == anchor.id:
         raise invalid("queue.same", f"experiment {experiment.id} cannot be moved relative to itself; name another one")
-    pool, other = facts_of(experiment.config_json).pool_name, facts_of(anchor.config_json).pool_name
-    if pool != other:
+    pool, anchor_pool = facts_of(experiment.config_json).pool_name, facts_of(anchor.config_json).pool_name
+    if pool != anchor_pool:
         raise invalid(
             "queue.other_pool",
-            f"experiment {experiment.id} is in pool {pool!r} and experiment {anchor.id} in pool {other!r}; each pool "
-            "has a queue of its own, so name one of the same pool",
+            f"experiment {experiment.id} is in pool {pool!r} and experiment {anchor.id} in pool {anchor_pool!r}; each "
+            "pool has a queue of its own, so name one of the same pool",
         )
     if policy_by_pool.get(pool) == "fair_share":
         raise conflict(
@@ -112,12 +112,12 @@ def _others(records: Records, experiment: Experiment, anchor: Experiment, rules:
     one that is moved."""
     pool, priority = facts_of(anchor.config_json).pool_name, _priority(anchor, rules)
     return [
-        one
-        for one in records.all_of(Experiment)
-        if one.state is not State.TERMINAL
-        and one.id != experiment.id
-        and facts_of(one.config_json).pool_name == pool
-        and _priority(one, rules) == priority
+        candidate
+        for candidate in records.all_of(Experiment)
+        if candidate.state is not State.TERMINAL
+        and candidate.id != experiment.id
+        and facts_of(candidate.config_json).pool_name == pool
+        and _priority(candidate, rules) == priority
     ]
 
 
@@ -173,14 +173,18 @@ def give_back(draft: Draft, experiment: Experiment, rules: Rules, now: float) ->
     if not experiment.gives_back or facts.max_slots is None:
         return
     live = (live_allocation_of(draft, trial) for trial in draft.trials_of(experiment.id))
-    held = [one for one in live if one is not None and one.num_slots and one.state is not State.STOPPING]
-    beyond = sum(one.num_slots for one in held) - facts.max_slots
+    allocations = [
+        allocation
+        for allocation in live
+        if allocation is not None and allocation.num_slots and allocation.state is not State.STOPPING
+    ]
+    beyond = sum(allocation.num_slots for allocation in allocations) - facts.max_slots
     order = StopOrder(
         ExitKind.PREEMPTED,
         f"max_slots of its experiment is {facts.max_slots} now",
         now + facts.preemption_timeout_seconds + rules.force_seconds,
     )
-    for allocation in held[::-1][:MAX_GIVEN_BACK]:
+    for allocation in allocations[::-1][:MAX_GIVEN_BACK]:
         if beyond <= 0:
             break
         stop_allocation(draft, allocation, order, now)
@@ -199,5 +203,5 @@ def with_resources(experiment: Experiment, values: Mapping[str, float | None]) -
 
 def _values(change: ResourceChange) -> dict[str, float | None]:
     """Returns the given values in the form of the configuration."""
-    said = {name: value for name, value in asdict(change).items() if value is not None}
-    return said | {"max_slots": change.max_slots or None} if "max_slots" in said else said
+    values = {name: value for name, value in asdict(change).items() if value is not None}
+    return values | {"max_slots": change.max_slots or None} if "max_slots" in values else values

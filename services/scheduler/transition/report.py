@@ -74,11 +74,14 @@ def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:
     superfluous are marked in the same change; that may be itself, when an old report is repeated after its files were
     deleted."""
     trial = records.find(Trial, checkpoint.trial_id)
-    known = records.find(Checkpoint, checkpoint.id)
-    if trial is None or (known is not None and (known.trial_id != trial.id or known.state is CheckpointState.DELETING)):
+    stored_checkpoint = records.find(Checkpoint, checkpoint.id)
+    if trial is None or (
+        stored_checkpoint is not None
+        and (stored_checkpoint.trial_id != trial.id or stored_checkpoint.state is CheckpointState.DELETING)
+    ):
         return StateChange()
     draft = Draft(records)
-    if known is None:
+    if stored_checkpoint is None:
         draft.put(checkpoint)
     latest = records.find(Checkpoint, trial.latest_checkpoint_id)
     is_newer = latest is None or age_of(checkpoint) >= age_of(latest)

@@ -108,8 +108,8 @@ def has_progressed(trial: Trial, allocation: Allocation) -> bool:
 
 def furthest_batches(trial: Trial, allocation: Allocation) -> int:
     """Returns the furthest batch of all ended attempts, this one included."""
-    told = (report.batches_completed or 0 for report in allocation.exits)
-    return max(trial.furthest_batches, trial.batches_completed, *told)
+    reported_batches = (report.batches_completed or 0 for report in allocation.exits)
+    return max(trial.furthest_batches, trial.batches_completed, *reported_batches)
 
 
 def excluded_by(allocation: Allocation) -> dict[str, str]:
@@ -125,12 +125,12 @@ def excluded_by(allocation: Allocation) -> dict[str, str]:
 def older_checkpoint(trial: Trial, allocation: Allocation, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     """Returns the next checkpoint below the one that the allocation started from; or the latest one, if that is a
     different one. checkpoints: the trial's."""
-    there = {one.id: one for one in checkpoints if one.state is CheckpointState.COMPLETED}
+    there = {checkpoint.id: checkpoint for checkpoint in checkpoints if checkpoint.state is CheckpointState.COMPLETED}
     started = there.pop(allocation.checkpoint_id, None)
     latest = there.get(trial.latest_checkpoint_id)
     if latest is not None or started is None:
         return latest
-    below = [one for one in there.values() if age_of(one) < age_of(started)]
+    below = [checkpoint for checkpoint in there.values() if age_of(checkpoint) < age_of(started)]
     return max(below, key=age_of, default=None)
 
 

@@ -94,19 +94,19 @@ def close_trial(draft: Draft, trial: Trial, outcome: Outcome, order: StopOrder, 
 def _make(
     draft: Draft, experiment: Experiment, search: Search, searcher: Searcher, *, rules: Rules, now: float
 ) -> None:
-    made: list[Trial] = []
+    new_trials: list[Trial] = []
     num_bytes = 0
     first = len(draft.trials_of(experiment.id)) + 1
     for number in range(first, min(search.num_wanted, first + MAX_CREATED - 1) + 1):
         hyperparameters = json.dumps(searcher.hyperparameters(number))
         num_bytes += len(hyperparameters)
-        if made and num_bytes > MAX_CREATED_BYTES:
+        if new_trials and num_bytes > MAX_CREATED_BYTES:
             break
-        made.append(_new_trial(experiment, number, hyperparameters, derive_seed(search.seed, number), now))
-    for trial in made:
+        new_trials.append(_new_trial(experiment, number, hyperparameters, derive_seed(search.seed, number), now))
+    for trial in new_trials:
         draft.put(trial)
         queue(draft, trial, facts_of(experiment.config_json), rules)
-    for trial in made:
+    for trial in new_trials:
         tell(draft, experiment.id, SearchEvent(SearchEventKind.TRIAL_CREATED, trial.number), rules, now)
 
 

@@ -52,17 +52,17 @@ def admit(
     return submission, warnings
 
 
-def check_repeated(known: Experiment, submitted: Mapping[str, str]) -> None:
-    """Refuses another submit under the request id that made `known`: its answer would name a wrong experiment.
+def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None:
+    """Refuses another submit under the request id that made `experiment`: its answer would name a wrong experiment.
 
     Resources are not compared, because users may change them later. Raises GanglineError `request.reused`.
     """
-    is_same = (known.owner, known.code_sha256) == (submitted["owner"], submitted["code_sha256"])
-    if is_same and _unchanging(known.config_json) == _unchanging(submitted["config_json"]):
+    is_same = (experiment.owner, experiment.code_sha256) == (submitted["owner"], submitted["code_sha256"])
+    if is_same and _unchanging(experiment.config_json) == _unchanging(submitted["config_json"]):
         return
     raise conflict(
         "request.reused",
-        f"request id {known.request_id!r} was used before, for another configuration, code or user; use a new one",
+        f"request id {experiment.request_id!r} was used before, for another configuration, code or user; use a new one",
     )
 
 
@@ -90,13 +90,13 @@ def find_pool(name: str, pools: Sequence[PoolConfig]) -> PoolConfig:
 
     Raises GanglineError `pool.not_found` or `pool.unnamed`, naming the pools.
     """
-    known = ", ".join(sorted(pool.name for pool in pools))
+    pool_names = ", ".join(sorted(pool.name for pool in pools))
     if not name and len(pools) > 1:
-        raise invalid("pool.unnamed", f"name one of the pools: {known}")
-    found = next((pool for pool in pools if pool.name == name or not name), None)
-    if found is None:
-        raise not_found("pool.not_found", f"there is no pool {name!r}; the pools are {known}")
-    return found
+        raise invalid("pool.unnamed", f"name one of the pools: {pool_names}")
+    pool = next((pool for pool in pools if pool.name == name or not name), None)
+    if pool is None:
+        raise not_found("pool.not_found", f"there is no pool {name!r}; the pools are {pool_names}")
+    return pool
 
 
 def _choose_seed(facts: Facts, rng: Random) -> int:
@@ -112,8 +112,10 @@ def _find_pool(facts: Facts, pools: Sequence[PoolConfig]) -> PoolConfig:
     pool = next((pool for pool in pools if pool.name == name), None)
     if pool is not None:
         return pool
-    known = ", ".join(sorted(pool.name for pool in pools))
-    raise GanglineError("pool.not_found", f"resources.resource_pool: there is no pool {name!r}; the pools are {known}")
+    pool_names = ", ".join(sorted(pool.name for pool in pools))
+    raise GanglineError(
+        "pool.not_found", f"resources.resource_pool: there is no pool {name!r}; the pools are {pool_names}"
+    )
 
 
 def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[str]:

@@ -42,9 +42,9 @@ class ComingPlaces:
                     continue
                 self._coming[agent_id].append(work)
                 if len(self._coming[agent_id]) >= _num_lacking(bin_):
-                    found = self._take(bin_)
+                    taken = self._take(bin_)
                     self._forget(victims)
-                    return found
+                    return taken
         self._forget(victims)
         return None
 
@@ -52,11 +52,11 @@ class ComingPlaces:
         return None if agent_id in request.blocklist else self._room.get(agent_id)
 
     def _take(self, bin_: Bin) -> tuple[Running, ...]:
-        found, agent_id = self._coming[bin_.agent.id], bin_.agent.id
+        coming, agent_id = self._coming[bin_.agent.id], bin_.agent.id
         num_lacking = _num_lacking(bin_)
-        self._coming[agent_id] = found[num_lacking:]
+        self._coming[agent_id] = coming[num_lacking:]
         self._room.add(agent_id, 0, num_lacking - 1)
-        return tuple(found[:num_lacking])
+        return tuple(coming[:num_lacking])
 
     def _forget(self, victims: Iterable[Running]) -> None:
         """Removes work that is not stopped after all, because it gives nothing back."""

@@ -69,13 +69,13 @@ class ReservedSlots:
         may_take_all = self.may_take_all(request)
         if not self._refused.isdisjoint(((request.shape, may_take_all), (request.bare_shape, may_take_all))):
             return None
-        found = self._search(request, may_take_all)
-        if found is None:
+        fit = self._search(request, may_take_all)
+        if fit is None:
             self._refused.add((request.shape, may_take_all))
             if request.blocklist and self._search(request.without_blocklist(), may_take_all) is None:
                 # Agents to avoid only take room away, so one answer holds for all requests of this size.
                 self._refused.add((request.bare_shape, may_take_all))
-        return found
+        return fit
 
     def use(self, request: PendingRequest, slots_by_agent: Slots) -> None:
         """Records that the request starts on these slots: fewer are spare then, unless it is over before the holder
@@ -102,15 +102,15 @@ class ReservedSlots:
         return request.is_bounded and 0 < request.estimated_seconds <= self.spare.sure_until - self._now
 
     def _search(self, request: PendingRequest, may_take_all: bool) -> Slots | None:
-        found = None
+        fit = None
         if not self._is_short(request):
-            found = find_fit(request, self._room, self.spare.slots_by_agent) or self._find_spare(request)
-            if found is None and may_take_all and self.reservation is not None:
+            fit = find_fit(request, self._room, self.spare.slots_by_agent) or self._find_spare(request)
+            if fit is None and may_take_all and self.reservation is not None:
                 # Work that must stop for the holder sooner or later should rather not run in its place.
-                found = find_fit(request, self._room, self.reservation.slots_by_agent)
-        if found is None and may_take_all:
-            found = find_fit(request, self._room)
-        return found
+                fit = find_fit(request, self._room, self.reservation.slots_by_agent)
+        if fit is None and may_take_all:
+            fit = find_fit(request, self._room)
+        return fit
 
     def _find_spare(self, request: PendingRequest) -> Slots | None:
         """Finds an agent that has enough spare slots."""

@@ -72,8 +72,8 @@ class Quota:
             self.used[work.group] += work.slots
 
     def cap_of(self, group: str) -> float:
-        found = self._groups.get(group)
-        return inf if found is None or found.max_slots is None else found.max_slots
+        group_record = self._groups.get(group)
+        return inf if group_record is None or group_record.max_slots is None else group_record.max_slots
 
     def allows(self, request: PendingRequest) -> bool:
         if not request.slots:

@@ -88,9 +88,9 @@ def _trace(slots: int, num: int, counts: tuple[tuple[int, int], ...], layers: li
     sizes: list[int] = []
     for (size, count), before in zip(reversed(counts), reversed(layers[:-1]), strict=True):
         for taken in range(min(count, num, slots // size), -1, -1):
-            rest_num, rest = num - taken, slots - taken * size
-            if rest_num < len(before) and before[rest_num] >> rest & 1:
+            rest_num, rest_slots = num - taken, slots - taken * size
+            if rest_num < len(before) and before[rest_num] >> rest_slots & 1:
                 sizes += [size] * taken
-                num, slots = rest_num, rest
+                num, slots = rest_num, rest_slots
                 break
     return tuple(sizes)

@@ -83,8 +83,8 @@ def never_fits(
         return None
     sizes = fitting_sizes(slots_of_agents, is_single_agent, is_heterogeneous)
     limit = " on a single agent" if is_single_agent else ""
-    held = f"pool {pool!r} ({describe_agents(slots_of_agents)})"
-    return f"{slots} can never fit{limit} {held}: {describe_sizes(slots, sizes)}"
+    pool_text = f"pool {pool!r} ({describe_agents(slots_of_agents)})"
+    return f"{slots} can never fit{limit} {pool_text}: {describe_sizes(slots, sizes)}"
 
 
 def _ranges(sizes: Sequence[int]) -> list[str]:

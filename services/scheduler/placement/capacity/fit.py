@@ -87,9 +87,9 @@ def _in_fewest_domains(rings: _Rings, count: int, request_hash: int, level: int 
     while groups[-1][0] < count - len(chosen):
         size, name = groups.pop()
         chosen += _in_fewest_domains(by_value[name], size, request_hash, level + 1)
-    rest = count - len(chosen)
-    tightest = next(name for size, name in groups if size >= rest)
-    return chosen + _in_fewest_domains(by_value[tightest], rest, request_hash, level + 1)
+    num_left = count - len(chosen)
+    tightest = next(name for size, name in groups if size >= num_left)
+    return chosen + _in_fewest_domains(by_value[tightest], num_left, request_hash, level + 1)
 
 
 def _on_ring(tokens: list[Token], request_hash: int, count: int) -> list[str]:

@@ -180,12 +180,12 @@ class Ledger:
         if self.reserved.is_closed or coming.is_refused(key):
             return False
         with coming.shown():
-            found = find_fit(request, self.room, self.reserved.avoided_by(request))
-            if found is not None:
-                self.promises.claim(request, found)
-        if found is None:
+            fit = find_fit(request, self.room, self.reserved.avoided_by(request))
+            if fit is not None:
+                self.promises.claim(request, fit)
+        if fit is None:
             coming.refuse(key)
-        return found is not None
+        return fit is not None
 
     def _start_smaller(self, request: PendingRequest, cause: Cause) -> bool:
         """Returns whether the request starts on fewer slots: the largest allowed size that fits now. It takes no slots

@@ -94,12 +94,12 @@ class Outlook:
         self._sweep()
         if request.slots == 0:
             return self._auxiliary_opening(request.blocklist)
-        found = [self._shared(request.slots, request.blocklist)]
+        candidates = [self._shared(request.slots, request.blocklist)]
         if not request.is_single_agent:
-            found += [self._equal(request.slots, request.blocklist)]
+            candidates += [self._equal(request.slots, request.blocklist)]
             if self._room.config.allow_heterogeneous_fits:
-                found += [self._unequal(request.slots, request.blocklist)]
-        first = min((one for one in found if one is not None), key=itemgetter(0), default=None)
+                candidates += [self._unequal(request.slots, request.blocklist)]
+        first = min((candidate for candidate in candidates if candidate is not None), key=itemgetter(0), default=None)
         if first is None:
             return None
         at, slots_by_agent = first
@@ -149,7 +149,7 @@ class Outlook:
             self._idle[free].append((end, agent_id))
 
     def _auxiliary_opening(self, blocked: Collection[str]) -> Opening | None:
-        first = next((found for found in self._auxiliary if found[1] not in blocked), None)
+        first = next((place for place in self._auxiliary if place[1] not in blocked), None)
         return None if first is None else Opening(first[0], {first[1]: 0}, (first[2],))
 
     def _shared(self, slots: int, blocked: Collection[str]) -> tuple[float, Slots] | None:
@@ -173,17 +173,19 @@ class Outlook:
     def _equal(self, slots: int, blocked: Collection[str]) -> tuple[float, Slots] | None:
         best: tuple[float, Slots] | None = None
         for size in sorted((size for size in self._idle if slots % size == 0), reverse=True):
-            found = [one for one in self._idle[size] if one[1] not in blocked] if blocked else self._idle[size]
+            idle_agents = (
+                [entry for entry in self._idle[size] if entry[1] not in blocked] if blocked else self._idle[size]
+            )
             count = slots // size
-            if count <= len(found) and (best is None or found[count - 1][0] < best[0]):
-                best = found[count - 1][0], {agent_id: size for _, agent_id in found[:count]}
+            if count <= len(idle_agents) and (best is None or idle_agents[count - 1][0] < best[0]):
+                best = idle_agents[count - 1][0], {agent_id: size for _, agent_id in idle_agents[:count]}
         return best
 
     def _unequal(self, slots: int, blocked: Collection[str]) -> tuple[float, Slots] | None:
         """Finds the first time for agents of unequal sizes by bisection: more idle agents make up every sum that fewer
         do."""
-        idle = sorted((at, agent, size) for size, found in self._idle.items() for at, agent in found)
-        idle = [one for one in idle if one[1] not in blocked]
+        idle = sorted((at, agent, size) for size, entries in self._idle.items() for at, agent in entries)
+        idle = [entry for entry in idle if entry[1] not in blocked]
         low, high = 0, len(idle) + 1
         while low < high:
             middle = (low + high) // 2

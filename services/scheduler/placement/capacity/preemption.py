@@ -55,20 +55,20 @@ class VictimSearch:
         if self._is_hopeless(key):
             return False
         candidates = candidates[: MAX_VICTIMS_SEEN - self._num_seen]
-        room, found = self._promises.room, None
+        room, choice = self._promises.room, None
         with self._promises.coming.shown():
             if room.free + sum(work.slots for work in candidates) >= request.slots:
                 avoided = self._reserved.avoided_by(request)
-                found = find_victims(candidates, request.slots, room, lambda: find_fit(request, room, avoided))
-            if found is None:
+                choice = find_victims(candidates, request.slots, room, lambda: find_fit(request, room, avoided))
+            if choice is None:
                 self._hopeless.add(key)
                 self._num_seen += len(candidates)
             else:
-                chosen, slots_by_agent, num_seen = found
+                chosen, slots_by_agent, num_seen = choice
                 self._num_seen += num_seen
                 self._promises.preempt(chosen, request)
                 self._promises.claim(request, slots_by_agent)
-        return found is not None
+        return choice is not None
 
     def _is_hopeless(self, key: LeagueKey) -> bool:
         return key in self._hopeless or self._num_seen >= MAX_VICTIMS_SEEN

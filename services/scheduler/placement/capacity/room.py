@@ -93,16 +93,16 @@ class Room:
         for key in self._keys[bisect_left(self._keys, (slots, 0)) :] if self._is_best else self._keys:
             if not self._is_best and -key[1] < slots:
                 continue
-            found = _enter(self._rings[key], request_hash, blocked)
-            if found is not None:
-                return found
+            agent_id = _enter(self._rings[key], request_hash, blocked)
+            if agent_id is not None:
+                return agent_id
         return None
 
     def find_auxiliary(self, request_hash: int, blocked: Collection[str]) -> str | None:
         for key in self._auxiliary_keys:
-            found = _enter(self._auxiliary_rings[key], request_hash, blocked)
-            if found is not None:
-                return found
+            agent_id = _enter(self._auxiliary_rings[key], request_hash, blocked)
+            if agent_id is not None:
+                return agent_id
         return None
 
     def take(self, slots_by_agent: Mapping[str, int]) -> None:

@@ -32,29 +32,29 @@ class Spare:
 def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float, starts_at: float) -> Spare:
     """Computes the spare slots. outlook: of this room, with `now` as the end of work that the holder may have stopped.
     starts_at: when the holder is to start by this outlook."""
-    known: list[_End] = []
+    known_ends: list[_End] = []
     guesses: list[Running] = []
     for end, work in outlook.ends:
         # A bound that has passed is none. The end of work that the holder may have stopped is `now`.
         if end <= now or (work.is_bounded and work.estimated_end_at > now):
-            known.append((end, work))
+            known_ends.append((end, work))
         else:
             guesses.append(work)
     first_at, last = now, None
     if not guesses:
         first_at, last = starts_at, outlook
-    elif known and known[-1][0] > now:
-        at_once = Outlook(room, (), now, [*((now, work) for work in guesses), *known]).opening(holder)
+    elif known_ends and known_ends[-1][0] > now:
+        at_once = Outlook(room, (), now, [*((now, work) for work in guesses), *known_ends]).opening(holder)
         first_at = now if at_once is None else at_once.at
-        last = Outlook(room, (), now, known)
+        last = Outlook(room, (), now, known_ends)
     surely = last.opening(holder) if last is not None else None
     window = _Window(first_at, None if surely is None else surely.at)
-    found = _in_any_order(holder, room, guesses, known, window)
+    spare_by_agent = _in_any_order(holder, room, guesses, known_ends, window)
     if last is not None and surely is not None:
         for agent_id, slots in surely.slots_by_agent.items():
             left = last.free_at(agent_id, surely.at) - slots
-            found[agent_id] = min(left, found.get(agent_id, left))
-    return Spare(found, first_at)
+            spare_by_agent[agent_id] = min(left, spare_by_agent.get(agent_id, left))
+    return Spare(spare_by_agent, first_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,11 @@ class _Agent:
 
 
 def _in_any_order(
-    holder: PendingRequest, room: Room, guesses: Iterable[Running], known: Iterable[_End], window: _Window
+    holder: PendingRequest, room: Room, guesses: Iterable[Running], known_ends: Iterable[_End], window: _Window
 ) -> Slots:
     if not window.has(window.first_at):
         return {}
-    coming = _coming(guesses, known, window)
+    coming = _coming(guesses, known_ends, window)
     bins = [bin_ for bin_ in room.bins if bin_.agent.id not in holder.blocklist]
     idle = [bin_ for bin_ in bins if bin_.capacity < holder.slots and _can_be_idle(bin_, coming[bin_.agent.id])]
     sizes = _sizes_of_gang(holder, room, Counter(bin_.capacity for bin_ in idle))
@@ -100,14 +100,14 @@ def _in_any_order(
     return spare
 
 
-def _coming(guesses: Iterable[Running], known: Iterable[_End], window: _Window) -> Mapping[str, _Agent]:
+def _coming(guesses: Iterable[Running], known_ends: Iterable[_End], window: _Window) -> Mapping[str, _Agent]:
     coming: dict[str, _Agent] = defaultdict(_Agent)
     for work in guesses:
         for agent_id, slots in freed_by(work).items():
             coming[agent_id].guesses.append(slots)
         for agent_id, slots in work.draining_by_agent.items():
             coming[agent_id].draining += slots
-    for end, work in known:
+    for end, work in known_ends:
         if window.has(end):
             for agent_id, slots in freed_by(work).items():
                 coming[agent_id].steps.append((end, slots))
@@ -137,7 +137,7 @@ def _sizes_of_gang(holder: PendingRequest, room: Room, count_by_size: Mapping[in
 
 def _is_part(size: int, slots: int, count_by_size: Mapping[int, int]) -> bool:
     """Returns whether an agent of this size can be part of a gang made of these agents."""
-    left = {other: count - (other == size) for other, count in count_by_size.items()}
+    left = {agent_size: count - (agent_size == size) for agent_size, count in count_by_size.items()}
     return find_sizes(slots - size, left) is not None
 
 
@@ -149,12 +149,12 @@ def _least_free(free: int, coming: _Agent, slots: int, first_at: float) -> int |
     for guess in coming.guesses:
         sums |= sums << guess
     free += sum(more for end, more in coming.steps if end <= first_at)
-    found = [_least_sum(free, sums, slots)]
+    least_sums = [_least_sum(free, sums, slots)]
     for end, more in coming.steps:
         if end > first_at:
             free += more
-            found.append(_least_sum(free, sums, slots))
-    return min((least for least in found if least is not None), default=None)
+            least_sums.append(_least_sum(free, sums, slots))
+    return min((least for least in least_sums if least is not None), default=None)
 
 
 def _least_sum(free: int, sums: int, slots: int) -> int | None:

@@ -87,8 +87,8 @@ def _pruned(freed: list[Running], fit: Slots, room: Room, find: Find) -> tuple[l
 def _can_matter(work: Running, slots: int, room: Room) -> bool:
     """Returns whether the end of this work can matter: a request that did not fit before fits only if one of these
     agents is now wide enough or idle."""
-    found = (room.get(agent_id) for agent_id in work.slots_by_agent)
-    return any(bin_ is not None and (bin_.free >= slots or bin_.is_idle) for bin_ in found)
+    bins = (room.get(agent_id) for agent_id in work.slots_by_agent)
+    return any(bin_ is not None and (bin_.free >= slots or bin_.is_idle) for bin_ in bins)
 
 
 def _take_back(work: Running, room: Room) -> None:

@@ -41,14 +41,14 @@ class Counterfactual:
 
     def of(self, waiting: Waiting) -> tuple[Change, ...]:
         request = waiting.request
-        rest = self._room_for(request)
+        changes = self._room_for(request)
         if waiting.is_behind:
-            rest = (MoveToFront(request.trial_id), *rest)
+            changes = (MoveToFront(request.trial_id), *changes)
         if waiting.cause == "quota" or self._exceeds_cap(request):
-            rest = (*self._raise(request), *rest)
+            changes = (*self._raise(request), *changes)
         if waiting.cause in ("held", "backoff") or request.not_before_at > self._ledger.now:
-            rest = (Release(request.trial_id, _released(request)), *rest)
-        return rest
+            changes = (Release(request.trial_id, _released(request)), *changes)
+        return changes
 
     def opening(self, request: PendingRequest) -> Opening | None:
         """Returns when the ends of running work would make room for the request, if no other request waited."""
@@ -105,8 +105,8 @@ class Counterfactual:
         if find_fit(request, Room(agents, config)) is not None:
             return ()
         idle = [replace(agent, used=0, draining=0, used_zero_slot=0) for agent in agents]
-        found = find_fit(request, Room(idle, config))
-        return (FreeSlots(tuple(sorted(found))),) if found else ()
+        fit = find_fit(request, Room(idle, config))
+        return (FreeSlots(tuple(sorted(fit))),) if fit else ()
 
 
 def _more_agents(request: PendingRequest, agents: Sequence[AgentRoom], pool: str) -> AddAgents:

@@ -85,10 +85,10 @@ class Forecast:
             at = max(bound, reservation.at)
             step = self._profile.step_at(at)
         else:
-            found = self._find(request, bound)
-            if found is None:
+            free_step = self._find(request, bound)
+            if free_step is None:
                 return None
-            step, at = found, self._profile.start_in(found, bound, request.slots)
+            step, at = free_step, self._profile.start_in(free_step, bound, request.slots)
         end_at = at + self._run_seconds(request)
         if at < self._lent_until:
             # The holder of the reservation has it stopped then.
@@ -106,9 +106,9 @@ class Forecast:
         is_sure = request.is_bounded and request.estimated_seconds > 0 and bool(self._ledger.view.config.backfill)
         first = self._profile.step_at(bound)
         key = request.slots, is_sure, int(log2(max(1.0, run_seconds))), first
-        found = self._profile.find(request.slots, run_seconds, is_sure, self._looked_until.get(key, first))
-        self._looked_until[key] = _NEVER if found is None else found
-        return found
+        free_step = self._profile.find(request.slots, run_seconds, is_sure, self._looked_until.get(key, first))
+        self._looked_until[key] = _NEVER if free_step is None else free_step
+        return free_step
 
     def _run_seconds(self, request: PendingRequest) -> float:
         return request.estimated_seconds or self._ledger.view.typical_run_seconds or UNKNOWN_RUN_SECONDS

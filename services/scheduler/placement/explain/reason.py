@@ -41,10 +41,13 @@ def close(ledger: Ledger) -> PoolPlan:
     changes = Lazy(lambda: explanation.all[1])
     requests = {request.trial_id: request for request in ledger.view.requests} if ledger.shrunk else {}
     assignments = tuple(
-        replace(one, shrink_reason=explanation.why_smaller(requests[one.trial_id], ledger.shrunk[one.trial_id]))
-        if one.trial_id in ledger.shrunk
-        else one
-        for one in ledger.promises.assignments
+        replace(
+            assignment,
+            shrink_reason=explanation.why_smaller(requests[assignment.trial_id], ledger.shrunk[assignment.trial_id]),
+        )
+        if assignment.trial_id in ledger.shrunk
+        else assignment
+        for assignment in ledger.promises.assignments
     )
     return PoolPlan(
         assignments, tuple(ledger.promises.preemptions), reasons, changes, ledger.reserved.reservation, ledger.look_at
@@ -118,7 +121,7 @@ class PlanExplanation:
         for work in self._ledger.view.running:
             if work.slots:
                 holders.setdefault(work.group, []).append(work.allocation_id)
-        return {group: tuple(found) for group, found in holders.items()}
+        return {group: tuple(allocation_ids) for group, allocation_ids in holders.items()}
 
     def _sentence(self, waiting: Waiting) -> _Sentence:
         """Returns the sentence of a request. A sentence that names the request itself is not shared."""
@@ -187,8 +190,8 @@ class PlanExplanation:
         named = ", ".join(away[:4]) + (f" and {len(away) - 4} more" if len(away) > 4 else "")
         if not usable:
             return ReasonCode.AGENTS_UNHEALTHY, f"{_needs_for_good(request)}; only {named} could hold it"
-        held = f"the agents that are well, {describe_agents(usable)}, cannot hold it without {named}"
-        return ReasonCode.AGENTS_UNHEALTHY, f"{_needs_for_good(request)}; {held}"
+        lack_text = f"the agents that are well, {describe_agents(usable)}, cannot hold it without {named}"
+        return ReasonCode.AGENTS_UNHEALTHY, f"{_needs_for_good(request)}; {lack_text}"
 
     def _quota(self, request: PendingRequest) -> _Sentence:
         cap, used = self._ledger.quota.cap_of(request.group), self._ledger.quota.used[request.group]
@@ -204,8 +207,8 @@ class PlanExplanation:
         if reservation is None:
             return ReasonCode.BEHIND_RESERVATION, f"{_needs(request)}; the pool starts nobody before who is ahead of it"
         seconds = reservation.at - self._ledger.now
-        held = ", ".join(f"{agent}: {slots}" for agent, slots in sorted(reservation.slots_by_agent.items())[:4])
-        kept = f"{sum(reservation.slots_by_agent.values())} slots ({held}) are kept for {reservation.trial_id}"
+        slots_text = ", ".join(f"{agent}: {slots}" for agent, slots in sorted(reservation.slots_by_agent.items())[:4])
+        kept = f"{sum(reservation.slots_by_agent.values())} slots ({slots_text}) are kept for {reservation.trial_id}"
         others = self._reserved.spare.slots_by_agent.keys() - reservation.slots_by_agent.keys()
         sooner = ", as are all others that would let it start sooner" if others else ""
         what = f"{_needs(request)}; {kept}, which is expected to start in {seconds:.0f} s{sooner}"
@@ -218,8 +221,8 @@ class PlanExplanation:
         left = [bin_ for bin_ in self._rooms if bin_.agent.id not in request.blocklist]
         free, total = sum(bin_.free for bin_ in left), sum(bin_.capacity for bin_ in left)
         if free < request.slots:
-            found = f"{free} of {total} are free in pool {name!r}"
-            return ReasonCode.NO_CAPACITY, f"{_needs(request)}; {found}{self._stoppable(request)}"
+            free_text = f"{free} of {total} are free in pool {name!r}"
+            return ReasonCode.NO_CAPACITY, f"{_needs(request)}; {free_text}{self._stoppable(request)}"
         rooms = ", ".join(f"{bin_.agent.id}: {bin_.free} of {bin_.capacity}" for bin_ in left[:4])
         spread = f"{free} are free, but spread over agents ({rooms}){self._stoppable(request)}"
         return ReasonCode.FRAGMENTED, f"{_needs(request)} on one agent or on whole idle ones; {spread}"

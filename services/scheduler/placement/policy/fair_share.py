@@ -95,14 +95,14 @@ def _freed_slots(work: Running, room: Room) -> int:
 def _beyond_share(view: PoolView, shares: Mapping[str, float], freed: Mapping[str, int], now: float) -> list[Running]:
     """Returns work beyond the shares, in the order of preemption; each group keeps its share. freed: slots by
     allocation. Work that frees no slots is left out, because stopping it helps no request."""
-    held: dict[str, int] = defaultdict(int)
+    held_by_group: dict[str, int] = defaultdict(int)
     for work in view.running:
         if not work.is_stopping:
-            held[work.group] += work.slots
+            held_by_group[work.group] += work.slots
     beyond = []
     for work in in_order(view.running, now):
-        if freed[work.allocation_id] and held[work.group] - work.slots >= shares[work.group]:
-            held[work.group] -= work.slots
+        if freed[work.allocation_id] and held_by_group[work.group] - work.slots >= shares[work.group]:
+            held_by_group[work.group] -= work.slots
             beyond.append(work)
     return beyond
 

@@ -46,9 +46,9 @@ def _victims(
     request: PendingRequest, victims: Sequence[Running], on_call: Sequence[Running], ledger: Ledger
 ) -> Sequence[Running]:
     """Returns the work that the request may have stopped. victims, on_call: the least urgent first."""
-    found = less_urgent(victims, request)
+    less_urgent_work = less_urgent(victims, request)
     if not on_call or ledger.reserved.reservation is not None:
-        return found
+        return less_urgent_work
     place = by_priority(request)
     equal = (work for work in on_call if work.priority == request.priority)
-    return [*found, *(work for work in equal if by_priority(work) > place)]
+    return [*less_urgent_work, *(work for work in equal if by_priority(work) > place)]

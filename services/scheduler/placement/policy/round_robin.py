@@ -30,4 +30,4 @@ def _by_turn(view: PoolView) -> list[PendingRequest]:
             turn = turns[request.group]
             turns[request.group] += 1
         keyed.append((not request.is_first, turn, number, request))
-    return [request for *_, request in sorted(keyed, key=lambda one: one[:3])]
+    return [request for *_, request in sorted(keyed, key=lambda entry: entry[:3])]

@@ -79,10 +79,10 @@ class ClusterQueue(Sequence[PendingRequest]):
 def by_pool(requests: Sequence[PendingRequest]) -> Mapping[str, PoolQueue]:
     if isinstance(requests, ClusterQueue):
         return requests.by_pool
-    found: dict[str, list[PendingRequest]] = defaultdict(list)
+    requests_by_pool: dict[str, list[PendingRequest]] = defaultdict(list)
     for request in requests:
-        found[request.pool].append(request)
-    return {pool: PoolQueue.of(waiting) for pool, waiting in found.items()}
+        requests_by_pool[request.pool].append(request)
+    return {pool: PoolQueue.of(waiting) for pool, waiting in requests_by_pool.items()}
 
 
 class Queue:

@@ -270,9 +270,9 @@ class PoolView:
     typical_run_seconds: float = 0.0
 
     def cap_of(self, group: str) -> int | None:
-        found = self.groups.get(group)
-        return found.max_slots if found else None
+        group_record = self.groups.get(group)
+        return group_record.max_slots if group_record else None
 
     def weight_of(self, group: str) -> float:
-        found = self.groups.get(group)
-        return found.weight if found else 1.0
+        group_record = self.groups.get(group)
+        return group_record.weight if group_record else 1.0

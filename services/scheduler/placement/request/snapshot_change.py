@@ -99,8 +99,8 @@ def describe_changes(changes: Iterable[Change]) -> str:
 
 def dump_change(change: Change) -> dict[str, Any]:
     """Returns the change for JSON: its kind in lower case with underscores, and its fields."""
-    kind = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(change).__name__).lstrip("_")
-    return {"kind": kind, **asdict(change)}
+    change_kind = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(change).__name__).lstrip("_")
+    return {"kind": change_kind, **asdict(change)}
 
 
 def apply_changes(snapshot: Snapshot, changes: Iterable[Change]) -> Snapshot:
@@ -156,7 +156,11 @@ def _readmit(request: PendingRequest, agent_ids: set[str]) -> PendingRequest:
     if not over:
         return request
     blocklist = tuple(agent_id for agent_id in request.blocklist if agent_id not in over)
-    return replace(request, blocklist=blocklist, excluded=tuple(one for one in request.excluded if one[0] not in over))
+    return replace(
+        request,
+        blocklist=blocklist,
+        excluded=tuple(exclusion for exclusion in request.excluded if exclusion[0] not in over),
+    )
 
 
 def _end(snapshot: Snapshot, ended: set[str]) -> Snapshot:
@@ -189,9 +193,9 @@ def _clear(snapshot: Snapshot, agent_ids: set[str]) -> Snapshot:
 
 
 def _add_agents(snapshot: Snapshot, change: AddAgents) -> Snapshot:
-    known = {agent.id for agent in snapshot.agents}
-    names = (f"new-{number}" for number in range(1, len(known) + change.num_agents + 1))
-    new = [name for name in names if name not in known][: change.num_agents]
+    agent_ids = {agent.id for agent in snapshot.agents}
+    names = (f"new-{number}" for number in range(1, len(agent_ids) + change.num_agents + 1))
+    new = [name for name in names if name not in agent_ids][: change.num_agents]
     agents = (*snapshot.agents, *(AgentRoom(name, change.pool, change.slots) for name in new))
     if change.pool in snapshot.pool_names:
         return replace(snapshot, agents=agents)
