@@ -89,18 +89,19 @@ class Agent:
 
     async def on_command(self, command: agent_pb2.ConnectResponse) -> None:
         kind = command.WhichOneof("message")
-        if kind == "start" and self._obeys("start", command.start.epoch, command.start.spec.allocation.id):
+        if kind == "start" and self._may_obey("start", command.start.epoch, command.start.spec.allocation.id):
             self._on_start(command.start.spec)
-        elif kind == "stop" and self._obeys("stop", command.stop.epoch, command.stop.allocation_id):
+        elif kind == "stop" and self._may_obey("stop", command.stop.epoch, command.stop.allocation_id):
+            self._count("stop", "obeyed")
             self._on_stop(command.stop)
         elif kind == "forget":
             self._count("forget", "obeyed")
             self.roster.forget(command.forget.allocation_id)
 
-    def _obeys(self, command: str, epoch: int, allocation_id: str) -> bool:
+    def _may_obey(self, command: str, epoch: int, allocation_id: str) -> bool:
         refusal = self.refuse_leader(epoch)
-        self._count(command, "refused" if refusal else "obeyed")
         if refusal:
+            self._count(command, "refused")
             log.warning("a command is refused", command=command, allocation_id=allocation_id, why=refusal)
         return not refusal
 
@@ -108,14 +109,19 @@ class Agent:
         # A command is idempotent by its allocation's id: the leader sends it again after a lost stream.
         known = self.roster.find(spec.allocation.id)
         if known is not None:
+            self._count("start", "obeyed")
             self.roster.on_status(known.status())
             return
         try:
             allocation = wire.from_proto(Allocation, spec.allocation)
             slot_ids = [slot.id for slot in self.slots.slots]
             refusal = refuse_start(allocation, spec.node_rank, self.identity.id, slot_ids)
-            self.roster.accept(spec, () if refusal else allocation.members[spec.node_rank].slot_ids, refusal)
+            has_begun = self.roster.accept(
+                spec, () if refusal else allocation.members[spec.node_rank].slot_ids, refusal
+            )
+            self._count("start", "obeyed" if has_begun else "refused")
         except (GanglineError, ValueError) as error:
+            self._count("start", "refused")
             log.error("a start command makes no sense; ignored", allocation_id=spec.allocation.id, error=str(error))
 
     def _on_stop(self, command: agent_pb2.StopAllocation) -> None:

@@ -78,7 +78,7 @@ async def run(settings: SchedulerSettings) -> None:
             metrics_address=settings.advertised(metrics_address) if metrics_address else "",
             started_at=time.time(),
         )
-        context = _conditions(settings, instance, directory, cluster_token, admin_token)
+        context = _term_context(settings, instance, directory, cluster_token, admin_token)
         await stack.enter_async_context(announce(client, instance))
         tasks = {
             asyncio.create_task(directory.run(), name="directory"),
@@ -132,7 +132,7 @@ async def _until_stopped(tasks: set[asyncio.Task[None]]) -> None:
     await first_of(log_stop(), *tasks)
 
 
-def _conditions(
+def _term_context(
     settings: SchedulerSettings,
     instance: ServiceInstance,
     directory: Directory,

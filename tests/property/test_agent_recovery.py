@@ -130,7 +130,7 @@ class AgentUnderCrashes(RuleBasedStateMachine):
         tasks = list(self.roster._tasks.values())
         return any(task.done() and isinstance(_failure(task), Crash) for task in tasks)
 
-    def do(self, action: Callable[[Roster], None]) -> None:
+    def do(self, action: Callable[[Roster], object]) -> None:
         """Runs a command; when the agent crashes over it, the next one takes over."""
         assert self.roster is not None
         has_crashed = False

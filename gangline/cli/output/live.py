@@ -140,7 +140,7 @@ def _details(trial: TrialView) -> list[Text | Table]:
         details.append(_text(f"  waits: {reason}", style="yellow"))
     if place := place_of(trial):
         details.append(_text(f"  on {place}", style="dim"))
-    if trial.trial.restarts:
+    if trial.trial.last_failure is not None or trial.trial.restarts:
         details.append(_text(f"  {restart_line(trial)}", style="yellow"))
     if trial.progress is not None:
         details.append(_bar(trial))

@@ -225,7 +225,7 @@ def trial_lines(view: TrialView) -> list[str]:
     lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
     if trial.state is not State.TERMINAL:
         lines += [f"  not on {exclusion.agent_id}: {describe_exclusion(exclusion)}" for exclusion in trial.exclusions]
-    if trial.state is not State.TERMINAL and trial.restarts and trial.last_failure is not None:
+    if trial.state is not State.TERMINAL and trial.last_failure is not None:
         lines.append(f"  {restart_line(view)}")
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
         lines.append(f"  failed first: {_blame(trial.last_failure)}")
@@ -234,11 +234,11 @@ def trial_lines(view: TrialView) -> list[str]:
 
 
 def restart_line(view: TrialView) -> str:
-    """Returns the number of restarts and the failure that caused the last one. The trial's own reason is gone once its
-    next attempt is placed."""
+    """Returns the number of restarts that were used up, and the last failure. The failure of a machine ends an attempt,
+    but uses up no restart. The trial's own reason is gone once its next attempt is placed."""
     trial = view.trial
     why = _blame(trial.last_failure) if trial.last_failure is not None else trial.reason
-    return f"restart {trial.restarts}: {why}"
+    return f"restart {trial.restarts}: {why}" if trial.restarts else f"last failure, no restart used up: {why}"
 
 
 def size_lines(view: TrialView) -> list[str]:

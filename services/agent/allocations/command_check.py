@@ -39,5 +39,5 @@ def refuse_slots(records: Iterable[Record], allocation_id: str, slot_ids: Collec
     for holder in find_holders(known.values(), allocation_id, slot_ids):
         if known[holder].stop is None:
             shared = sorted(set(slot_ids).intersection(known[holder].slot_ids))
-            return f"slot {', '.join(shared)} is in use by allocation {holder}, which nobody has asked to stop"
+            return f"slot {', '.join(shared)} is in use by allocation {holder}, which has no order to stop"
     return ""

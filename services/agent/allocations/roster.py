@@ -92,8 +92,8 @@ class Roster:
             log.info("found in the journal", allocation_id=survey.folder.allocation_id, verdict=verdict.value)
             self._take_up(survey, verdict)
 
-    def accept(self, spec: runner_pb2.RunnerSpec, slot_ids: tuple[str, ...], refusal: str) -> None:
-        """Begins a new allocation. A refused one is recorded as ended before it began.
+    def accept(self, spec: runner_pb2.RunnerSpec, slot_ids: tuple[str, ...], refusal: str) -> bool:
+        """Begins a new allocation. A refused one is recorded as ended before it began. Returns whether it began.
 
         Raises GanglineError `id.allocation` for an invalid id.
         """
@@ -115,6 +115,7 @@ class Roster:
         hold_seconds = hold_seconds_of(spec.allocation)
         self._begin(folder, record, is_lone_command=is_lone, hold_seconds=hold_seconds)
         self._lifecycles[record.allocation_id].tell()
+        return record.is_live
 
     def stop(self, allocation_id: str, epoch: int, order: StopOrder) -> None:
         """Stops the allocation if it is live, and reports its status in any case."""

@@ -226,6 +226,10 @@ async def test_corrupted_record_keeps_the_trial_running(scheduler: StandInSchedu
     refused = await scheduler.wait_status("2.1.1", TERMINAL)
     assert refused.exit.kind == types_pb2.EXIT_KIND_START_FAILED
     assert "a1/0 is in use by allocation 1.1.1" in refused.exit.message
+    scheduler.start_allocation(make_spec("3.1.1", ["a1/7"]))
+    refused = await scheduler.wait_status("3.1.1", TERMINAL)
+    assert "agent a1 has no slot a1/7" in refused.exit.message
+    assert 'gangline_agent_commands_total{command="start",result="refused"} 2.0' in agent.scrape()
     agent.finish("1.1.1")
     assert (await scheduler.wait_status("1.1.1", TERMINAL)).exit.kind == types_pb2.EXIT_KIND_COMPLETED
     assert agent.starts("1.1.1") == [pid]

@@ -56,6 +56,8 @@ def test_a_trial_that_runs_again_names_the_failure_before() -> None:
     )
     assert "  restart 1: rank 3 on a2: ValueError: bad batch" in trial_lines(again)
     assert not any("restart" in line for line in trial_lines(trial))
+    lost = replace(again, trial=replace(again.trial, restarts=0))
+    assert "  last failure, no restart used up: rank 3 on a2: ValueError: bad batch" in trial_lines(lost)
 
 
 def test_running_says_where_how_far_and_how_well() -> None:

@@ -62,5 +62,5 @@ class _StandInTerm:
     class store:  # noqa: N801 - an attribute of a term
         epoch = 6
 
-    class conditions:  # noqa: N801 - an attribute of a term
+    class context:  # noqa: N801 - an attribute of a term
         own_address = "10.0.0.1:8082"
