@@ -7,6 +7,7 @@ itself and retries nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -159,3 +160,14 @@ def _find_detail(failure: grpc.RpcError) -> types_pb2.ErrorDetail | None:
         if key == ERROR_KEY:
             return types_pb2.ErrorDetail.FromString(value)
     return None
+
+
+def raise_if_cancelled() -> None:
+    """Raises CancelledError if the current task was cancelled. Called where a loop goes on after a failed call.
+
+    grpc.aio drops a cancellation that arrives just when a call fails: it raises the failure of the call instead (seen
+    with grpcio 1.85). A loop that then tries again would never end, and whoever cancelled it would wait forever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

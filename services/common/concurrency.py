@@ -36,17 +36,6 @@ async def first_of(*steps: Awaitable[Any]) -> Any:
         await cancel(*tasks)
 
 
-def raise_if_cancelled() -> None:
-    """Raises CancelledError if the current task was cancelled. Called where a loop goes on after a failed call.
-
-    grpc.aio drops a cancellation that arrives just when a call fails: it raises the failure of the call instead (seen
-    with grpcio 1.85). A loop that then tries again would never end, and whoever cancelled it would wait forever.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
 async def cancel(*tasks: asyncio.Future[Any]) -> None:
     """Cancels the tasks, and returns when all have ended. Their results and errors are dropped."""
     for task in tasks:

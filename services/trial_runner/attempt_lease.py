@@ -24,11 +24,11 @@ import grpc
 import structlog
 
 from gangline.domain.allocation import ExitReport
-from gangline.protocol.rpc import CHANNEL_OPTIONS, find_leader, token_metadata
+from gangline.protocol.rpc import CHANNEL_OPTIONS, find_leader, raise_if_cancelled, token_metadata
 from gangline.protocol.wire import to_proto
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from services.common.address import split_address
-from services.common.concurrency import cancel, raise_if_cancelled
+from services.common.concurrency import cancel
 from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_off, is_leaderless
 from services.trial_runner.delivery import metrics
 

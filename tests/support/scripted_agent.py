@@ -17,7 +17,6 @@ from gangline.domain.state import ExitKind, State
 from gangline.protocol import rpc, wire
 from gangline.v1 import agent_pb2, runner_pb2, runner_pb2_grpc, types_pb2
 from gangline.v1.agent_pb2_grpc import AgentServiceStub
-from services.common.concurrency import raise_if_cancelled
 from tests.support.scheduler import CLUSTER_TOKEN
 from tests.support.wait import until
 
@@ -115,7 +114,7 @@ class ScriptedAgent:
                 with suppress(grpc.aio.AioRpcError):
                     async with grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS) as channel:
                         await self._hold(channel)
-                raise_if_cancelled()
+                rpc.raise_if_cancelled()
             await asyncio.sleep(0.05)
 
     async def _hold(self, channel: grpc.aio.Channel) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from gangline.errors import unavailable
-from services.common.concurrency import raise_if_cancelled
+from gangline.protocol.rpc import raise_if_cancelled
 from services.common.etcd.connection import Connection, Rotation
 from services.common.etcd.credential import Credential, Metadata
 from services.common.etcd.failure import Remedy, TryFailed, read_failure

@@ -13,8 +13,7 @@ from contextlib import suppress
 
 import grpc
 
-from gangline.protocol.rpc import CHANNEL_OPTIONS
-from services.common.concurrency import raise_if_cancelled
+from gangline.protocol.rpc import CHANNEL_OPTIONS, raise_if_cancelled
 
 # Back-off after the first failure; it doubles with each further one.
 FIRST_PAUSE_SECONDS = 0.05

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
 
-from services.common.concurrency import cancel, first_of, raise_if_cancelled
-from tests.support.wait import within
+from services.common.concurrency import cancel, first_of
 
 
 class _Step:
@@ -111,30 +109,3 @@ async def test_cancel_returns_when_all_have_ended_and_drops_their_errors() -> No
 
 async def test_cancel_of_nothing_returns() -> None:
     await cancel()
-
-
-async def test_a_loop_ends_although_a_failing_call_drops_its_cancellation() -> None:
-    async def repeat(call: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                await call()
-            except ConnectionError:
-                raise_if_cancelled()
-
-    asked = asyncio.Event()
-
-    async def drop() -> None:
-        asked.set()
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            raise ConnectionError from None
-
-    task = asyncio.create_task(repeat(drop))
-    await asked.wait()
-    await within(10, cancel(task))
-    assert task.cancelled()
-
-
-async def test_a_task_that_nobody_cancelled_goes_on() -> None:
-    raise_if_cancelled()
