@@ -156,22 +156,17 @@ class ElasticMachine(RuleBasedStateMachine):
         for allocation in self.model.allocations():
             sizes, size = self.sizes.get(allocation.trial_id), allocation.num_slots
             if sizes is not None and sizes[0] < allocation.attempt and sizes[1] != size:
-                self.note_change(allocation.trial_id, now)
+                # An attempt that starts anyway may take all slots at any time, because nothing is stopped for them.
+                self.note_change(allocation.trial_id, now, is_free=sizes[1] < size)
             self.sizes[allocation.trial_id] = (allocation.attempt, size)
             if allocation.grow_slots and allocation.id not in self.growing:
                 self.growing.add(allocation.id)
                 self.note_change(allocation.trial_id, now)
 
-    def note_change(self, trial_id: str, now: float) -> None:
-        """An order to grow and the growth that follows it are one change."""
+    def note_change(self, trial_id: str, now: float, *, is_free: bool = False) -> None:
         last = self.changed_at.get(trial_id)
-        was_grown = any(allocation_id.startswith(f"{trial_id}.") for allocation_id in self.growing)
-        grows = self.sizes[trial_id][1] < max((a.num_slots for a in self.live(trial_id)), default=0)
-        assert last is None or (was_grown and grows) or now - last >= RULES.resize_seconds, (trial_id, last, now)
+        assert last is None or is_free or now - last >= RULES.resize_seconds, (trial_id, last, now)
         self.changed_at[trial_id] = now
-
-    def live(self, trial_id: str) -> list[Allocation]:
-        return [allocation for allocation in self.model.allocations() if allocation.trial_id == trial_id]
 
     def come_up(self) -> None:
         for allocation in self.model.allocations():

@@ -1,9 +1,10 @@
 """PURE: the size of a trial's attempts: when a request may start on fewer slots, and how a smaller one grows back.
 
 A trial that has run may continue on fewer slots (resources.min_slots_per_trial) once it has waited `shrink_seconds`.
-Two changes of its size are at least `resize_seconds` apart; taking the size of its last attempt again is no change. A
-trial that has not run yet waits for its full size, because it has no training to continue. All of this is on record, so
-any leader can continue.
+A trial shrinks, or is stopped to grow, at least `resize_seconds` after the last change of its size. Taking the size of
+its last attempt again is no change, and an attempt that starts anyway may take all slots at any time. A trial that has
+not run yet waits for its full size, because it has no training to continue. All of this is on record, so any leader can
+continue.
 """
 
 from __future__ import annotations

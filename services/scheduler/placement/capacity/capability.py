@@ -8,7 +8,7 @@ its answer adds no cost for other requests.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from math import inf
 from typing import Literal
@@ -19,11 +19,17 @@ from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequ
 Verdict = Literal["fits", "unhealthy", "never"]
 
 
+# The slots of a request, whether one agent must have them all, and the sizes of the agents that it avoids.
+_Question = tuple[int, bool, tuple[int, ...]]
+
+
 class Capability:
     def __init__(self, view: PoolView) -> None:
         self._view = view
         # Never cleared: a plan does not change which agents there are.
         self._verdicts: dict[Shape, Verdict] = {}
+        self._is_held_by_usable: dict[_Question, bool] = {}
+        self._is_held_by_coming: dict[_Question, bool] = {}
 
     def of(self, request: PendingRequest) -> Verdict:
         """Returns the verdict on a request. never: it fits not even with all agents healthy and idle. unhealthy: it
@@ -36,10 +42,11 @@ class Capability:
 
     def _judge(self, request: PendingRequest) -> Verdict:
         avoided = (agent.slots for agent in self._find(request.blocklist) if agent.is_usable)
-        if self._can_hold(request, self._num_usable_by_size - Counter(avoided)):
+        if self._can_hold(request, self._num_usable_by_size, avoided, self._is_held_by_usable):
             return "fits"
         avoided = (agent.slots + agent.disabled for agent in self._find(request.blocked_for_good))
-        return "unhealthy" if self._can_hold(request, self._num_coming_by_size - Counter(avoided)) else "never"
+        can_hold = self._can_hold(request, self._num_coming_by_size, avoided, self._is_held_by_coming)
+        return "unhealthy" if can_hold else "never"
 
     @cached_property
     def _num_usable_by_size(self) -> Counter[int]:
@@ -57,9 +64,20 @@ class Capability:
         """Returns the agents of the pool among these ids, each once."""
         return [self._agent_by_id[agent_id] for agent_id in set(agent_ids) if agent_id in self._agent_by_id]
 
-    def _can_hold(self, request: PendingRequest, num_by_size: Counter[int]) -> bool:
-        is_heterogeneous = self._view.config.allow_heterogeneous_fits
-        return can_counted_hold(request.slots, num_by_size, request.is_single_agent, is_heterogeneous)
+    def _can_hold(
+        self, request: PendingRequest, num_by_size: Counter[int], avoided: Iterable[int], memo: dict[_Question, bool]
+    ) -> bool:
+        """avoided: the sizes of the agents that the request avoids. Requests have many blocklists, but few combinations
+        of sizes, so the answer is kept by these."""
+        question = (request.slots, request.is_single_agent, tuple(sorted(avoided)))
+        is_held = memo.get(question)
+        if is_held is None:
+            slots, is_single_agent, sizes = question
+            is_heterogeneous = self._view.config.allow_heterogeneous_fits
+            is_held = memo[question] = can_counted_hold(
+                slots, num_by_size - Counter(sizes), is_single_agent, is_heterogeneous
+            )
+        return is_held
 
 
 class Quota:

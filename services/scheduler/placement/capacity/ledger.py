@@ -76,13 +76,13 @@ class Ledger:
         """Considers a pool's whole queue, the last step of its plan. Once a request of a kind is refused, the rest of
         its kind would be too; they are passed over and answered on demand."""
         self._queue = queue
-        open_ = [Cursor(requests) for requests in queue.by_kind.values()]
+        # Places are unique, so cursors are never compared.
+        open_ = [(cursor.place, cursor) for cursor in map(Cursor, queue.by_kind.values())]
         heapify(open_)
         refused: list[Cursor] = []
         situation = self._situation
         while open_:
-            cursor = open_[0]
-            place = cursor.place
+            place, cursor = open_[0]
             self.consider(cursor.head, victims_for(cursor.head))
             is_refused = all(map(self._is_refused, cursor.ends))
             if is_refused:
@@ -90,13 +90,13 @@ class Ledger:
             if is_refused or not cursor.advance():
                 heappop(open_)
             else:
-                heapreplace(open_, cursor)
+                heapreplace(open_, (cursor.place, cursor))
             if self._situation != situation:
                 # Requests behind this place must be considered again.
                 situation = self._situation
                 for cursor in refused:
                     if cursor.skip_to(place):
-                        heappush(open_, cursor)
+                        heappush(open_, (cursor.place, cursor))
                 refused = []
 
     def consider(self, request: PendingRequest, victims: Victims = no_victims, league: str = "") -> bool:

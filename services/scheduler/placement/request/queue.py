@@ -170,6 +170,3 @@ class Cursor:
             return False
         self.place = by_priority(self.head)
         return True
-
-    def __lt__(self, other: Cursor) -> bool:
-        return self.place < other.place
